@@ -1,0 +1,224 @@
+"""The event vocabulary: everything that ever happens to a partition.
+
+An event covers one or more messages of one queue (batch first). Its stored form is in rows.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import ClassVar
+
+import msgspec
+
+
+class Kind(IntEnum):
+    OPENED = 1
+    QUEUE_PUT = 2
+    QUEUE_DELETED = 3
+    QUEUE_PURGED = 4
+    PUBLISHED = 10
+    LEASED = 11
+    ACKED = 12
+    RELEASED = 13
+    EXTENDED = 14
+    DEAD_LETTERED = 15
+    MOVED = 16
+    REMOVED = 17
+    RELOCATED = 18
+    KEY_REMEMBERED = 20
+    DOCUMENT_PUT = 21
+    DOCUMENT_REMOVED = 22
+
+
+class Cause(IntEnum):
+    NONE = 0
+    RELEASED = 1  # by its consumer
+    LEASE_EXPIRED = 2
+    MAX_RECEIVES = 3
+    EXPIRED = 4  # time to live
+    REJECTED = 5
+    OVERFLOW = 6
+    RETENTION = 7
+    DELETED = 8  # by an administrator
+    REDRIVEN = 9
+
+
+class Opened(msgspec.Struct, gc=False):
+    """The store was opened for writing; its epoch fences lease ids and, in a cluster, older leaders."""
+
+    kind: ClassVar[Kind] = Kind.OPENED
+    at_ms: int
+    epoch: int
+    tag: int
+
+
+class QueuePut(msgspec.Struct, gc=False):
+    kind: ClassVar[Kind] = Kind.QUEUE_PUT
+    queue: int
+    at_ms: int
+    document: bytes  # JSON {"vhost", "name", "settings"}
+
+
+class QueueDeleted(msgspec.Struct, gc=False):
+    kind: ClassVar[Kind] = Kind.QUEUE_DELETED
+    queue: int
+    at_ms: int
+
+
+class QueuePurged(msgspec.Struct, gc=False):
+    """All that waits (ready and delayed) below `before_seq` is gone; leased and dead ones stay."""
+
+    kind: ClassVar[Kind] = Kind.QUEUE_PURGED
+    queue: int
+    at_ms: int
+    before_seq: int
+
+
+class Published(msgspec.Struct, gc=False):
+    """Messages first_seq … in one queue. `groups` and `dedups` hold the few that have one, by index."""
+
+    kind: ClassVar[Kind] = Kind.PUBLISHED
+    queue: int
+    at_ms: int
+    first_seq: int
+    priorities: Sequence[int]
+    visible_at: Sequence[int]  # 0: at once
+    expires_at: Sequence[int]  # 0: never
+    sizes: Sequence[int]
+    records: Sequence[bytes]  # empty when replayed
+    groups: dict[int, str]
+    dedups: dict[int, str]
+    location: int = 0  # of the first record; the others follow it
+
+
+class Leased(msgspec.Struct, gc=False):
+    """lease ids are first_lease, first_lease + 1, …"""
+
+    kind: ClassVar[Kind] = Kind.LEASED
+    queue: int
+    at_ms: int
+    seqs: Sequence[int]
+    receives: Sequence[int]
+    first_lease: int
+    deadline_ms: int
+    consumer: str
+
+
+class Acked(msgspec.Struct, gc=False):
+    kind: ClassVar[Kind] = Kind.ACKED
+    queue: int
+    at_ms: int
+    seqs: Sequence[int]
+    leases: Sequence[int]
+
+
+class Released(msgspec.Struct, gc=False):
+    """Back to their place, at once (due 0) or when due."""
+
+    kind: ClassVar[Kind] = Kind.RELEASED
+    queue: int
+    at_ms: int
+    seqs: Sequence[int]
+    due_ms: Sequence[int]
+    cause: Cause
+
+
+class Extended(msgspec.Struct, gc=False):
+    kind: ClassVar[Kind] = Kind.EXTENDED
+    queue: int
+    at_ms: int
+    seqs: Sequence[int]
+    deadline_ms: int
+
+
+class DeadLettered(msgspec.Struct, gc=False):
+    """Dead, and kept in the queue it died in."""
+
+    kind: ClassVar[Kind] = Kind.DEAD_LETTERED
+    queue: int
+    at_ms: int
+    seqs: Sequence[int]
+    cause: Cause
+    detail: str = ""
+
+
+class Moved(msgspec.Struct, gc=False):
+    """To another queue, under new numbers first_seq …, in one step: dead-lettered there, or redriven (REDRIVEN)."""
+
+    kind: ClassVar[Kind] = Kind.MOVED
+    queue: int
+    at_ms: int
+    seqs: Sequence[int]
+    cause: Cause
+    target: int
+    first_seq: int
+    detail: str = ""
+
+
+class Removed(msgspec.Struct, gc=False):
+    """Gone for good without an ack."""
+
+    kind: ClassVar[Kind] = Kind.REMOVED
+    queue: int
+    at_ms: int
+    seqs: Sequence[int]
+    cause: Cause
+
+
+class Relocated(msgspec.Struct, gc=False):
+    """The records were copied to a new place, so that the old one can be dropped. Nothing else changes."""
+
+    kind: ClassVar[Kind] = Kind.RELOCATED
+    at_ms: int
+    seqs: Sequence[int]
+    sizes: Sequence[int]
+    records: Sequence[bytes]  # empty when replayed
+    location: int = 0
+
+
+class KeyRemembered(msgspec.Struct, gc=False):
+    """An idempotency key and what it was answered with."""
+
+    kind: ClassVar[Kind] = Kind.KEY_REMEMBERED
+    queue: int
+    at_ms: int
+    expires_ms: int
+    document: bytes  # MessagePack [key, fingerprint, [message ids]]
+
+
+class DocumentPut(msgspec.Struct, gc=False):
+    """A small named document of another layer (accounts, tasks), kept here because the journal alone is durable."""
+
+    kind: ClassVar[Kind] = Kind.DOCUMENT_PUT
+    at_ms: int
+    collection: str
+    key: str
+    document: bytes
+
+
+class DocumentRemoved(msgspec.Struct, gc=False):
+    kind: ClassVar[Kind] = Kind.DOCUMENT_REMOVED
+    at_ms: int
+    collection: str
+    key: str
+
+
+Event = (
+    Opened
+    | QueuePut
+    | QueueDeleted
+    | QueuePurged
+    | Published
+    | Leased
+    | Acked
+    | Released
+    | Extended
+    | DeadLettered
+    | Moved
+    | Removed
+    | Relocated
+    | KeyRemembered
+    | DocumentPut
+    | DocumentRemoved
+)

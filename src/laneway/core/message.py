@@ -1,0 +1,199 @@
+"""A message: what a publisher hands in (Draft), how it is stored (the record), what a consumer gets (Delivery).
+
+The record is the only stored form of a message. It never changes after it was written, whatever becomes of the
+message, so it can be read back from the journal, checked, and handed out without knowing anything else.
+
+    record      0 u32 checksum        low half of xxh3_64 over everything after it
+                4 u32 props_size      0: content type application/json and nothing else
+                8 u64 seq             the number given at the first publish
+               16 u64 enqueued_at_ms
+               24 props, props_size bytes
+                … body, to the end
+
+    props       0 u16 × 8 lengths of the strings below, in this order
+               16 content_type group key tenant dedup_id correlation_id exchange routing_key, UTF-8
+                … a MessagePack map {"a": attributes, "x": extra}, absent when both are empty
+
+The fixed prefix and the length table let a reader of millions of records find every string without decoding.
+To change the layout: raise journal.segments.format.VERSION and teach decode_record to read both.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from typing import Any
+
+import msgspec
+import xxhash
+
+from laneway.errors import InvalidInput
+
+RECORD_PREFIX_BYTES = 24
+JSON_TYPE = "application/json"
+
+_PREFIX = struct.Struct("<IIQQ")
+_UNCHECKED = struct.Struct("<IQQ")  # the prefix without its checksum
+_LENGTHS = struct.Struct("<8H")
+_U32 = struct.Struct("<I")
+_hash = xxhash.xxh3_64_intdigest
+
+MAX_TEXT_BYTES = 1024  # of each string property; the protocols carried here allow 255 to 512
+MAX_ATTRIBUTES = 128
+MAX_ATTRIBUTE_BYTES = 64 * 1024  # names and values together, encoded
+
+AttributeValue = Any  # str, int, float, bool, bytes; protocol front ends may nest lists and dicts
+
+
+class Properties(msgspec.Struct, frozen=True, gc=False):
+    """What a message carries beside its body and priority."""
+
+    content_type: str = JSON_TYPE
+    group: str = ""
+    key: str = ""
+    tenant: str = ""
+    dedup_id: str = ""
+    correlation_id: str = ""
+    exchange: str = ""
+    routing_key: str = ""
+    attributes: dict[str, AttributeValue] = {}
+    extra: dict[str, Any] = {}  # what one protocol needs back verbatim
+
+
+PLAIN = Properties()
+
+
+class Draft(msgspec.Struct, gc=False):
+    """A message as it is handed in. Times left at None take the queue's default."""
+
+    body: bytes
+    priority: int | None = None
+    properties: Properties = PLAIN
+    delay_ms: int | None = None
+    visible_at_ms: int | None = None  # an absolute time instead of a delay
+    ttl_ms: int | None = None
+
+
+class Death(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """One dead-lettering: where from, why, and the counts at that moment."""
+
+    queue: str
+    reason: str
+    at_ms: int
+    receives: int
+    detail: str = ""
+
+
+class Delivery(msgspec.Struct, frozen=True, gc=False):
+    """One leased message as a consumer gets it."""
+
+    message_id: str
+    priority: int
+    body: bytes
+    properties: Properties
+    enqueued_at_ms: int
+    receives: int
+    deadline_ms: int
+    token: str
+    deaths: tuple[Death, ...] = ()
+
+
+class Glimpse(msgspec.Struct, frozen=True, gc=False):
+    """One message as peek shows it: no lease, no token."""
+
+    message_id: str
+    state: str  # ready, leased, delayed, dead
+    priority: int
+    body: bytes
+    properties: Properties
+    enqueued_at_ms: int
+    visible_at_ms: int  # when it became or becomes available; the lease's deadline if leased
+    receives: int
+    consumer: str = ""
+    deaths: tuple[Death, ...] = ()
+
+
+def encode_record(seq: int, enqueued_at_ms: int, props: bytes, body: bytes) -> bytes:
+    rest = _UNCHECKED.pack(len(props), seq, enqueued_at_ms) + props + body
+    return _U32.pack(_hash(rest) & 0xFFFFFFFF) + rest
+
+
+def record_is_intact(record: bytes) -> bool:
+    if len(record) < RECORD_PREFIX_BYTES:
+        return False
+    return bool(_U32.unpack_from(record)[0] == _hash(record[4:]) & 0xFFFFFFFF)
+
+
+def decode_record(record: bytes) -> tuple[int, int, Properties, bytes]:
+    """(seq, enqueued_at_ms, properties, body)"""
+    _, props_size, seq, enqueued_at_ms = _PREFIX.unpack_from(record)
+    if not props_size:
+        return seq, enqueued_at_ms, PLAIN, record[RECORD_PREFIX_BYTES:]
+    end = RECORD_PREFIX_BYTES + props_size
+    return seq, enqueued_at_ms, decode_props(record[RECORD_PREFIX_BYTES:end]), record[end:]
+
+
+def encode_props(p: Properties) -> bytes:
+    """The props block of a record; raises InvalidInput naming what is too long."""
+    if p is PLAIN:
+        return b""
+    texts = [
+        text.encode()
+        for text in (p.content_type, p.group, p.key, p.tenant, p.dedup_id, p.correlation_id, p.exchange, p.routing_key)
+    ]
+    for text, field in zip(texts, Properties.__struct_fields__, strict=False):
+        if len(text) > MAX_TEXT_BYTES:
+            raise InvalidInput(f"{field} has {len(text)} bytes, {MAX_TEXT_BYTES} are allowed", field=field)
+    rest = b""
+    if p.attributes or p.extra:
+        if len(p.attributes) > MAX_ATTRIBUTES:
+            raise InvalidInput(f"{len(p.attributes)} attributes, {MAX_ATTRIBUTES} are allowed", field="attributes")
+        rest = msgspec.msgpack.encode({"a": p.attributes, "x": p.extra} if p.extra else {"a": p.attributes})
+        if len(rest) > MAX_ATTRIBUTE_BYTES:
+            raise InvalidInput(
+                f"the attributes take {len(rest)} bytes, {MAX_ATTRIBUTE_BYTES} are allowed", field="attributes"
+            )
+    elif p.content_type == JSON_TYPE and not any(texts[1:]):
+        return b""
+    return _LENGTHS.pack(*map(len, texts)) + b"".join(texts) + rest
+
+
+def decode_props(props: bytes) -> Properties:
+    if not props:
+        return PLAIN
+    lengths = _LENGTHS.unpack_from(props)
+    at = _LENGTHS.size
+    texts = []
+    for length in lengths:
+        texts.append(props[at : at + length].decode())
+        at += length
+    rest = msgspec.msgpack.decode(props[at:]) if at < len(props) else {}
+    return Properties(*texts, attributes=rest.get("a", {}), extra=rest.get("x", {}))
+
+
+# Message ids are UUIDv7: 48 bits of milliseconds, then instead of random bits the store's tag (26 bits, drawn once
+# when a store is created) and the message's number (48 bits). So an id costs no memory: it names its message.
+#
+#   milliseconds:48 | 7:4 | tag high:12 | 2:2 | tag low:14 | seq:48
+
+
+def message_id(enqueued_at_ms: int, tag: int, seq: int) -> str:
+    value = (
+        (enqueued_at_ms & 0xFFFFFFFFFFFF) << 80
+        | 0x7 << 76
+        | (tag >> 14 & 0xFFF) << 64
+        | 0x2 << 62
+        | (tag & 0x3FFF) << 48
+        | seq
+    )
+    h = f"{value:032x}"
+    return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
+
+
+def parse_message_id(text: str) -> tuple[int, int, int]:
+    """(enqueued_at_ms, tag, seq); raises InvalidInput when it is no message id."""
+    try:
+        value = uuid.UUID(text).int
+    except ValueError:
+        raise InvalidInput(f"not a message id: {text[:80]!r}", field="message_id") from None
+    return value >> 80, (value >> 64 & 0xFFF) << 14 | (value >> 48 & 0x3FFF), value & 0xFFFFFFFFFFFF

@@ -1,0 +1,315 @@
+"""The stored form of events: one fixed-width row per message, so that numpy or Arrow can read a million of them
+without a Python loop. What does not fit in a row (records, names, documents) stands in blobs beside it.
+
+    row         0 u8  kind          events.Kind
+                1 u8  cause         events.Cause: why it was released, dead-lettered, moved or removed
+                2 u8  priority      published
+                3 u8  flags         1 continues the event of the row before · 2 has a group · 4 has a dedup id
+                4 u32 queue         queue number, given when the queue was created, never reused
+                8 u64 seq           message number · epoch (opened) · first number kept (purged)
+               16 u64 at_ms         when it happened
+               24 u64 due_ms        visible at (published, released) · deadline (leased, extended)
+               32 u64 lease         lease id (leased, acked) · new message number (moved) · tag (opened)
+               40 u64 expires_ms    end of the time to live (published), of an idempotency key; 0: none
+               48 u32 receives      receive count after the event (leased)
+               52 u32 target        target queue (moved)
+               56 u32 blob_offset   from the start of the commit
+               60 u32 blob_size
+
+A field not listed for a kind is 0. Rows never change meaning: a new need takes a new kind or flag, or a new
+version of the segment format (journal/segments/format.py).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
+
+import msgspec
+
+from laneway.core.events import (
+    Acked,
+    Cause,
+    DeadLettered,
+    DocumentPut,
+    DocumentRemoved,
+    Event,
+    Extended,
+    KeyRemembered,
+    Kind,
+    Leased,
+    Moved,
+    Opened,
+    Published,
+    QueueDeleted,
+    QueuePurged,
+    QueuePut,
+    Released,
+    Relocated,
+    Removed,
+)
+from laneway.core.message import RECORD_PREFIX_BYTES, decode_record
+
+ROW = struct.Struct("<BBBBIQQQQQIIII")
+ROW_BYTES = ROW.size
+CONTINUES, HAS_GROUP, HAS_DEDUP = 1, 2, 4
+
+assert ROW_BYTES == 64
+
+_pack = ROW.pack
+Row = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int]
+
+
+def encode(event: Event, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    """The rows of an event and its blobs; `offset` is where in the commit its first blob will stand."""
+    return _ENCODERS[event.kind](event, offset)
+
+
+def decode(
+    rows: bytes | memoryview, blob: Callable[[int, int], bytes], location: Callable[[int], int]
+) -> Iterator[Event]:
+    """The events of one commit. `blob(offset, size)` reads a blob, `location(offset)` names its place for later."""
+    batch: list[Row] = []
+    for row in ROW.iter_unpack(rows):
+        if not row[3] & CONTINUES and batch:
+            yield _DECODERS[batch[0][0]](batch, blob, location)
+            batch = []
+        batch.append(row)
+    if batch:
+        yield _DECODERS[batch[0][0]](batch, blob, location)
+
+
+def _one(
+    kind: Kind, *, queue: int = 0, seq: int = 0, at_ms: int, lease: int = 0, expires: int = 0, offset: int = 0, size: int = 0
+) -> bytes:
+    return _pack(kind, 0, 0, 0, queue, seq, at_ms, 0, lease, expires, 0, 0, offset, size)
+
+
+def _flags(count: int) -> Iterator[int]:
+    yield 0
+    yield from repeat(CONTINUES, count - 1)
+
+
+def _encode_opened(e: Opened, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    return _one(e.kind, seq=e.epoch, at_ms=e.at_ms, lease=e.tag), ()
+
+
+def _encode_queue_put(e: QueuePut, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    return _one(e.kind, queue=e.queue, at_ms=e.at_ms, offset=offset, size=len(e.document)), (e.document,)
+
+
+def _encode_queue_deleted(e: QueueDeleted, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    return _one(e.kind, queue=e.queue, at_ms=e.at_ms), ()
+
+
+def _encode_queue_purged(e: QueuePurged, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    return _one(e.kind, queue=e.queue, seq=e.before_seq, at_ms=e.at_ms), ()
+
+
+def _encode_published(e: Published, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    rows = []
+    seq, at_ms, queue = e.first_seq, e.at_ms, e.queue
+    flag = 0
+    if e.groups or e.dedups:
+        marks = [
+            (HAS_GROUP if i in e.groups else 0) | (HAS_DEDUP if i in e.dedups else 0) for i in range(len(e.sizes))
+        ]
+    else:
+        marks = [0] * len(e.sizes)
+    for priority, mark, visible, expires, size in zip(
+        e.priorities, marks, e.visible_at, e.expires_at, e.sizes, strict=True
+    ):
+        rows.append(_pack(10, 0, priority, flag | mark, queue, seq, at_ms, visible, 0, expires, 0, 0, offset, size))
+        flag = CONTINUES
+        seq += 1
+        offset += size
+    return b"".join(rows), e.records
+
+
+def _encode_leased(e: Leased, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    name = e.consumer.encode()
+    size, due, at_ms, queue = len(name), e.deadline_ms, e.at_ms, e.queue
+    rows = [
+        _pack(11, 0, 0, flag, queue, seq, at_ms, due, lease, 0, receives, 0, offset, size)
+        for flag, seq, receives, lease in zip(
+            _flags(len(e.seqs)), e.seqs, e.receives, range(e.first_lease, e.first_lease + len(e.seqs)), strict=True
+        )
+    ]
+    return b"".join(rows), (name,) if name else ()
+
+
+def _encode_acked(e: Acked, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    at_ms, queue = e.at_ms, e.queue
+    rows = [
+        _pack(12, 0, 0, flag, queue, seq, at_ms, 0, lease, 0, 0, 0, 0, 0)
+        for flag, seq, lease in zip(_flags(len(e.seqs)), e.seqs, e.leases, strict=True)
+    ]
+    return b"".join(rows), ()
+
+
+def _encode_released(e: Released, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    rows = [
+        _pack(13, e.cause, 0, flag, e.queue, seq, e.at_ms, due, 0, 0, 0, 0, 0, 0)
+        for flag, seq, due in zip(_flags(len(e.seqs)), e.seqs, e.due_ms, strict=True)
+    ]
+    return b"".join(rows), ()
+
+
+def _encode_extended(e: Extended, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    rows = [
+        _pack(14, 0, 0, flag, e.queue, seq, e.at_ms, e.deadline_ms, 0, 0, 0, 0, 0, 0)
+        for flag, seq in zip(_flags(len(e.seqs)), e.seqs, strict=True)
+    ]
+    return b"".join(rows), ()
+
+
+def _encode_dead_lettered(e: DeadLettered, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    detail = e.detail.encode()
+    rows = [
+        _pack(15, e.cause, 0, flag, e.queue, seq, e.at_ms, 0, 0, 0, 0, 0, offset, len(detail))
+        for flag, seq in zip(_flags(len(e.seqs)), e.seqs, strict=True)
+    ]
+    return b"".join(rows), (detail,) if detail else ()
+
+
+def _encode_moved(e: Moved, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    detail = e.detail.encode()
+    rows = [
+        _pack(16, e.cause, 0, flag, e.queue, seq, e.at_ms, 0, new, 0, 0, e.target, offset, len(detail))
+        for flag, seq, new in zip(
+            _flags(len(e.seqs)), e.seqs, range(e.first_seq, e.first_seq + len(e.seqs)), strict=True
+        )
+    ]
+    return b"".join(rows), (detail,) if detail else ()
+
+
+def _encode_removed(e: Removed, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    rows = [
+        _pack(17, e.cause, 0, flag, e.queue, seq, e.at_ms, 0, 0, 0, 0, 0, 0, 0)
+        for flag, seq in zip(_flags(len(e.seqs)), e.seqs, strict=True)
+    ]
+    return b"".join(rows), ()
+
+
+def _encode_relocated(e: Relocated, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    rows = []
+    for flag, seq, size in zip(_flags(len(e.seqs)), e.seqs, e.sizes, strict=True):
+        rows.append(_pack(18, 0, 0, flag, 0, seq, e.at_ms, 0, 0, 0, 0, 0, offset, size))
+        offset += size
+    return b"".join(rows), e.records
+
+
+def _encode_key_remembered(e: KeyRemembered, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    row = _one(e.kind, queue=e.queue, at_ms=e.at_ms, expires=e.expires_ms, offset=offset, size=len(e.document))
+    return row, (e.document,)
+
+
+def _encode_document_put(e: DocumentPut, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    blob = msgspec.msgpack.encode((e.collection, e.key, e.document))
+    return _one(e.kind, at_ms=e.at_ms, offset=offset, size=len(blob)), (blob,)
+
+
+def _encode_document_removed(e: DocumentRemoved, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    blob = msgspec.msgpack.encode((e.collection, e.key))
+    return _one(e.kind, at_ms=e.at_ms, offset=offset, size=len(blob)), (blob,)
+
+
+_ENCODERS: dict[Kind, Callable[..., tuple[bytes, Sequence[bytes]]]] = {
+    Kind.OPENED: _encode_opened,
+    Kind.QUEUE_PUT: _encode_queue_put,
+    Kind.QUEUE_DELETED: _encode_queue_deleted,
+    Kind.QUEUE_PURGED: _encode_queue_purged,
+    Kind.PUBLISHED: _encode_published,
+    Kind.LEASED: _encode_leased,
+    Kind.ACKED: _encode_acked,
+    Kind.RELEASED: _encode_released,
+    Kind.EXTENDED: _encode_extended,
+    Kind.DEAD_LETTERED: _encode_dead_lettered,
+    Kind.MOVED: _encode_moved,
+    Kind.REMOVED: _encode_removed,
+    Kind.RELOCATED: _encode_relocated,
+    Kind.KEY_REMEMBERED: _encode_key_remembered,
+    Kind.DOCUMENT_PUT: _encode_document_put,
+    Kind.DOCUMENT_REMOVED: _encode_document_removed,
+}
+
+Blob = Callable[[int, int], bytes]
+Location = Callable[[int], int]
+
+
+def _decode_published(rows: list[Row], blob: Blob, location: Location) -> Event:
+    first = rows[0]
+    groups: dict[int, str] = {}
+    dedups: dict[int, str] = {}
+    for i, row in enumerate(rows):
+        if row[3] & (HAS_GROUP | HAS_DEDUP):
+            properties = decode_record(blob(row[12], row[13]))[2]
+            if row[3] & HAS_GROUP:
+                groups[i] = properties.group
+            if row[3] & HAS_DEDUP:
+                dedups[i] = properties.dedup_id
+    return Published(
+        queue=first[4],
+        at_ms=first[6],
+        first_seq=first[5],
+        priorities=[r[2] for r in rows],
+        visible_at=[r[7] for r in rows],
+        expires_at=[r[9] for r in rows],
+        sizes=[r[13] for r in rows],
+        records=(),
+        groups=groups,
+        dedups=dedups,
+        location=location(first[12]),
+    )
+
+
+def _decode_leased(rows: list[Row], blob: Blob, location: Location) -> Event:
+    f = rows[0]
+    consumer = blob(f[12], f[13]).decode()
+    return Leased(f[4], f[6], [r[5] for r in rows], [r[10] for r in rows], f[8], f[7], consumer)
+
+
+def _decode_document_put(rows: list[Row], blob: Blob, location: Location) -> Event:
+    collection, key, document = msgspec.msgpack.decode(blob(rows[0][12], rows[0][13]))
+    return DocumentPut(rows[0][6], collection, key, document)
+
+
+def _decode_document_removed(rows: list[Row], blob: Blob, location: Location) -> Event:
+    collection, key = msgspec.msgpack.decode(blob(rows[0][12], rows[0][13]))
+    return DocumentRemoved(rows[0][6], collection, key)
+
+
+def _decode_relocated(rows: list[Row], blob: Blob, location: Location) -> Event:
+    f = rows[0]
+    return Relocated(f[6], [r[5] for r in rows], [r[13] for r in rows], (), location(f[12]))
+
+
+def _seqs(rows: list[Row]) -> list[int]:
+    return [r[5] for r in rows]
+
+
+_DECODERS: dict[int, Callable[[list[Row], Blob, Location], Event]] = {
+    Kind.OPENED: lambda r, b, at: Opened(r[0][6], r[0][5], r[0][8]),
+    Kind.QUEUE_PUT: lambda r, b, at: QueuePut(r[0][4], r[0][6], b(r[0][12], r[0][13])),
+    Kind.QUEUE_DELETED: lambda r, b, at: QueueDeleted(r[0][4], r[0][6]),
+    Kind.QUEUE_PURGED: lambda r, b, at: QueuePurged(r[0][4], r[0][6], r[0][5]),
+    Kind.PUBLISHED: _decode_published,
+    Kind.LEASED: _decode_leased,
+    Kind.ACKED: lambda r, b, at: Acked(r[0][4], r[0][6], _seqs(r), [x[8] for x in r]),
+    Kind.RELEASED: lambda r, b, at: Released(r[0][4], r[0][6], _seqs(r), [x[7] for x in r], Cause(r[0][1])),
+    Kind.EXTENDED: lambda r, b, at: Extended(r[0][4], r[0][6], _seqs(r), r[0][7]),
+    Kind.DEAD_LETTERED: lambda r, b, at: DeadLettered(
+        r[0][4], r[0][6], _seqs(r), Cause(r[0][1]), b(r[0][12], r[0][13]).decode()
+    ),
+    Kind.MOVED: lambda r, b, at: Moved(
+        r[0][4], r[0][6], _seqs(r), Cause(r[0][1]), r[0][11], r[0][8], b(r[0][12], r[0][13]).decode()
+    ),
+    Kind.REMOVED: lambda r, b, at: Removed(r[0][4], r[0][6], _seqs(r), Cause(r[0][1])),
+    Kind.RELOCATED: _decode_relocated,
+    Kind.KEY_REMEMBERED: lambda r, b, at: KeyRemembered(r[0][4], r[0][6], r[0][9], b(r[0][12], r[0][13])),
+    Kind.DOCUMENT_PUT: _decode_document_put,
+    Kind.DOCUMENT_REMOVED: _decode_document_removed,
+}
+
+__all__ = ["CONTINUES", "HAS_DEDUP", "HAS_GROUP", "RECORD_PREFIX_BYTES", "ROW", "ROW_BYTES", "decode", "encode"]

@@ -1,0 +1,139 @@
+"""Every error that Laneway tells a caller about, as one tree.
+
+A front end maps this tree to its own protocol once; `code` is stable and part of the API, the sentence is
+for people. `field` names the offending part of the input where there is one.
+
+    LanewayError
+    ├── InvalidInput            the request itself is wrong
+    │   ├── MessageTooLarge
+    │   └── ReceiptInvalid      not a receipt handle at all
+    ├── NotFound
+    │   ├── QueueNotFound · MessageNotFound · TaskNotFound · AccountNotFound
+    ├── Conflict
+    │   ├── QueueExists         exists with other settings
+    │   ├── QueueInUse          another queue's dead letters go there
+    │   ├── IdempotencyConflict same key, different body
+    │   ├── AccountExists
+    │   └── LeaseStale          the receipt handle is of an earlier delivery
+    ├── Refused                 right request, wrong moment; try again later
+    │   ├── QueueFull · LimitExceeded · DiskFull · Unavailable
+    ├── Unauthenticated · Forbidden
+    └── StartError              the node cannot start
+        ├── ConfigInvalid · JournalLocked · JournalDamaged · JournalVersionUnknown
+"""
+
+from __future__ import annotations
+
+
+class LanewayError(Exception):
+    code = "internal_error"
+
+    def __init__(self, message: str, *, field: str | None = None, **details: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.details = details
+
+
+class InvalidInput(LanewayError):
+    code = "invalid_input"
+
+
+class MessageTooLarge(InvalidInput):
+    code = "message_too_large"
+
+
+class ReceiptInvalid(InvalidInput):
+    code = "receipt_invalid"
+
+
+class NotFound(LanewayError):
+    code = "not_found"
+
+
+class QueueNotFound(NotFound):
+    code = "queue_not_found"
+
+
+class MessageNotFound(NotFound):
+    code = "message_not_found"
+
+
+class TaskNotFound(NotFound):
+    code = "task_not_found"
+
+
+class AccountNotFound(NotFound):
+    code = "account_not_found"
+
+
+class Conflict(LanewayError):
+    code = "conflict"
+
+
+class QueueExists(Conflict):
+    code = "queue_exists"
+
+
+class QueueInUse(Conflict):
+    code = "queue_in_use"
+
+
+class IdempotencyConflict(Conflict):
+    code = "idempotency_conflict"
+
+
+class AccountExists(Conflict):
+    code = "account_exists"
+
+
+class LeaseStale(Conflict):
+    code = "lease_stale"
+
+
+class Refused(LanewayError):
+    code = "refused"
+
+
+class QueueFull(Refused):
+    code = "queue_full"
+
+
+class LimitExceeded(Refused):
+    code = "limit_exceeded"
+
+
+class DiskFull(Refused):
+    code = "disk_full"
+
+
+class Unavailable(Refused):
+    code = "unavailable"
+
+
+class Unauthenticated(LanewayError):
+    code = "unauthenticated"
+
+
+class Forbidden(LanewayError):
+    code = "forbidden"
+
+
+class StartError(LanewayError):
+    code = "start_error"
+
+
+class ConfigInvalid(StartError):
+    code = "config_invalid"
+
+
+class JournalLocked(StartError):
+    code = "journal_locked"
+
+
+class JournalDamaged(StartError):
+    code = "journal_damaged"
+
+
+class JournalVersionUnknown(StartError):
+    code = "journal_version_unknown"

@@ -1,0 +1,70 @@
+"""What every journal offers. Everything above works on any implementation; tests/journal/contract.py runs against all.
+
+Three threads of thought meet here, so the calls are split by who may make them:
+- the broker's loop gathers:   stage(), seal(), has_room()
+- one writer thread writes:    write(), mark(), save_snapshot(), drop()      (they block, and release the GIL)
+- either reads:                read()
+
+A *position* is the number of a commit: 1, 2, 3, … A *location* names where a blob stands; its upper bits
+(location >> 32) are its *extent*: the unit in which history is dropped (a segment file, a row).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from laneway.core.events import Event
+
+
+class Commit(NamedTuple):
+    """A sealed group of events, ready to be written. Only its own journal looks inside `payload`."""
+
+    position: int
+    event_count: int
+    byte_count: int
+    payload: object
+
+
+class Journal(Protocol):
+    def load_snapshot(self) -> tuple[int, Iterator[bytes]] | None:
+        """The newest snapshot as (position it covers, the chunks given to save_snapshot), checked while read."""
+
+    def replay(self, after: int) -> Iterator[tuple[int, list[Event]]]:
+        """Every commit after a position, as (position, events). Must be exhausted before the first stage().
+
+        Cuts a torn tail with a log line; raises JournalDamaged, naming file and offset, for anything else.
+        """
+
+    def stage(self, event: Event) -> int:
+        """Add an event to the commit being gathered; the location of its first blob (0 if it has none)."""
+
+    def staged_bytes(self) -> int:
+        """How large the commit being gathered has become."""
+
+    def seal(self) -> Commit | None:
+        """Close the commit being gathered, if it holds anything; the next stage() begins a new one."""
+
+    def write(self, commit: Commit) -> None:
+        """Write a sealed commit; on return it is as durable as the journal was told to make it. In seal() order."""
+
+    def mark(self) -> None:
+        """Leave a trace, unsynced, that all written so far was made durable: called when there is nothing to do."""
+
+    def has_room(self) -> bool:
+        """False once disk space runs out: publishing must stop while settling can go on."""
+
+    def read(self, locations: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
+        """The blobs at these places, neighbours in one go. Raises JournalDamaged if one cannot be read."""
+
+    def save_snapshot(self, position: int, chunks: Iterable[bytes]) -> None:
+        """Durably keep a snapshot that covers everything up to a position, replacing the one before."""
+
+    def drop(self, live_extents: set[int]) -> list[int]:
+        """Delete history that is covered by the snapshot and whose extent holds no live record; what was dropped."""
+
+    def extent_bytes(self) -> dict[int, int]:
+        """Every extent that is no longer written to, with its size: what compaction chooses from."""
+
+    def close(self) -> None:
+        """Leave a durable trace of a clean end and give up the lock."""
