@@ -1,0 +1,9 @@
+"""What every test shares: how hypothesis behaves on machines whose speed varies."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+# A deadline per example measures the machine, not the code; pytest-timeout bounds each test as a whole.
+settings.register_profile("laneway", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("laneway")
