@@ -1,0 +1,32 @@
+"""Authentication and permission, once, for all front ends. Imports nothing of Laneway but its errors."""
+
+from laneway.access.access import Access, DocumentStore
+from laneway.access.accounts import (
+    ADMIN,
+    GUEST,
+    MONITOR,
+    OPERATOR,
+    ROLES,
+    USER,
+    AccessLimits,
+    Account,
+    KeyInfo,
+    Need,
+    Permission,
+)
+
+__all__ = [
+    "ADMIN",
+    "GUEST",
+    "MONITOR",
+    "OPERATOR",
+    "ROLES",
+    "USER",
+    "Access",
+    "AccessLimits",
+    "Account",
+    "DocumentStore",
+    "KeyInfo",
+    "Need",
+    "Permission",
+]

@@ -1,6 +1,6 @@
 """Passwords at rest: salted scrypt, with the parameters kept beside the hash so that they can be raised later.
 
-    scrypt$<n>$<r>$<p>$<salt, base64>$<hash, base64>
+scrypt$<n>$<r>$<p>$<salt, base64>$<hash, base64>
 """
 
 from __future__ import annotations
