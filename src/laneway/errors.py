@@ -16,7 +16,9 @@ for people. `field` names the offending part of the input where there is one.
     │   ├── AccountExists
     │   └── LeaseStale          the receipt handle is of an earlier delivery
     ├── Refused                 right request, wrong moment; try again later
-    │   ├── QueueFull · LimitExceeded · DiskFull · Unavailable
+    │   ├── QueueFull · LimitExceeded · DiskFull
+    │   └── Unavailable
+    │       └── JournalFailed   a write or sync failed; nothing more is written until a restart
     ├── Unauthenticated · Forbidden
     └── StartError              the node cannot start
         ├── ConfigInvalid · JournalLocked · JournalDamaged · JournalVersionUnknown
@@ -109,6 +111,10 @@ class DiskFull(Refused):
 
 class Unavailable(Refused):
     code = "unavailable"
+
+
+class JournalFailed(Unavailable):
+    code = "journal_failed"
 
 
 class Unauthenticated(LanewayError):

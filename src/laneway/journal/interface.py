@@ -1,9 +1,10 @@
 """What every journal offers. Everything above works on any implementation; tests/journal/contract.py runs against all.
 
 Three threads of thought meet here, so the calls are split by who may make them:
-- the broker's loop gathers:   stage(), seal(), has_room()
-- one writer thread writes:    write(), mark(), save_snapshot(), drop()      (they block, and release the GIL)
-- either reads:                read()
+- the broker's loop gathers:   stage(), staged_bytes(), seal(), has_room()
+- one writer thread writes:    write(), mark(), sync(), close()              (they block, and release the GIL)
+- any one thread at a time:    save_snapshot(), drop(); beside a write() if need be
+- any thread reads:            read(), extent_bytes()
 
 A *position* is the number of a commit: 1, 2, 3, … A *location* names where a blob stands; its upper bits
 (location >> 32) are its *extent*: the unit in which history is dropped (a segment file, a row).
@@ -46,22 +47,39 @@ class Journal(Protocol):
         """Close the commit being gathered, if it holds anything; the next stage() begins a new one."""
 
     def write(self, commit: Commit) -> None:
-        """Write a sealed commit; on return it is as durable as the journal was told to make it. In seal() order."""
+        """Write a sealed commit; on return it is as durable as the journal was told to make it. In seal() order.
+
+        Raises DiskFull when there is no space left for it: nothing was written, and the same commit may be given
+        again later. Raises JournalFailed for any other trouble, and then for every call that would write.
+        """
 
     def mark(self) -> None:
-        """Leave a trace, unsynced, that all written so far was made durable: called when there is nothing to do."""
+        """Leave a trace, unsynced, that all written so far was made durable: called when there is nothing to do.
+
+        Where durability is by interval, this is also what syncs once the interval is over.
+        """
+
+    def sync(self) -> None:
+        """Make everything written durable now, whatever the durability the journal was told."""
 
     def has_room(self) -> bool:
-        """False once disk space runs out: publishing must stop while settling can go on."""
+        """False once disk space runs out: publishing must stop while settling can go on. Cheap; call it often."""
 
     def read(self, locations: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
-        """The blobs at these places, neighbours in one go. Raises JournalDamaged if one cannot be read."""
+        """The message records at these places, neighbours in one go, each checked against its own checksum.
 
-    def save_snapshot(self, position: int, chunks: Iterable[bytes]) -> None:
-        """Durably keep a snapshot that covers everything up to a position, replacing the one before."""
+        Raises JournalDamaged if one cannot be read.
+        """
 
-    def drop(self, live_extents: set[int]) -> list[int]:
-        """Delete history that is covered by the snapshot and whose extent holds no live record; what was dropped."""
+    def save_snapshot(self, position: int, chunks: Iterable[bytes], live_extents: Iterable[int]) -> None:
+        """Durably keep a snapshot that covers everything up to a position, replacing the one before.
+
+        `live_extents` are those that hold a record the snapshot refers to. They are stored with it, so that one that
+        has gone missing is noticed at the next start. Raises DiskFull, leaving the one before in force.
+        """
+
+    def drop(self) -> list[int]:
+        """Delete the extents the newest snapshot neither refers to nor has still to be followed by; which they were."""
 
     def extent_bytes(self) -> dict[int, int]:
         """Every extent that is no longer written to, with its size: what compaction chooses from."""
