@@ -39,8 +39,8 @@ def password_matches(password: str, stored: str) -> bool:
 
 def _scrypt(password: str, salt: bytes, n: int, r: int, p: int, size: int) -> bytes:
     secret = password.encode("utf-8", "surrogatepass")
-    # OpenSSL refuses to use more memory than it was allowed; the block mix needs a little beyond 128·n·r.
-    return hashlib.scrypt(secret, salt=salt, n=n, r=r, p=p, maxmem=256 * n * r, dklen=size)
+    needed_bytes = 128 * r * (n + p + 2)  # more than OpenSSL grants by itself once the parameters are raised
+    return hashlib.scrypt(secret, salt=salt, n=n, r=r, p=p, maxmem=needed_bytes, dklen=size)
 
 
 def _stored(salt: bytes, digest: bytes) -> str:
