@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import struct
 import uuid
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import xxhash
@@ -113,6 +113,28 @@ class Glimpse(msgspec.Struct, frozen=True, gc=False):
     deaths: tuple[Death, ...] = ()
 
 
+class Receipt(msgspec.Struct, frozen=True, gc=False):
+    """What a publisher gets for a message once it is durable."""
+
+    message_id: str
+    priority: int
+    enqueued_at_ms: int
+    visible_at_ms: int
+    duplicate: bool = False
+
+
+class Settlement(msgspec.Struct, gc=False):
+    """How one lease is to end, or to go on. Which fields count depends on the action."""
+
+    action: Literal["ack", "release", "reject", "extend"]
+    token: str
+    message_id: str | None = None  # if given, it must be the token's message
+    delay_ms: int = 0  # release
+    backoff: bool = False  # release: 2^receives seconds, at most 900, instead of delay_ms
+    reason: str = ""  # reject
+    lease_ms: int | None = None  # extend: the new deadline is so far from now; 0 gives it back at once
+
+
 def encode_record(seq: int, enqueued_at_ms: int, props: bytes, body: bytes) -> bytes:
     rest = _UNCHECKED.pack(len(props), seq, enqueued_at_ms) + props + body
     return _U32.pack(_hash(rest) & 0xFFFFFFFF) + rest
@@ -163,12 +185,15 @@ def decode_props(props: bytes) -> Properties:
         return PLAIN
     lengths = _LENGTHS.unpack_from(props)
     at = _LENGTHS.size
-    texts = []
+    texts: list[str] = []
     for length in lengths:
         texts.append(props[at : at + length].decode())
         at += length
     rest = msgspec.msgpack.decode(props[at:]) if at < len(props) else {}
-    return Properties(*texts, attributes=rest.get("a", {}), extra=rest.get("x", {}))
+    content_type, group, key, tenant, dedup_id, correlation_id, exchange, routing_key = texts
+    return Properties(
+        content_type, group, key, tenant, dedup_id, correlation_id, exchange, routing_key, rest.get("a", {}), rest.get("x", {})
+    )
 
 
 # Message ids are UUIDv7: 48 bits of milliseconds, then instead of random bits the store's tag (26 bits, drawn once

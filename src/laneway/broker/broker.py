@@ -1,0 +1,509 @@
+"""The broker: the few calls every front end uses. Wraps the engine in asyncio: who waits, who is told when, timers.
+
+All calls are made on the loop's thread. A confirm leaves only through the committer, after its commit is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from laneway.broker import peeking
+from laneway.broker.committer import Committer
+from laneway.broker.engine import Engine, Recovery
+from laneway.broker.tasks import Redrives
+from laneway.broker.upkeep import Upkeep
+from laneway.broker.values import (
+    DeadLetterFilter,
+    PeekQuery,
+    QueueInfo,
+    QueueStats,
+    Rates,
+    RedriveRequest,
+    Task,
+)
+from laneway.core import commands
+from laneway.core.events import DocumentPut, DocumentRemoved, Event, Kind, Leased
+from laneway.core.message import Delivery, Draft, Glimpse, Receipt, Settlement
+from laneway.core.queue import RATED, TOTALS, Queue
+from laneway.core.settings import QueueSettings
+from laneway.core.table import SLAB_BITS, SLAB_MASK
+from laneway.errors import DiskFull, InvalidInput, LanewayError, Unavailable
+
+log = logging.getLogger("laneway.broker")
+
+MAX_BATCH = 10_000
+MAX_WAIT_MS = 20_000
+
+
+class BrokerLimits(msgspec.Struct, frozen=True, kw_only=True):
+    max_queues: int = 200_000
+    max_idempotency_keys: int = 1_000_000
+    max_waiters_per_queue: int = 50_000
+    max_document_bytes: int = 256 * 1024
+    snapshot_events: int = 500_000
+
+
+class Waiter:
+    """A consumer that waits for messages of a queue."""
+
+    __slots__ = ("_broker", "_timer", "cancelled", "consumer", "done", "lease_ms", "limit", "queue")
+
+    def __init__(
+        self, broker: Broker, queue: int, limit: int, lease_ms: int | None, consumer: str, done: Callable[[list[Delivery]], None]
+    ) -> None:
+        self._broker = broker
+        self.queue = queue
+        self.limit = limit
+        self.lease_ms = lease_ms
+        self.consumer = consumer
+        self.done = done
+        self.cancelled = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def expire_after(self, wait_ms: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = loop.call_later(wait_ms / 1000, self._expire)
+
+    def _expire(self) -> None:
+        if not self.cancelled:
+            self.cancel()
+            self.done([])
+
+    def stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def cancel(self) -> None:
+        """The consumer went away: it gets nothing, and is not told."""
+        self.stop_timer()
+        if not self.cancelled:
+            self.cancelled = True
+            self._broker.forget_waiter(self)
+
+
+class Broker:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        now_ms: Callable[[], int],
+        limits: BrokerLimits | None = None,
+        on_failed: Callable[[BaseException], None] | None = None,
+        sync_interval_ms: int | None = None,
+    ) -> None:
+        self.engine = engine
+        self.limits = limits or BrokerLimits()
+        self._now_ms = now_ms
+        self._last_ms = 0
+        self._on_failed = on_failed or (lambda _: None)
+        self._sync_interval_ms = sync_interval_ms
+        self._phase = "starting"
+        self._waiters: dict[int, deque[Waiter]] = {}
+        self._names: list[tuple[str, str]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
+        self.redrives = Redrives(self)
+
+    # Start and stop
+
+    async def start(self) -> Recovery:
+        self._loop = asyncio.get_running_loop()
+        recovery = self.engine.recover(self.now())
+        self._state = self.engine.state
+        self._names = sorted(self._state.by_name)
+        self.upkeep = Upkeep(self.engine, self._loop, self.now, self.limits.snapshot_events)
+        self.committer = Committer(
+            self.engine,
+            self._loop,
+            on_sealed=self.upkeep.sealed,
+            on_durable=self.upkeep.durable,
+            on_failed=self._fail,
+            idle_sync_s=None if self._sync_interval_ms is None else self._sync_interval_ms / 1000,
+        )
+        self.upkeep.start(recovery.event_count, self.committer.touch)
+        await self.committer.durable()
+        self._phase = "ready"
+        self._set_timer()
+        self.redrives.resume()
+        return recovery
+
+    async def stop(self) -> None:
+        """Answer those who wait, make everything durable, keep a snapshot so that the next start is quick."""
+        self._phase = "stopping"
+        if self._timer is not None:
+            self._timer.cancel()
+        await self.redrives.stop()
+        for waiters in list(self._waiters.values()):
+            for waiter in list(waiters):
+                waiter.cancel()
+                waiter.done([])
+        await self.upkeep.stop()
+        await self.committer.close()
+        if self.committer.failed is None and not self.committer.stuck:
+            await self.upkeep.final_snapshot()
+            await asyncio.to_thread(self.engine.journal.close)
+
+    def _fail(self, error: BaseException) -> None:
+        self._phase = "failed"
+        self._on_failed(error)
+
+    def now(self) -> int:
+        """Milliseconds since 1970; never goes back."""
+        now_ms = self._now_ms()
+        if now_ms > self._last_ms:
+            self._last_ms = now_ms
+        return self._last_ms
+
+    def health(self) -> dict[str, object]:
+        phase = self._phase
+        if phase == "ready" and not self.engine.journal.has_room():
+            phase = "disk_full"
+        return {"state": phase, "epoch": self.engine.state.epoch, "queues": len(self.engine.state.queues)}
+
+    # Publishing
+
+    def publish(
+        self,
+        vhost: str,
+        queue: str,
+        drafts: Sequence[Draft],
+        done: Callable[[list[Receipt | LanewayError]], None],
+        *,
+        idempotency: tuple[str, bytes] | None = None,
+    ) -> None:
+        target = self._open_for_writing(vhost, queue)
+        if not 1 <= len(drafts) <= MAX_BATCH:
+            raise InvalidInput(f"a batch has 1 to {MAX_BATCH} messages, not {len(drafts)}")
+        now_ms = self.now()
+        if idempotency is not None:
+            key, fingerprint = idempotency
+            known = commands.check_key(
+                self._state, target, key, fingerprint, now_ms, max_keys=self.limits.max_idempotency_keys
+            )
+            if known is not None:
+                # The first publish may still be on its way to the disk: its repeat is answered no sooner.
+                self.committer.when_durable(done, [self._repeated(draft, target, i) for draft, i in zip(drafts, known, strict=False)])
+                return
+        results: list[Receipt | LanewayError] = []
+        events = self.engine.run(commands.publish(self._state, target, drafts, now_ms, results))
+        if idempotency is not None:
+            ids = [r.message_id for r in results if isinstance(r, Receipt)]
+            if len(ids) == len(results):
+                self.engine.run(commands.remember_key(target, *idempotency, ids, now_ms))
+        if self._waiters:
+            self._wake(events)
+        self._set_timer()
+        self.committer.when_durable(done, results)
+
+    def _repeated(self, draft: Draft, queue: Queue, text: str) -> Receipt:
+        from laneway.core.message import parse_message_id
+
+        at_ms = parse_message_id(text)[0]
+        priority = queue.settings.priority_when_unset if draft.priority is None else draft.priority
+        visible_ms = draft.visible_at_ms or at_ms + (queue.settings.delay_ms if draft.delay_ms is None else draft.delay_ms)
+        return Receipt(text, priority, at_ms, max(at_ms, visible_ms), duplicate=True)
+
+    # Leasing
+
+    def lease(
+        self,
+        vhost: str,
+        queue: str,
+        *,
+        max_messages: int,
+        done: Callable[[list[Delivery]], None],
+        lease_ms: int | None = None,
+        wait_ms: int = 0,
+        consumer: str = "",
+    ) -> Waiter | None:
+        source = self._open(vhost, queue)
+        if not 1 <= max_messages <= MAX_BATCH:
+            raise InvalidInput(f"max_messages is from 1 to {MAX_BATCH}, not {max_messages}", field="max_messages")
+        if not 0 <= wait_ms <= MAX_WAIT_MS:
+            raise InvalidInput(f"a wait is from 0 to {MAX_WAIT_MS // 1000} seconds, not {wait_ms / 1000:g}", field="wait_ms")
+        commands.check_lease(lease_ms, consumer)
+        self._tick_if_due()
+        if source.ready and source.number not in self._waiters:
+            leased = self._lease(source, max_messages, lease_ms, consumer)
+            if leased is not None:
+                self._deliver(leased, done)
+                return None
+        if wait_ms == 0:
+            done([])
+            return None
+        waiters = self._waiters.setdefault(source.number, deque())
+        if len(waiters) >= self.limits.max_waiters_per_queue:
+            raise Unavailable(f"{len(waiters)} consumers wait for queue {queue!r} already; try again later")
+        waiter = Waiter(self, source.number, max_messages, lease_ms, consumer, done)
+        waiters.append(waiter)
+        waiter.expire_after(wait_ms, self._loop)
+        return waiter
+
+    def _lease(self, queue: Queue, limit: int, lease_ms: int | None, consumer: str) -> Leased | None:
+        for event in self.engine.run(commands.lease(self._state, queue, limit, lease_ms, consumer, self.now())):
+            self._set_timer()
+            self.committer.touch()
+            return event  # type: ignore[return-value]
+        return None
+
+    def _deliver(self, leased: Leased, done: Callable[[list[Delivery]], None]) -> None:
+        """Hand over at once, unless one of the messages is itself not durable yet."""
+        deliveries = self.engine.deliveries(leased)
+        if max(leased.seqs) >= self.committer.durable_next_seq:
+            self.committer.when_durable(done, deliveries)
+        else:
+            done(deliveries)
+
+    def _wake(self, events: Sequence[Event]) -> None:
+        """Serve those who wait for the queues that these events touched."""
+        for event in events:
+            number = event.target if event.kind is Kind.MOVED else getattr(event, "queue", 0)  # type: ignore[union-attr]
+            if number in self._waiters:
+                self._serve(number)
+            if event.kind is Kind.MOVED and event.queue in self._waiters:  # type: ignore[union-attr]
+                self._serve(event.queue)  # type: ignore[union-attr]
+
+    def _serve(self, number: int) -> None:
+        queue = self._state.queues.get(number)
+        waiters = self._waiters.get(number)
+        while waiters and queue is not None and queue.ready:
+            waiter = waiters[0]
+            leased = self._lease(queue, waiter.limit, waiter.lease_ms, waiter.consumer)
+            if leased is None:
+                return
+            waiter.cancel()
+            self._deliver(leased, waiter.done)
+
+    def forget_waiter(self, waiter: Waiter) -> None:
+        waiters = self._waiters.get(waiter.queue)
+        if waiters is not None:
+            if waiters[0] is waiter:
+                waiters.popleft()
+            else:
+                waiters.remove(waiter)
+            if not waiters:
+                del self._waiters[waiter.queue]
+
+    # Settling
+
+    def settle(
+        self,
+        vhost: str,
+        queue: str,
+        settlements: Sequence[Settlement],
+        done: Callable[[list[int | LanewayError]], None],
+    ) -> None:
+        source = self._open(vhost, queue)
+        if not 1 <= len(settlements) <= MAX_BATCH:
+            raise InvalidInput(f"a batch has 1 to {MAX_BATCH} entries, not {len(settlements)}")
+        self._tick_if_due()
+        results: list[int | LanewayError] = []
+        events = self.engine.run(commands.settle(self._state, source, settlements, self.now(), results))
+        if events:
+            if self._waiters:
+                self._wake(events)
+            self._set_timer()
+        self.committer.when_durable(done, results)
+
+    # Time
+
+    def _set_timer(self) -> None:
+        due_ms = self._state.deadlines.next_ms()
+        if due_ms is None or (self._timer is not None and self._timer_ms <= due_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ms = due_ms
+        self._timer = self._loop.call_later(max(0, due_ms - self.now()) / 1000, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._phase == "ready" and not self.committer.stuck:
+            self._tick_if_due()
+        if self.committer.stuck:
+            self._timer_ms = self.now() + 250
+            self._timer = self._loop.call_later(0.25, self._on_timer)
+        else:
+            self._set_timer()
+
+    def _tick_if_due(self) -> None:
+        due_ms = self._state.deadlines.next_ms()
+        if due_ms is None or due_ms > self.now():
+            return
+        if self.engine.tick(self.now()):
+            self.committer.touch()
+        for number in list(self._waiters):  # a delay that ended is no event, so look at all that wait
+            self._serve(number)
+
+    # Queues
+
+    async def put_queue(self, vhost: str, name: str, settings: QueueSettings) -> tuple[QueueInfo, bool]:
+        self._check_writable()
+        created = (vhost, name) not in self._state.by_name
+        self.engine.run(
+            commands.put_queue(self._state, vhost, name, settings, self.now(), max_queues=self.limits.max_queues)
+        )
+        if created:
+            insort(self._names, (vhost, name))
+        self._set_timer()
+        await self.committer.durable()
+        return self.describe_queue(vhost, name), created
+
+    async def change_queue(self, vhost: str, name: str, changes: dict[str, object]) -> QueueInfo:
+        settings = commands.changed_settings(self._open(vhost, name), changes)
+        return (await self.put_queue(vhost, name, settings))[0]
+
+    async def delete_queue(self, vhost: str, name: str, *, if_empty: bool = False) -> None:
+        queue = self._open(vhost, name)
+        self.engine.run(commands.delete_queue(self._state, queue, self.now(), if_empty=if_empty))
+        del self._names[bisect_left(self._names, (vhost, name))]
+        for waiter in list(self._waiters.get(queue.number, ())):
+            waiter.cancel()
+            waiter.done([])
+        await self.committer.durable()
+
+    async def purge_queue(self, vhost: str, name: str) -> int:
+        queue = self._open(vhost, name)
+        waiting = queue.ready + queue.delayed
+        self.engine.run(commands.purge_queue(self._state, queue, self.now()))
+        purged = waiting - queue.ready - queue.delayed
+        await self.committer.durable()
+        return purged
+
+    def describe_queue(self, vhost: str, name: str) -> QueueInfo:
+        return self._info(self._open(vhost, name))
+
+    @staticmethod
+    def _info(q: Queue) -> QueueInfo:
+        return QueueInfo(q.vhost, q.name, q.settings, q.created_at_ms, q.changed_at_ms)
+
+    def list_queues(
+        self, *, vhost: str | None, prefix: str = "", limit: int = 100, after: tuple[str, str] | None = None
+    ) -> list[QueueInfo]:
+        """In the order of (vhost, name), those after `after`."""
+        start = bisect_left(self._names, (vhost, prefix)) if vhost is not None else 0
+        if after is not None:
+            start = max(start, bisect_right(self._names, after))
+        out: list[QueueInfo] = []
+        for key in self._names[start:] if vhost is None else self._between(start, vhost, prefix):
+            if key[1].startswith(prefix):
+                out.append(self._info(self._state.by_name[key]))
+                if len(out) >= limit:
+                    break
+        return out
+
+    def _between(self, start: int, vhost: str, prefix: str) -> Iterator[tuple[str, str]]:
+        for i in range(start, len(self._names)):
+            if self._names[i][0] != vhost or not self._names[i][1].startswith(prefix):
+                return
+            yield self._names[i]
+
+    def stats(self, vhost: str, name: str) -> QueueStats:
+        q = self._open(vhost, name)
+        self._tick_if_due()
+        now_ms = self.now()
+        table = self._state.table
+        heads = [lane.peek(table) for lane in q.lanes.values() if lane.count]
+        heads += [entry[1] for entry in q.heads if table.state(entry[1])]
+        ages = [now_ms - table.slabs[s >> SLAB_BITS].since_ms[s & SLAB_MASK] for s in heads if s]
+        return QueueStats(
+            ready=q.ready,
+            leased=q.leased,
+            delayed=q.delayed,
+            dead=len(q.dead),
+            dead_elsewhere=q.dead_elsewhere,
+            waiting_bytes=q.bytes_waiting,
+            ready_by_priority=q.ready_by_priority(),
+            oldest_age_ms=max(0, *ages) if ages else None,
+            consumers_waiting=len(self._waiters.get(q.number, ())),
+            totals=dict(zip(TOTALS, q.totals, strict=True)),
+            rates={n: Rates(*(q.rate(i, now_ms, w) for w in (1, 60, 300))) for i, n in enumerate(RATED)},
+        )
+
+    # Looking and dead letters
+
+    def peek(self, vhost: str, name: str, query: PeekQuery) -> tuple[list[Glimpse], str | None]:
+        self._tick_if_due()
+        return peeking.peek(self.engine, self._open(vhost, name), query, self.now())
+
+    async def delete_dead_letters(self, vhost: str, name: str, filter: DeadLetterFilter) -> int:
+        queue = self._open(vhost, name)
+        deleted = 0
+        for seqs in peeking.dead_letters(self.engine, queue, filter, self.now()):
+            before = len(queue.dead) + queue.ready + queue.delayed
+            self.engine.run(commands.delete_dead(self._state, queue, seqs, self.now()))
+            deleted += before - len(queue.dead) - queue.ready - queue.delayed
+            await self.committer.durable()
+        return deleted
+
+    async def start_redrive(self, vhost: str, name: str, request: RedriveRequest) -> Task:
+        return await self.redrives.begin(self._open(vhost, name), request)
+
+    def task(self, task_id: str) -> Task:
+        return self.redrives.task(task_id)
+
+    def tasks(self, vhost: str | None = None, queue: str | None = None) -> list[Task]:
+        return [
+            t
+            for t in self.redrives.tasks()
+            if (vhost is None or t.vhost == vhost) and (queue is None or t.queue == queue)
+        ]
+
+    async def cancel_task(self, task_id: str) -> Task:
+        return await self.redrives.cancel(task_id)
+
+    async def redrive_batch(self, queue: Queue, seqs: Sequence[int], target: Queue | None) -> tuple[int, int]:
+        """(moved, failed) for one step of a redrive, once durable."""
+        failed: list[int] = []
+        events = self.engine.run(commands.redrive(self._state, queue, seqs, target, self.now(), failed))
+        if self._waiters:
+            self._wake(events)
+        self._set_timer()
+        await self.committer.durable()
+        return len(seqs) - len(failed), len(failed)
+
+    # Documents of other layers
+
+    def documents(self, collection: str) -> dict[str, bytes]:
+        return dict(self._state.documents.get(collection, {}))
+
+    async def put_document(self, collection: str, key: str, document: bytes) -> None:
+        self._check_writable()
+        if len(document) > self.limits.max_document_bytes:
+            raise InvalidInput(f"{collection} {key!r} has {len(document)} bytes, {self.limits.max_document_bytes} are allowed")
+        self.engine.run(iter([DocumentPut(self.now(), collection, key, document)]))
+        await self.committer.durable()
+
+    async def remove_document(self, collection: str, key: str) -> None:
+        self._check_open()
+        self.engine.run(iter([DocumentRemoved(self.now(), collection, key)]))
+        await self.committer.durable()
+
+    # Guards
+
+    def _open(self, vhost: str, name: str) -> Queue:
+        self._check_open()
+        return commands.find_queue(self._state, vhost, name)
+
+    def _open_for_writing(self, vhost: str, name: str) -> Queue:
+        self._check_writable()
+        return commands.find_queue(self._state, vhost, name)
+
+    def find_queue(self, vhost: str, name: str) -> Queue:
+        return commands.find_queue(self._state, vhost, name)
+
+    def _check_open(self) -> None:
+        if self._phase != "ready":
+            raise Unavailable(f"the node is {self._phase}; try again later")
+        if self.committer.stuck:
+            raise DiskFull("the disk is full and nothing can be written; free some space, then try again")
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if not self.engine.journal.has_room():
+            raise DiskFull("the disk is full: consuming and acking go on, publishing waits until there is space again")

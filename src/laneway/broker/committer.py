@@ -1,0 +1,172 @@
+"""Group commit: while one commit is being written and synced, the next one gathers. Every confirm leaves through here.
+
+Nothing waits for a timer: batching emerges from load, and a lone message pays one sync. The blocking work happens in
+one writer thread; everything else of this module runs on the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+from laneway.broker.engine import Engine
+from laneway.errors import DiskFull, LanewayError
+from laneway.journal.interface import Commit
+
+log = logging.getLogger("laneway.broker")
+
+MAX_COMMIT_BYTES = 8 * 1024 * 1024
+DISK_FULL_RETRY_S = 0.25
+
+Done = Callable[[Any], None]
+
+
+class Committer:
+    def __init__(
+        self,
+        engine: Engine,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        on_sealed: Callable[[Commit], None],
+        on_durable: Callable[[Commit], None],
+        on_failed: Callable[[BaseException], None],
+        idle_sync_s: float | None = None,
+    ) -> None:
+        self._journal = engine.journal
+        self._table = engine.state.table
+        self._loop = loop
+        self._on_sealed = on_sealed
+        self._on_durable = on_durable
+        self._on_failed = on_failed
+        self._idle_sync_s = idle_sync_s  # durability by interval: how long after the last commit to sync
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._waiting: list[tuple[Done, Any]] = []  # to be told when the commit now gathering is durable
+        self._told: list[tuple[Done, Any]] = []  # … the commit now being written
+        self._writing: Commit | None = None
+        self._writing_next_seq = 0
+        self._flush_at_turn_end = False
+        self.durable_next_seq = engine.state.table.next_seq  # messages below this number are durable
+        self.stuck = False  # the disk is so full that not even acks can be written
+        self.failed: BaseException | None = None
+        self._work: SimpleQueue[Commit | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._write_forever, name="laneway-writer", daemon=True)
+        self._thread.start()
+
+    def when_durable(self, done: Done, result: Any) -> None:
+        """Call done(result) once everything staged so far is durable."""
+        self._waiting.append((done, result))
+        self.touch()
+
+    def touch(self) -> None:
+        """Something was staged: write it at the end of this turn of the loop, or as soon as the writer is free."""
+        if not self._flush_at_turn_end and self._writing is None:
+            self._flush_at_turn_end = True
+            self._loop.call_soon(self._flush)
+        elif self._journal.staged_bytes() > MAX_COMMIT_BYTES and self._writing is None:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._flush_at_turn_end = False
+        if self._writing is not None or self.failed is not None:
+            return
+        commit = self._journal.seal()
+        if commit is None:
+            told, self._waiting = self._waiting, []
+            self._tell(told)  # nothing was staged since the last durable commit
+            return
+        self._writing = commit
+        self._writing_next_seq = self._table_next_seq()
+        self._told, self._waiting = self._waiting, []
+        self._on_sealed(commit)
+        self._work.put(commit)
+
+    def _table_next_seq(self) -> int:
+        return self._table.next_seq
+
+    def _write_forever(self) -> None:
+        while (commit := self._work.get()) is not None:
+            error: BaseException | None = None
+            try:
+                if commit.position:
+                    self._journal.write(commit)
+                else:
+                    self._journal.mark()
+            except BaseException as trouble:  # it is handed to the loop, which decides
+                error = trouble
+            if commit.position or error is not None:
+                self._loop.call_soon_threadsafe(self._written, commit, error)
+
+    def _written(self, commit: Commit, error: BaseException | None) -> None:
+        if error is not None:
+            self._not_written(commit, error)
+            return
+        self.stuck = False
+        told, self._told = self._told, []
+        self.durable_next_seq = self._writing_next_seq
+        self._writing = None
+        self._on_durable(commit)
+        if self._waiting or self._journal.staged_bytes():
+            self._flush()  # before telling: the writer works while callers are answered
+        else:
+            self._work.put(_MARK)
+            self._sync_later()
+        self._tell(told)
+
+    def _not_written(self, commit: Commit, error: BaseException) -> None:
+        if isinstance(error, DiskFull) and commit.position:
+            if not self.stuck:
+                log.error("the disk is full: nothing can be written, not even acks: %s", error)
+            self.stuck = True
+            self._loop.call_later(DISK_FULL_RETRY_S, self._work.put, commit)
+            return
+        if isinstance(error, DiskFull):
+            return  # a mark is a convenience
+        self.failed = error
+        log.critical("the journal cannot be written, nothing more is confirmed: %s", error)
+        self._on_failed(error)
+
+    def _sync_later(self) -> None:
+        if self._idle_sync_s is not None and self._idle_timer is None:
+            self._idle_timer = self._loop.call_later(self._idle_sync_s, self._idle_sync)
+
+    def _idle_sync(self) -> None:
+        self._idle_timer = None
+        if self._writing is None:
+            self._work.put(_MARK)
+
+    @staticmethod
+    def _tell(told: list[tuple[Done, Any]]) -> None:
+        for done, result in told:
+            try:
+                done(result)
+            except Exception:
+                log.exception("a caller failed to take its answer")
+
+    async def durable(self) -> None:
+        """Return once everything staged so far is durable."""
+        future: asyncio.Future[None] = self._loop.create_future()
+
+        def resolve(_: None) -> None:
+            if not future.done():
+                future.set_result(None)
+
+        self.when_durable(resolve, None)
+        if self.failed is not None:
+            raise self.failed if isinstance(self.failed, LanewayError) else RuntimeError(str(self.failed))
+        await future
+
+    async def close(self) -> None:
+        """Write what is staged and end the thread."""
+        if self.failed is None and not self.stuck:
+            await self.durable()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        self._work.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+
+_MARK = Commit(0, 0, 0, None)

@@ -1,0 +1,149 @@
+"""Looking at messages without leasing them: pages of any state, filters, and picking dead letters for a redrive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import merge
+from itertools import islice
+
+from laneway.broker.engine import Engine
+from laneway.broker.values import DeadLetterFilter, PeekQuery
+from laneway.core.commands import find_message, is_dead_letter
+from laneway.core.message import Glimpse
+from laneway.core.queue import Queue
+from laneway.core.table import DEAD, DELAYED, LEASED, READY, SLAB_BITS, SLAB_MASK
+from laneway.errors import InvalidInput, MessageNotFound
+
+STATES = {"ready": READY, "leased": LEASED, "delayed": DELAYED, "dead": DEAD}
+MAX_SCANNED = 20_000  # messages looked at for one page; a page may come back short, with a cursor
+READ_BATCH = 200
+TOP_PRIORITY = 255
+
+
+def peek(engine: Engine, queue: Queue, query: PeekQuery, now_ms: int) -> tuple[list[Glimpse], str | None]:
+    page: list[Glimpse] = []
+    page_bytes = scanned = 0
+    states, position = _resume(query)
+    for name in states:
+        candidates = _candidates(engine, queue, name, *position)
+        position = (TOP_PRIORITY, 0)
+        while batch := list(islice(candidates, READ_BATCH)):
+            scanned += len(batch)
+            for seq, glimpse in zip(batch, engine.glimpses(batch), strict=True):
+                if glimpse is not None and _wanted(glimpse, query, now_ms):
+                    page.append(glimpse)
+                    page_bytes += len(glimpse.body)
+                    if len(page) >= query.limit or page_bytes >= query.max_bytes:
+                        return page, _cursor(engine, name, seq)
+            if scanned >= MAX_SCANNED:
+                return page, _cursor(engine, name, batch[-1])
+    return page, None
+
+
+def _cursor(engine: Engine, name: str, seq: int) -> str:
+    priority = engine.state.table.slabs[seq >> SLAB_BITS].priority[seq & SLAB_MASK]
+    return f"{name}.{priority}.{seq}"
+
+
+def _resume(query: PeekQuery) -> tuple[tuple[str, ...], tuple[int, int]]:
+    """The states still to be shown and (priority, number) to go on after."""
+    unknown = [s for s in query.states if s not in STATES]
+    if unknown:
+        raise InvalidInput(f"unknown state {unknown[0]!r}: use {', '.join(STATES)}", field="state")
+    if query.cursor is None:
+        return query.states, (TOP_PRIORITY, 0)
+    try:
+        name, priority, seq = query.cursor.split(".")
+        at = query.states.index(name)
+        return query.states[at:], (int(priority), int(seq))
+    except ValueError:
+        raise InvalidInput("this cursor is not of this query", field="cursor") from None
+
+
+def _candidates(engine: Engine, queue: Queue, name: str, priority: int, after: int) -> Iterator[int]:
+    """Numbers in the order they are shown: ready ones as they would be delivered, others by number."""
+    table = engine.state.table
+    if name != "ready":
+        yield from list(islice(table.find(queue.number, STATES[name], after), MAX_SCANNED))
+        return
+    for p in sorted(queue.ready_by_priority(), reverse=True):
+        if p > priority:
+            continue
+        start = after if p == priority else 0
+        sources = []
+        if p in queue.lanes:
+            sources.append(list(islice(queue.lanes[p].after(start, table), MAX_SCANNED)))
+        if queue.grouped_ready.get(p):
+            sources.append(
+                sorted(
+                    s
+                    for s in queue.group_of
+                    if s > start and table.state(s) == READY and table.slabs[s >> SLAB_BITS].priority[s & SLAB_MASK] == p
+                )
+            )
+        yield from merge(*sources)
+
+
+def _wanted(g: Glimpse, query: PeekQuery, now_ms: int) -> bool:
+    if query.priority is not None and g.priority != query.priority:
+        return False
+    if query.attribute is not None and not has_attribute(g, query.attribute):
+        return False
+    age_ms = now_ms - g.enqueued_at_ms
+    if query.older_than_ms is not None and age_ms < query.older_than_ms:
+        return False
+    if query.newer_than_ms is not None and age_ms > query.newer_than_ms:
+        return False
+    return query.reason is None or (bool(g.deaths) and g.deaths[-1].reason == query.reason)
+
+
+def has_attribute(g: Glimpse, wanted: tuple[str, str]) -> bool:
+    name, text = wanted
+    if name not in g.properties.attributes:
+        return False
+    value = g.properties.attributes[name]
+    if isinstance(value, bool):
+        return text == ("true" if value else "false")
+    if isinstance(value, bytes):
+        return value == text.encode()
+    return str(value) == text
+
+
+def all_dead_letters(engine: Engine, queue: Queue) -> list[int]:
+    """Numbers of the dead letters this queue holds: its own, and those of others that wait in it."""
+    state = engine.state
+    here = (s for s, story in state.stories.items() if story.origin and is_dead_letter(state, queue, s))
+    return sorted({*queue.dead, *here})
+
+
+def dead_letters(engine: Engine, queue: Queue, wanted: DeadLetterFilter, now_ms: int) -> Iterator[list[int]]:
+    """Numbers of the dead letters that match, in batches; to be worked on between batches, so each is looked at late."""
+    if wanted.message_ids is not None:
+        seqs = [_dead_letter(engine, queue, text) for text in wanted.message_ids]
+    else:
+        seqs = all_dead_letters(engine, queue)
+    for i in range(0, len(seqs), READ_BATCH):
+        batch = [s for s in seqs[i : i + READ_BATCH] if is_dead_letter(engine.state, queue, s)]
+        yield [s for s in batch if _matches(engine, s, wanted, now_ms)]
+
+
+def _dead_letter(engine: Engine, queue: Queue, text: str) -> int:
+    seq = find_message(engine.state, queue, text)
+    if not is_dead_letter(engine.state, queue, seq):
+        raise MessageNotFound(f"message {text} is no dead letter of queue {queue.name!r}", field="message_ids")
+    return seq
+
+
+def _matches(engine: Engine, seq: int, wanted: DeadLetterFilter, now_ms: int) -> bool:
+    death = engine.state.stories[seq].deaths[-1]
+    age_ms = now_ms - death.at_ms
+    if wanted.reason is not None and death.reason != wanted.reason:
+        return False
+    if wanted.older_than_ms is not None and age_ms < wanted.older_than_ms:
+        return False
+    if wanted.newer_than_ms is not None and age_ms > wanted.newer_than_ms:
+        return False
+    if wanted.attribute is None:
+        return True
+    glimpse = engine.glimpses([seq])[0]
+    return glimpse is not None and has_attribute(glimpse, wanted.attribute)

@@ -1,0 +1,143 @@
+"""Redrives as tasks: dead letters moved in small durable steps, with progress, a rate limit and a way to stop.
+
+A task is kept as a document of the journal, so one that was running when the node stopped goes on at the next start;
+what it had moved by then is moved, and the filter finds the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway.broker import peeking
+from laneway.broker.values import RedriveRequest, Task
+from laneway.core.queue import Queue
+from laneway.errors import InvalidInput, LanewayError, LimitExceeded, QueueNotFound, TaskNotFound
+
+if TYPE_CHECKING:
+    from laneway.broker.broker import Broker
+
+log = logging.getLogger("laneway.broker")
+
+COLLECTION = "tasks"
+MAX_RUNNING = 100
+MAX_KEPT = 1_000
+MAX_RATE = 1_000_000
+
+
+class Redrives:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._tasks: dict[str, Task] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._begun = 0
+
+    def resume(self) -> None:
+        """Take up the tasks that the last stop interrupted."""
+        for document in self._broker.documents(COLLECTION).values():
+            task = msgspec.json.decode(document, type=Task)
+            self._tasks[task.task_id] = task
+            if task.state == "running":
+                self._launch(task)
+
+    async def stop(self) -> None:
+        """Leave running tasks as they are, to be resumed."""
+        running = list(self._running.values())
+        for job in running:
+            job.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def tasks(self) -> list[Task]:
+        return sorted(self._tasks.values(), key=lambda t: t.created_at_ms, reverse=True)
+
+    def task(self, task_id: str) -> Task:
+        try:
+            return self._tasks[task_id]
+        except KeyError:
+            raise TaskNotFound(f"there is no task {task_id!r}", field="task_id") from None
+
+    async def begin(self, queue: Queue, request: RedriveRequest) -> Task:
+        if request.max_per_second is not None and not 1 <= request.max_per_second <= MAX_RATE:
+            raise InvalidInput(f"max_per_second is from 1 to {MAX_RATE}", field="max_per_second")
+        if request.target is not None:
+            self._broker.find_queue(queue.vhost, request.target)
+        if len(self._running) >= MAX_RUNNING:
+            raise LimitExceeded(f"{MAX_RUNNING} tasks are running already; try again later")
+        if request.filter.message_ids is not None:  # say at once which id is wrong
+            for _ in peeking.dead_letters(self._broker.engine, queue, request.filter, self._broker.now()):
+                pass
+        now_ms = self._broker.now()
+        self._begun += 1
+        task_id = f"redrive-{now_ms:x}-{self._begun}"
+        task = Task(task_id, "redrive", queue.vhost, queue.name, "running", 0, None, 0, now_ms, None, None, request)
+        await self._keep(task)
+        self._launch(task)
+        return task
+
+    async def cancel(self, task_id: str) -> Task:
+        task = self.task(task_id)
+        job = self._running.get(task_id)
+        if job is not None:
+            job.cancel()
+            await asyncio.gather(job, return_exceptions=True)
+            task = self._ended(self._tasks[task_id], "cancelled")
+            await self._keep(task)
+        return task
+
+    def _launch(self, task: Task) -> None:
+        job = asyncio.get_running_loop().create_task(self._run(task.task_id))
+        self._running[task.task_id] = job
+        job.add_done_callback(lambda _: self._running.pop(task.task_id, None))
+
+    async def _run(self, task_id: str) -> None:
+        try:
+            await self._redrive(task_id)
+            task = self._ended(self._tasks[task_id], "completed")
+        except LanewayError as trouble:
+            task = self._ended(self._tasks[task_id], "failed", trouble.message)
+        except Exception as trouble:
+            log.exception("task %s failed", task_id)
+            task = self._ended(self._tasks[task_id], "failed", str(trouble))
+        await self._keep(task)
+
+    async def _redrive(self, task_id: str) -> None:
+        broker = self._broker
+        task = self._tasks[task_id]
+        request = task.request
+        queue = broker.find_queue(task.vhost, task.queue)
+        matched: list[int] = []
+        for batch in peeking.dead_letters(broker.engine, queue, request.filter, broker.now()):
+            matched += batch
+            await asyncio.sleep(0)  # picking may read many records: let others have their turn
+        self._note(task_id, matched=task.moved + task.failed + len(matched))
+        step = peeking.READ_BATCH if request.max_per_second is None else min(peeking.READ_BATCH, request.max_per_second)
+        loop = asyncio.get_running_loop()
+        started_s, moved = loop.time(), 0
+        for i in range(0, len(matched), step):
+            if task.queue != broker.find_queue(task.vhost, task.queue).name:
+                raise QueueNotFound(f"queue {task.queue!r} was deleted")
+            target = None if request.target is None else broker.find_queue(task.vhost, request.target)
+            done, failed = await broker.redrive_batch(queue, matched[i : i + step], target)
+            moved += done
+            self._note(task_id, moved=self._tasks[task_id].moved + done, failed=self._tasks[task_id].failed + failed)
+            if request.max_per_second is not None:
+                ahead_s = moved / request.max_per_second - (loop.time() - started_s)
+                if ahead_s > 0:
+                    await asyncio.sleep(ahead_s)
+
+    def _note(self, task_id: str, **changes: int) -> None:
+        self._tasks[task_id] = msgspec.structs.replace(self._tasks[task_id], **changes)
+
+    def _ended(self, task: Task, state: str, error: str | None = None) -> Task:
+        return msgspec.structs.replace(task, state=state, finished_at_ms=self._broker.now(), error=error)
+
+    async def _keep(self, task: Task) -> None:
+        self._tasks[task.task_id] = task
+        await self._broker.put_document(COLLECTION, task.task_id, msgspec.json.encode(task))
+        ended = [t for t in reversed(self.tasks()) if t.state != "running"]
+        for old in ended[: max(0, len(self._tasks) - MAX_KEPT)]:
+            del self._tasks[old.task_id]
+            await self._broker.remove_document(COLLECTION, old.task_id)

@@ -1,0 +1,149 @@
+"""Keeps the journal short: snapshots, dropping of settled history, compaction of what a few survivors pin.
+
+A snapshot is taken of the moment a commit is sealed and saved once that commit is durable, so that it never says
+more than the journal does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from laneway.broker.engine import Engine
+from laneway.core import snapshot
+from laneway.core.events import Relocated
+from laneway.core.table import FREE, SLAB_BITS, SLAB_MASK
+from laneway.errors import DiskFull
+from laneway.journal.interface import Commit
+
+log = logging.getLogger("laneway.broker")
+
+DEAD_EXTENTS = 8  # so many extents without a live record are worth a snapshot that lets them go
+LOOK_EVERY_COMMITS = 64
+SPARSE_BYTES_PER_RECORD = 8192  # an extent with fewer live records than this a piece is looked at closely …
+SPARSE_SHARE = 0.25  # … and rewritten if they fill less than this share of it
+SLABS_PER_STEP = 50
+RECORDS_PER_STEP = 256
+FINAL_SNAPSHOT_EVENTS = 1_000
+
+
+class Upkeep:
+    def __init__(
+        self, engine: Engine, loop: asyncio.AbstractEventLoop, now_ms: Callable[[], int], snapshot_events: int
+    ) -> None:
+        self._engine = engine
+        self._loop = loop
+        self._now_ms = now_ms
+        self._snapshot_events = snapshot_events
+        self._events = 0
+        self._commits = 0
+        self._last: Commit | None = None
+        self._frozen: tuple[int, snapshot.Frozen, list[int]] | None = None
+        self._saving: asyncio.Task[None] | None = None
+        self._touch: Callable[[], None] = lambda: None
+
+    def start(self, replayed_events: int, touch: Callable[[], None]) -> None:
+        self._events = replayed_events
+        self._touch = touch
+
+    def sealed(self, commit: Commit) -> None:
+        """Called right after a commit was sealed, before anything else is staged."""
+        self._last = commit
+        self._events += commit.event_count
+        self._commits += 1
+        if self._frozen is None and self._saving is None and self._is_due():
+            self._frozen = self._engine.freeze_at(commit)
+            self._events = 0
+
+    def _is_due(self) -> bool:
+        if self._events >= self._snapshot_events:
+            return self._events >= len(self._engine.state.table) // 4
+        if self._commits % LOOK_EVERY_COMMITS:
+            return False
+        journal, live = self._engine.journal, self._engine.state.extents
+        dead = sum(extent not in live for extent in journal.extent_bytes())
+        return dead >= DEAD_EXTENTS or (dead > 0 and not journal.has_room())
+
+    def durable(self, commit: Commit) -> None:
+        if self._frozen is not None and commit.position >= self._frozen[0]:
+            frozen, self._frozen = self._frozen, None
+            self._saving = self._loop.create_task(self._save(frozen))
+
+    async def _save(self, frozen: tuple[int, snapshot.Frozen, list[int]]) -> None:
+        try:
+            await asyncio.to_thread(self._save_blocking, frozen)
+            await self._compact()
+        except DiskFull as full:
+            log.warning("no space for a snapshot, will try again: %s", full)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("a snapshot failed; the journal keeps growing until one succeeds")
+        finally:
+            self._saving = None
+
+    def _save_blocking(self, frozen: tuple[int, snapshot.Frozen, list[int]]) -> None:
+        position, state, live = frozen
+        self._engine.journal.save_snapshot(position, snapshot.chunks(state), live)
+        dropped = self._engine.journal.drop()
+        log.debug("snapshot at %d, dropped extents %s", position, dropped)
+
+    async def final_snapshot(self) -> None:
+        """At a clean stop, after the last commit: so that the next start has nothing to replay."""
+        if self._last is not None and self._events >= FINAL_SNAPSHOT_EVENTS:
+            try:
+                await asyncio.to_thread(self._save_blocking, self._engine.freeze_at(self._last))
+            except DiskFull as full:
+                log.warning("no space for a snapshot at the end: %s", full)
+
+    async def stop(self) -> None:
+        if self._saving is not None:
+            await asyncio.gather(self._saving, return_exceptions=True)
+
+    async def _compact(self) -> None:
+        """Copy the survivors of sparse extents to the end of the journal; the next snapshot lets the extents go."""
+        journal = self._engine.journal
+        sizes = journal.extent_bytes()
+        live = self._engine.state.extents
+        sparse = {e: size for e, size in sizes.items() if 0 < live.get(e, 0) <= size // SPARSE_BYTES_PER_RECORD}
+        if not sparse or not journal.has_room():
+            return
+        survivors = await self._survivors(set(sparse))
+        for extent, seqs in survivors.items():
+            if sum(self._size(s) for s in seqs) <= sparse[extent] * SPARSE_SHARE:
+                await self._relocate(extent, seqs)
+
+    def _size(self, seq: int) -> int:
+        return self._engine.state.table.slabs[seq >> SLAB_BITS].size[seq & SLAB_MASK] if self._lives(seq) else 0
+
+    def _lives(self, seq: int) -> bool:
+        return seq in self._engine.state.table
+
+    async def _survivors(self, extents: set[int]) -> dict[int, list[int]]:
+        """Numbers of the live messages whose record is in one of these extents."""
+        found: dict[int, list[int]] = {}
+        slabs = self._engine.state.table.slabs
+        for step, number in enumerate(sorted(slabs)):
+            slab = slabs.get(number)
+            if slab is None:
+                continue
+            for i, location in enumerate(slab.location):
+                if location >> 32 in extents and slab.state[i] != FREE:
+                    found.setdefault(location >> 32, []).append((number << SLAB_BITS) + i)
+            if step % SLABS_PER_STEP == 0:
+                await asyncio.sleep(0)
+        return found
+
+    async def _relocate(self, extent: int, seqs: list[int]) -> None:
+        for i in range(0, len(seqs), RECORDS_PER_STEP):
+            alive = [s for s in seqs[i : i + RECORDS_PER_STEP] if self._lives(s)]
+            pairs = [(s, r) for s, r in zip(alive, self._engine.records(alive), strict=True) if r is not None]
+            if not pairs or not self._engine.journal.has_room():
+                return
+            records = [r for _, r in pairs]
+            event = Relocated(self._now_ms(), [s for s, _ in pairs], [len(r) for r in records], records)
+            self._engine.run(iter([event]))
+            self._touch()
+            await asyncio.sleep(0)
+        log.info("compacted extent %d: %d survivors moved", extent, len(seqs))

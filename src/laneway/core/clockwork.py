@@ -1,0 +1,134 @@
+"""What time alone does to a partition: leases run out, delays end, messages and memories expire.
+
+`tick` is a command like those in commands.py, called when the earliest deadline has come.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+
+from laneway.core.commands import end_of_tries, bury
+from laneway.core.deadlines import DEDUP, DELAY, KEYS, LEASE, RETENTION, TTL
+from laneway.core.events import Cause, Event, Released, Removed
+from laneway.core.queue import Queue
+from laneway.core.state import State
+from laneway.core.table import DELAYED, LEASED, OVERDUE, READY, SLAB_BITS, SLAB_MASK
+
+#: One tick handles about so many messages; the rest stays due, so that a mass expiry does not hold up the loop.
+TICK_MESSAGES = 5_000
+
+
+def tick(state: State, now_ms: int) -> Iterator[Event]:
+    budget = TICK_MESSAGES
+    while budget > 0 and (bucket := state.deadlines.pop_due(now_ms)) is not None:
+        for (kind, number), seqs in bucket.items():
+            if len(seqs) > budget:
+                state.deadlines.add(now_ms, kind, number, seqs[max(budget, 0) :])
+                seqs = seqs[: max(budget, 0)]
+            budget -= len(seqs) + 1
+            queue = state.queues.get(number)
+            if kind == KEYS:
+                _forget_keys(state, now_ms)
+            elif queue is None:
+                continue
+            elif kind == LEASE:
+                yield from _expire_leases(state, queue, seqs, now_ms)
+            elif kind == DELAY:
+                state.ripen(queue, seqs, now_ms)
+            elif kind == TTL:
+                yield from _expire_messages(state, queue, seqs, now_ms)
+            elif kind == RETENTION:
+                yield from _sweep(state, queue, now_ms)
+            elif kind == DEDUP:
+                _forget_dedups(state, queue, now_ms)
+
+
+def _expire_leases(state: State, queue: Queue, seqs: array[int], now_ms: int) -> Iterator[Event]:
+    back: list[int] = []
+    dead: dict[Cause, list[int]] = {}
+    for seq in dict.fromkeys(seqs):
+        slab = state.table.slabs.get(seq >> SLAB_BITS)
+        i = seq & SLAB_MASK
+        if slab is None or slab.state[i] != LEASED or slab.queue[i] != queue.number or slab.due_ms[i] > now_ms:
+            continue
+        cause = end_of_tries(queue, slab.receives[i], slab.flags[i])
+        if cause is None:
+            back.append(seq)
+        else:
+            dead.setdefault(cause, []).append(seq)
+    if back:
+        yield Released(queue.number, now_ms, back, [0] * len(back), Cause.LEASE_EXPIRED)
+    for cause, group in dead.items():
+        yield from bury(state, queue, group, cause, "", now_ms)
+
+
+def _expire_messages(state: State, queue: Queue, seqs: array[int], now_ms: int) -> Iterator[Event]:
+    expired: list[int] = []
+    for seq in seqs:
+        slab = state.table.slabs.get(seq >> SLAB_BITS)
+        i = seq & SLAB_MASK
+        if slab is None or slab.queue[i] != queue.number:
+            continue
+        if slab.state[i] in (READY, DELAYED):
+            expired.append(seq)
+        elif slab.state[i] == LEASED:  # its consumer may still ack it; when it comes back it dies
+            state.table.owned(seq).flags[i] |= OVERDUE
+    if expired:
+        yield from bury(state, queue, expired, Cause.EXPIRED, "", now_ms)
+
+
+def _sweep(state: State, queue: Queue, now_ms: int) -> Iterator[Event]:
+    """Remove what the queue's retention no longer covers; look again when the oldest of the rest will be due."""
+    if queue.retention_armed_ms > now_ms:
+        return  # re-armed since; that reminder is still to come
+    keep_ms = queue.settings.retention_ms
+    gone: list[int] = []
+    next_ms = 0
+    for front in _fronts(state, queue):
+        for since_ms, seq in front:
+            if since_ms + keep_ms > now_ms or len(gone) >= TICK_MESSAGES:
+                next_ms = min(next_ms or since_ms + keep_ms, since_ms + keep_ms)
+                break
+            gone.append(seq)
+    queue.retention_armed_ms = 0
+    if gone:
+        yield Removed(queue.number, now_ms, gone, Cause.RETENTION)
+    if queue.ready or queue.delayed or queue.leased or queue.dead:
+        state.arm_retention(queue, max(next_ms or now_ms + keep_ms, now_ms + 1))
+
+
+def _fronts(state: State, queue: Queue) -> Iterator[Iterator[tuple[int, int]]]:
+    """Per lane and group, and of the dead, (since, number) from the oldest on."""
+    table = state.table
+
+    def aged(seqs: Iterable[int]) -> Iterator[tuple[int, int]]:
+        for seq in seqs:
+            yield table.slabs[seq >> SLAB_BITS].since_ms[seq & SLAB_MASK], seq
+
+    for lane in queue.lanes.values():
+        yield aged(lane.after(0, table))
+    for group in queue.groups.values():
+        yield aged(s for s in group.members if table.state(s) == READY)
+    yield ((state.stories[seq].deaths[-1].at_ms, seq) for seq in queue.dead)
+
+
+def _forget_dedups(state: State, queue: Queue, now_ms: int) -> None:
+    window_ms = queue.settings.dedup_window_ms
+    dedup = queue.dedup
+    while dedup:
+        oldest = next(iter(dedup))
+        if dedup[oldest][1] + window_ms > now_ms:
+            state.deadlines.add(dedup[oldest][1] + window_ms, DEDUP, queue.number, ())
+            return
+        del dedup[oldest]
+
+
+def _forget_keys(state: State, now_ms: int) -> None:
+    keys = state.keys
+    while keys:
+        oldest = next(iter(keys))
+        if keys[oldest].expires_ms > now_ms:
+            state.deadlines.add(keys[oldest].expires_ms, KEYS, 0, ())
+            return
+        del keys[oldest]

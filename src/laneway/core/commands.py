@@ -1,0 +1,499 @@
+"""Commands: what callers want, checked against the state and turned into events.
+
+Each command is a generator. Whoever runs it applies every event it yields before asking for the next, so a later
+event of the same command sees what the earlier one did. What cannot be done is said per entry, in `results`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from laneway.core import queue as q_
+from laneway.core.events import (
+    Acked,
+    Cause,
+    DeadLettered,
+    Event,
+    Extended,
+    KeyRemembered,
+    Leased,
+    Moved,
+    Published,
+    QueueDeleted,
+    QueuePurged,
+    QueuePut,
+    Released,
+    Removed,
+)
+from laneway.core.message import (
+    PLAIN,
+    Draft,
+    Receipt,
+    Settlement,
+    encode_props,
+    encode_record,
+    message_id,
+    parse_message_id,
+)
+from laneway.core.queue import Queue
+from laneway.core.settings import DAY_MS, RANGES, SECOND_MS, QueueSettings, check_queue_name, check_settings
+from laneway.core.state import QueueDocument, State
+from laneway.core.table import DEAD, DELAYED, LEASED, OVERDUE, READY, SLAB_BITS, SLAB_MASK
+from laneway.errors import (
+    Conflict,
+    IdempotencyConflict,
+    InvalidInput,
+    LanewayError,
+    LeaseStale,
+    LimitExceeded,
+    MessageNotFound,
+    MessageTooLarge,
+    QueueFull,
+    QueueInUse,
+    QueueNotFound,
+    ReceiptInvalid,
+)
+
+MAX_DELAY_MS = RANGES["delay_ms"][1]
+MAX_SCHEDULE_MS = 90 * DAY_MS
+MAX_TTL_MS = RANGES["message_ttl_ms"][1]
+MAX_LEASE_MS = RANGES["lease_ms"][1]
+MAX_BACKOFF_MS = 900 * SECOND_MS
+MAX_REASON_BYTES = 1024
+MAX_CONSUMER_BYTES = 256
+KEY_LIFE_MS = DAY_MS
+MAX_TOKEN_CHARS = 40
+
+
+# Queues
+
+
+def find_queue(state: State, vhost: str, name: str) -> Queue:
+    queue = state.by_name.get((vhost, name))
+    if queue is None:
+        where = "" if vhost == "/" else f" in virtual host {vhost!r}"
+        raise QueueNotFound(f"there is no queue {name!r}{where}; create it first", field="queue", queue=name)
+    return queue
+
+
+def put_queue(
+    state: State, vhost: str, name: str, settings: QueueSettings, now_ms: int, *, max_queues: int
+) -> Iterator[Event]:
+    """Create a queue, or replace the settings of one that exists."""
+    check_queue_name(name)
+    check_queue_name(vhost, field="vhost")
+    check_settings(settings)
+    target = settings.dead_letter_queue
+    if target == name:
+        raise InvalidInput(f"queue {name!r} cannot be its own dead-letter queue", field="dead_letter_queue")
+    if target is not None and (vhost, target) not in state.by_name:
+        raise InvalidInput(f"dead-letter queue {target!r} does not exist; create it first", field="dead_letter_queue")
+    queue = state.by_name.get((vhost, name))
+    if queue is None and len(state.queues) >= max_queues:
+        raise LimitExceeded(f"there are {len(state.queues)} queues already, {max_queues} are allowed", field="queue")
+    if queue is None or queue.settings != settings:
+        document = msgspec.json.encode(QueueDocument(vhost, name, settings))
+        yield QueuePut(queue.number if queue else state.next_queue, now_ms, document)
+
+
+def changed_settings(queue: Queue, changes: dict[str, Any]) -> QueueSettings:
+    merged = {**msgspec.structs.asdict(queue.settings), **changes}
+    try:
+        return msgspec.convert(merged, QueueSettings)
+    except msgspec.ValidationError as wrong:
+        field = next((name for name in changes if f"`{name}`" in str(wrong) or f"$.{name}" in str(wrong)), None)
+        raise InvalidInput(str(wrong), field=field) from None
+
+
+def delete_queue(state: State, queue: Queue, now_ms: int, *, if_empty: bool) -> Iterator[Event]:
+    if if_empty and (queue.ready or queue.leased or queue.delayed or queue.dead):
+        raise Conflict(f"queue {queue.name!r} is not empty", field="if_empty")
+    for other in state.queues.values():
+        if other.vhost == queue.vhost and other.settings.dead_letter_queue == queue.name:
+            raise QueueInUse(
+                f"dead letters of queue {other.name!r} go to {queue.name!r}; change that queue first", field="queue"
+            )
+    yield QueueDeleted(queue.number, now_ms)
+
+
+def purge_queue(state: State, queue: Queue, now_ms: int) -> Iterator[Event]:
+    if queue.ready or queue.delayed:
+        yield QueuePurged(queue.number, now_ms, state.table.next_seq)
+
+
+# Publishing
+
+
+def publish(
+    state: State, queue: Queue, drafts: Sequence[Draft], now_ms: int, results: list[Receipt | LanewayError]
+) -> Iterator[Event]:
+    settings = queue.settings
+    tag = state.tag
+    first = seq = state.table.next_seq
+    default_priority, max_priority = settings.priority_when_unset, settings.max_priority
+    bounded = settings.overflow == "reject" and (settings.max_messages is not None or settings.max_bytes is not None)
+    records: list[bytes] = []
+    sizes: list[int] = []
+    priorities: list[int] = []
+    visible: list[int] = []
+    expires: list[int] = []
+    groups: dict[int, str] = {}
+    dedups: dict[int, str] = {}
+    fresh: dict[str, Receipt] = {}
+    for draft in drafts:
+        try:
+            priority = draft.priority
+            if priority is None:
+                priority = default_priority
+            elif not 0 <= priority <= max_priority:
+                raise InvalidInput(
+                    f"priority {priority} is out of range: queue {queue.name!r} takes 0 to {max_priority}",
+                    field="priority",
+                )
+            properties = draft.properties
+            props = b"" if properties is PLAIN else encode_props(properties)
+            size = len(draft.body) + len(props)
+            if size > settings.max_message_bytes:
+                raise MessageTooLarge(
+                    f"the message has {size} bytes with its properties, queue {queue.name!r} takes "
+                    f"{settings.max_message_bytes}",
+                    field="payload",
+                )
+            visible_ms = _visible_at(draft, settings, now_ms)
+            expires_ms = _expires_at(draft, settings, visible_ms or now_ms)
+            if properties.dedup_id:
+                known = fresh.get(properties.dedup_id) or _deduplicated(queue, properties.dedup_id, priority, now_ms)
+                if known is not None:
+                    results.append(msgspec.structs.replace(known, duplicate=True))
+                    queue.totals[q_.DEDUPLICATED] += 1
+                    continue
+            if bounded:
+                _check_room(queue, len(records), sum(sizes) + size)
+        except LanewayError as wrong:
+            results.append(wrong)
+            continue
+        record = encode_record(seq, now_ms, props, draft.body)
+        if properties.group:
+            groups[len(records)] = properties.group
+        receipt = Receipt(message_id(now_ms, tag, seq), priority, now_ms, visible_ms or now_ms)
+        if properties.dedup_id and settings.dedup_window_ms:
+            dedups[len(records)] = properties.dedup_id
+            fresh[properties.dedup_id] = receipt
+        records.append(record)
+        sizes.append(len(record))
+        priorities.append(priority)
+        visible.append(visible_ms)
+        expires.append(expires_ms)
+        results.append(receipt)
+        seq += 1
+    if records:
+        yield Published(queue.number, now_ms, first, priorities, visible, expires, sizes, records, groups, dedups)
+        if settings.overflow == "drop_oldest" and (settings.max_messages is not None or settings.max_bytes is not None):
+            yield from _shed(state, queue, now_ms)
+
+
+def _visible_at(draft: Draft, settings: QueueSettings, now_ms: int) -> int:
+    """When the message becomes visible, 0 for at once."""
+    if draft.visible_at_ms is not None:
+        if draft.delay_ms is not None:
+            raise InvalidInput("give a delay or an absolute time, not both", field="visible_at_ms")
+        if draft.visible_at_ms > now_ms + MAX_SCHEDULE_MS:
+            raise InvalidInput("the time is more than 90 days ahead", field="visible_at_ms")
+        return draft.visible_at_ms if draft.visible_at_ms > now_ms else 0
+    delay_ms = draft.delay_ms
+    if delay_ms is None:
+        delay_ms = settings.delay_ms
+    elif not 0 <= delay_ms <= MAX_DELAY_MS:
+        raise InvalidInput(
+            f"a delay is from 0 to {MAX_DELAY_MS // 1000} seconds, not {delay_ms / 1000:g}; "
+            f"use an absolute time for more",
+            field="delay_ms",
+        )
+    return now_ms + delay_ms if delay_ms else 0
+
+
+def _expires_at(draft: Draft, settings: QueueSettings, from_ms: int) -> int:
+    """When the time to live ends, 0 for never; the shorter of the message's and the queue's."""
+    ttl_ms = draft.ttl_ms
+    if ttl_ms is not None and not 0 <= ttl_ms <= MAX_TTL_MS:
+        raise InvalidInput(f"a time to live is from 0 to {MAX_TTL_MS // 1000} seconds, not {ttl_ms / 1000:g}", field="ttl_ms")
+    if settings.message_ttl_ms is not None:
+        ttl_ms = settings.message_ttl_ms if ttl_ms is None else min(ttl_ms, settings.message_ttl_ms)
+    return 0 if ttl_ms is None else from_ms + ttl_ms
+
+
+def _deduplicated(queue: Queue, dedup_id: str, priority: int, now_ms: int) -> Receipt | None:
+    known = queue.dedup.get(dedup_id)
+    if known is None or known[1] + queue.settings.dedup_window_ms <= now_ms:
+        return None
+    return Receipt(known[0], priority, known[1], known[1], duplicate=True)
+
+
+def _check_room(queue: Queue, more: int, more_bytes: int) -> None:
+    settings = queue.settings
+    if settings.max_messages is not None and queue.ready + queue.delayed + more >= settings.max_messages:
+        raise QueueFull(f"queue {queue.name!r} is full: it holds {settings.max_messages} messages at most")
+    if settings.max_bytes is not None and queue.bytes_waiting + more_bytes > settings.max_bytes:
+        raise QueueFull(f"queue {queue.name!r} is full: it holds {settings.max_bytes} bytes at most")
+
+
+def _shed(state: State, queue: Queue, now_ms: int) -> Iterator[Event]:
+    """Push out the oldest of the lowest priority until the queue is within its bounds."""
+    settings = queue.settings
+    while True:
+        excess = 0
+        if settings.max_messages is not None:
+            excess = queue.ready + queue.delayed - settings.max_messages
+        if excess <= 0 and settings.max_bytes is not None and queue.bytes_waiting > settings.max_bytes:
+            excess = 1
+        if excess <= 0:
+            return
+        seqs = _lowest(state, queue, excess)
+        if not seqs:
+            return
+        yield from bury(state, queue, seqs, Cause.OVERFLOW, "", now_ms)
+
+
+def _lowest(state: State, queue: Queue, limit: int) -> list[int]:
+    lowest = (queue.bitmap & -queue.bitmap).bit_length() - 1
+    grouped = min(queue.grouped_ready, default=-1)
+    if lowest >= 0 and (grouped < 0 or lowest <= grouped):
+        seqs = []
+        for seq in queue.lanes[lowest].after(0, state.table):
+            seqs.append(seq)
+            if len(seqs) == limit:
+                break
+        return seqs
+    if grouped >= 0:
+        table = state.table
+        waiting = (s for s in sorted(queue.group_of) if table.state(s) == READY)
+        return [s for s in waiting if table.slabs[s >> SLAB_BITS].priority[s & SLAB_MASK] == grouped][:1]
+    return list(state.table.find(queue.number, DELAYED))[:limit]
+
+
+def check_key(state: State, queue: Queue, key: str, fingerprint: bytes, now_ms: int, *, max_keys: int) -> list[str] | None:
+    """The message ids an idempotency key was answered with, None if it is new; IdempotencyConflict if it differs."""
+    known = state.keys.get((queue.number, key))
+    if known is None or known.expires_ms <= now_ms:
+        if known is None and len(state.keys) >= max_keys:
+            raise LimitExceeded(f"{max_keys} idempotency keys are remembered already; publish without one or try later")
+        return None
+    if known.fingerprint != fingerprint:
+        raise IdempotencyConflict(
+            "this idempotency key was used with a different body",
+            field="Idempotency-Key",
+            message_id=known.message_ids[0],
+            message_ids=known.message_ids,
+        )
+    return known.message_ids
+
+
+def remember_key(queue: Queue, key: str, fingerprint: bytes, ids: list[str], now_ms: int) -> Iterator[Event]:
+    document = msgspec.msgpack.encode((key, fingerprint, ids))
+    yield KeyRemembered(queue.number, now_ms, now_ms + KEY_LIFE_MS, document)
+
+
+# Leasing and settling
+
+
+def lease(
+    state: State, queue: Queue, limit: int, lease_ms: int | None, consumer: str, now_ms: int
+) -> Iterator[Leased]:
+    if lease_ms is None:
+        lease_ms = queue.settings.lease_ms
+    seqs = queue.select(limit, state.table)
+    if seqs:
+        slabs = state.table.slabs
+        receives = [slabs[s >> SLAB_BITS].receives[s & SLAB_MASK] + 1 for s in seqs]
+        yield Leased(queue.number, now_ms, seqs, receives, state.next_lease, now_ms + lease_ms, consumer)
+
+
+def check_lease(lease_ms: int | None, consumer: str) -> None:
+    if lease_ms is not None and not 0 <= lease_ms <= MAX_LEASE_MS:
+        raise InvalidInput(f"a lease is from 0 to {MAX_LEASE_MS // 1000} seconds, not {lease_ms / 1000:g}", field="lease_ms")
+    if len(consumer.encode()) > MAX_CONSUMER_BYTES:
+        raise InvalidInput(f"a consumer's name has at most {MAX_CONSUMER_BYTES} bytes", field="consumer")
+
+
+def token(lease_id: int, seq: int) -> str:
+    return f"{lease_id:x}.{seq:x}"
+
+
+class _Settling:
+    """What a batch of settlements adds up to, gathered per kind so that each kind becomes one event."""
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+        self.acked: list[int] = []
+        self.leases: list[int] = []
+        self.released: list[int] = []
+        self.due_ms: list[int] = []
+        self.extended: dict[int, list[int]] = {}
+        self.buried: dict[tuple[Cause, str], list[int]] = {}
+
+
+def settle(
+    state: State, queue: Queue, settlements: Sequence[Settlement], now_ms: int, results: list[int | LanewayError]
+) -> Iterator[Event]:
+    batch = _Settling()
+    seen = batch.seen
+    for s in settlements:
+        try:
+            seq, lease_id = _held(state, queue, s, now_ms)
+            if seq in seen:
+                raise LeaseStale("this receipt handle was settled earlier in the same batch", field="token")
+            if s.action == "ack":
+                batch.acked.append(seq)
+                batch.leases.append(lease_id)
+                results.append(0)
+            else:
+                results.append(_settle_otherwise(state, queue, s, seq, batch, now_ms))
+            seen.add(seq)
+        except LanewayError as wrong:
+            results.append(wrong)
+    if batch.acked:
+        yield Acked(queue.number, now_ms, batch.acked, batch.leases)
+    if batch.released:
+        yield Released(queue.number, now_ms, batch.released, batch.due_ms, Cause.RELEASED)
+    for deadline_ms, seqs in batch.extended.items():
+        yield Extended(queue.number, now_ms, seqs, deadline_ms)
+    for (cause, detail), seqs in batch.buried.items():
+        yield from bury(state, queue, seqs, cause, detail, now_ms)
+
+
+def _held(state: State, queue: Queue, s: Settlement, now_ms: int) -> tuple[int, int]:
+    """(message number, lease id) of a token whose lease still holds."""
+    text = s.token
+    lease_text, dot, seq_text = text.partition(".")
+    try:
+        if not dot or len(text) > MAX_TOKEN_CHARS:
+            raise ValueError
+        seq, lease_id = int(seq_text, 16), int(lease_text, 16)
+    except ValueError:
+        raise ReceiptInvalid(f"not a receipt handle: {text[:MAX_TOKEN_CHARS]!r}", field="token") from None
+    slab = state.table.slabs.get(seq >> SLAB_BITS)
+    i = seq & SLAB_MASK
+    if (
+        slab is None
+        or not slab.lease
+        or i >= len(slab.state)
+        or slab.state[i] != LEASED
+        or slab.lease[i] != lease_id
+        or slab.queue[i] != queue.number
+        or slab.due_ms[i] <= now_ms
+    ):
+        raise LeaseStale(
+            "the lease of this receipt handle has ended: it expired, or the message was settled or delivered again",
+            field="token",
+        )
+    if s.message_id is not None:
+        told = state.stories.get(seq)
+        record_seq = told.record_seq if told else seq
+        if len(s.message_id) != 36 or s.message_id[-12:].lower() != f"{record_seq:012x}":
+            raise ReceiptInvalid(f"the receipt handle is not of message {s.message_id[:40]!r}", field="token")
+    return seq, lease_id
+
+
+def _settle_otherwise(state: State, queue: Queue, s: Settlement, seq: int, batch: _Settling, now_ms: int) -> int:
+    if s.action == "reject":
+        if len(s.reason.encode()) > MAX_REASON_BYTES:
+            raise InvalidInput(f"a reason has at most {MAX_REASON_BYTES} bytes", field="reason")
+        batch.buried.setdefault((Cause.REJECTED, s.reason), []).append(seq)
+        return 0
+    if s.action == "extend":
+        if s.lease_ms is None:
+            raise InvalidInput("say how long the lease shall be", field="lease_ms")
+        check_lease(s.lease_ms, "")
+        if s.lease_ms > 0:
+            deadline_ms = now_ms + s.lease_ms
+            batch.extended.setdefault(deadline_ms, []).append(seq)
+            return deadline_ms
+    slab = state.table.slabs[seq >> SLAB_BITS]
+    receives = slab.receives[seq & SLAB_MASK]
+    if s.action == "extend":
+        delay_ms = 0
+    elif s.backoff:
+        delay_ms = min(MAX_BACKOFF_MS, SECOND_MS << min(receives, 20))
+    elif 0 <= s.delay_ms <= MAX_LEASE_MS:
+        delay_ms = s.delay_ms
+    else:
+        raise InvalidInput(
+            f"a delay is from 0 to {MAX_LEASE_MS // 1000} seconds, not {s.delay_ms / 1000:g}", field="delay_ms"
+        )
+    cause = end_of_tries(queue, receives, slab.flags[seq & SLAB_MASK])
+    if cause is not None:
+        batch.buried.setdefault((cause, ""), []).append(seq)
+        return now_ms
+    batch.released.append(seq)
+    batch.due_ms.append(now_ms + delay_ms if delay_ms else 0)
+    return now_ms + delay_ms
+
+
+def end_of_tries(queue: Queue, receives: int, flags: int) -> Cause | None:
+    """Why a message that comes back from a lease dies instead, if it does."""
+    if flags & OVERDUE:
+        return Cause.EXPIRED
+    limit = queue.settings.max_receives
+    return Cause.MAX_RECEIVES if limit is not None and receives >= limit else None
+
+
+# Dead letters
+
+
+def bury(state: State, queue: Queue, seqs: Sequence[int], cause: Cause, detail: str, now_ms: int) -> Iterator[Event]:
+    """Dead-letter messages: to the dead-letter queue in one step, or kept where they are if there is none."""
+    name = queue.settings.dead_letter_queue
+    target = state.by_name.get((queue.vhost, name)) if name is not None else None
+    if target is None:
+        yield DeadLettered(queue.number, now_ms, seqs, cause, detail)
+    else:
+        yield Moved(queue.number, now_ms, seqs, cause, target.number, state.table.next_seq, detail)
+
+
+def is_dead_letter(state: State, queue: Queue, seq: int) -> bool:
+    """Dead in this queue, or waiting in it because it died elsewhere."""
+    found = state.table.state(seq)
+    if state.table.slabs[seq >> SLAB_BITS].queue[seq & SLAB_MASK] != queue.number if found else True:
+        return False
+    if found == DEAD:
+        return True
+    told = state.stories.get(seq)
+    return found in (READY, DELAYED) and told is not None and told.origin != 0
+
+
+def redrive(
+    state: State, queue: Queue, seqs: Sequence[int], target: Queue | None, now_ms: int, failed: list[int]
+) -> Iterator[Event]:
+    """Dead letters back to their origins, or all to one queue, as fresh messages with their history kept."""
+    by_target: dict[int, list[int]] = {}
+    for seq in seqs:
+        if not is_dead_letter(state, queue, seq):
+            failed.append(seq)
+            continue
+        told = state.stories[seq]
+        number = target.number if target is not None else told.origin or queue.number
+        if number in state.queues:
+            by_target.setdefault(number, []).append(seq)
+        else:
+            failed.append(seq)
+    for number, group in by_target.items():
+        yield Moved(queue.number, now_ms, group, Cause.REDRIVEN, number, state.table.next_seq)
+
+
+def delete_dead(state: State, queue: Queue, seqs: Sequence[int], now_ms: int) -> Iterator[Event]:
+    found = [seq for seq in seqs if is_dead_letter(state, queue, seq)]
+    if found:
+        yield Removed(queue.number, now_ms, found, Cause.DELETED)
+
+
+def find_message(state: State, queue: Queue, text: str) -> int:
+    """The number a message id stands for now, in this queue."""
+    _, tag, record_seq = parse_message_id(text)
+    seq = state.moved.get(record_seq, record_seq)
+    slab = state.table.slabs.get(seq >> SLAB_BITS)
+    if tag != state.tag or slab is None or seq not in state.table or slab.queue[seq & SLAB_MASK] != queue.number:
+        raise MessageNotFound(f"queue {queue.name!r} holds no message {text}", field="message_id")
+    return seq

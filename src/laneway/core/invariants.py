@@ -1,0 +1,80 @@
+"""What must always hold. Runs in tests and in the simulator, never in a live node: it looks at every message."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from laneway.core.queue import Queue
+from laneway.core.state import State
+from laneway.core.table import DEAD, DELAYED, FREE, GROUPED, HAS_CONSUMER, LEASED, READY, SLAB_BITS, STORIED
+
+
+def check_invariants(state: State) -> None:
+    """Raise AssertionError saying what does not hold."""
+    counts: Counter[tuple[int, int]] = Counter()
+    waiting_bytes: Counter[int] = Counter()
+    by_priority: Counter[tuple[int, int]] = Counter()
+    extents: Counter[int] = Counter()
+    flagged: dict[int, set[int]] = {GROUPED: set(), STORIED: set(), HAS_CONSUMER: set()}
+    for number, slab in state.table.slabs.items():
+        live = 0
+        for i, found in enumerate(slab.state):
+            if found == FREE:
+                continue
+            live += 1
+            seq, home = (number << SLAB_BITS) + i, slab.queue[i]
+            assert seq < state.table.next_seq, f"message {seq} is above the next number"
+            assert home in state.queues, f"message {seq} is in queue {home}, which is gone"
+            counts[home, found] += 1
+            extents[slab.location[i] >> 32] += 1
+            if found in (READY, DELAYED):
+                waiting_bytes[home] += slab.size[i]
+            if found == READY:
+                by_priority[home, slab.priority[i]] += 1
+            for flag, members in flagged.items():
+                if slab.flags[i] & flag:
+                    members.add(seq)
+        assert live == slab.live, f"slab {number} says {slab.live} live, has {live}"
+    assert dict(extents) == state.extents, f"extents {state.extents} but records are in {dict(extents)}"
+    assert flagged[STORIED] == set(state.stories), "stories and flags differ"
+    assert flagged[HAS_CONSUMER] == set(state.consumers), "consumers and flags differ"
+    for queue in state.queues.values():
+        _check_queue(state, queue, counts, by_priority, waiting_bytes)
+        assert {s for s in flagged[GROUPED] if state.table.slabs[s >> SLAB_BITS].queue[s & 1023] == queue.number} == set(
+            queue.group_of
+        ), f"{queue.name}: groups and flags differ"
+    elsewhere = Counter(story.origin for story in state.stories.values() if story.origin)
+    for queue in state.queues.values():
+        assert queue.dead_elsewhere == elsewhere[queue.number], f"{queue.name}: dead_elsewhere"
+
+
+def _check_queue(
+    state: State,
+    queue: Queue,
+    counts: Counter[tuple[int, int]],
+    by_priority: Counter[tuple[int, int]],
+    waiting_bytes: Counter[int],
+) -> None:
+    n, name = queue.number, queue.name
+    assert queue.ready == counts[n, READY], f"{name}: ready {queue.ready}, table has {counts[n, READY]}"
+    assert queue.leased == counts[n, LEASED], f"{name}: leased {queue.leased}, table has {counts[n, LEASED]}"
+    assert queue.delayed == counts[n, DELAYED], f"{name}: delayed {queue.delayed}, table has {counts[n, DELAYED]}"
+    assert len(queue.dead) == counts[n, DEAD], f"{name}: dead {len(queue.dead)}, table has {counts[n, DEAD]}"
+    assert queue.bytes_waiting == waiting_bytes[n], f"{name}: bytes {queue.bytes_waiting} != {waiting_bytes[n]}"
+    for priority, count in queue.ready_by_priority().items():
+        assert count == by_priority[n, priority], f"{name}: priority {priority}"
+    assert sum(queue.ready_by_priority().values()) == queue.ready
+    for priority, lane in queue.lanes.items():
+        entries = list(lane.after(0, state.table))
+        assert entries == sorted(set(entries)), f"{name}: lane {priority} is out of order"
+        assert len(entries) == lane.count, f"{name}: lane {priority} counts {lane.count}, names {len(entries)}"
+        assert bool(queue.bitmap >> priority & 1) == bool(lane.count), f"{name}: bitmap of {priority}"
+        assert lane.entries == sum(map(len, lane.chunks)) - lane.head
+    for group in queue.groups.values():
+        members = list(group.members)
+        assert members and members == sorted(members), f"{name}: group {group.name} is out of order"
+        leased = sum(state.table.state(s) == LEASED for s in members)
+        assert leased == group.outstanding, f"{name}: group {group.name} outstanding {group.outstanding}, leased {leased}"
+        if not leased and state.table.state(members[0]) == READY:
+            assert group.offered == members[0], f"{name}: group {group.name} waits but is not offered"
+            assert any(entry[1] == members[0] for entry in queue.heads)

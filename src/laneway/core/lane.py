@@ -1,0 +1,126 @@
+"""One priority of one queue: which messages are next, first in first out.
+
+A lane is an index, not the truth: it may still name a message that has gone (the state column of the table says
+so, and the entry is skipped when its turn comes), but every ready message has an entry. Eight bytes per message.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+from laneway.core.table import READY, Table
+
+CHUNK_ROWS = 8192
+STALE_SLACK = 4096  # so many dead entries are tolerated before a lane is rebuilt
+
+
+class Lane:
+    __slots__ = ("chunks", "count", "entries", "head", "returned")
+
+    def __init__(self) -> None:
+        self.chunks: deque[array[int]] = deque()
+        self.head = 0  # index of the next entry in the first chunk
+        self.entries = 0  # in all chunks, from the head on
+        self.returned: list[int] = []  # a heap: those that came back to their place
+        self.count = 0  # ready messages of this lane: exact, kept by state.py
+
+    def append(self, seq: int) -> None:
+        if not self.chunks or len(self.chunks[-1]) >= CHUNK_ROWS:
+            self.chunks.append(array("Q"))
+        self.chunks[-1].append(seq)
+        self.entries += 1
+
+    def extend(self, seqs: range) -> None:
+        if not self.chunks or len(self.chunks[-1]) >= CHUNK_ROWS:
+            self.chunks.append(array("Q"))
+        self.chunks[-1].extend(seqs)
+        self.entries += len(seqs)
+
+    def give_back(self, seq: int) -> None:
+        heappush(self.returned, seq)
+
+    def skip(self, seq: int) -> None:
+        """Drop the entry of a message that just left, if it is the next one: keeps replayed lanes short."""
+        if self.entries and self.chunks[0][self.head] == seq:
+            self._advance(1)
+
+    def _advance(self, count: int) -> None:
+        self.head += count
+        self.entries -= count
+        if self.head == len(self.chunks[0]):
+            self.chunks.popleft()
+            self.head = 0
+
+    def pop(self, limit: int, table: Table) -> list[int]:
+        """Take up to `limit` ready messages off the front, in order."""
+        if not self.returned and self.entries == self.count:
+            return self._pop_plain(limit)
+        out: list[int] = []
+        last = 0
+        while len(out) < limit:
+            seq = self._pop_entry()
+            if seq == 0:
+                break
+            if seq != last and table.state(seq) == READY:
+                out.append(seq)
+                last = seq
+        return out
+
+    def _pop_plain(self, limit: int) -> list[int]:
+        out: list[int] = []
+        while self.entries and len(out) < limit:
+            taken = self.chunks[0][self.head : self.head + limit - len(out)].tolist()
+            self._advance(len(taken))
+            out += taken
+        return out
+
+    def _pop_entry(self) -> int:
+        returned = self.returned
+        if self.entries:
+            first = self.chunks[0][self.head]
+            if not returned or first <= returned[0]:
+                self._advance(1)
+                return first
+        return heappop(returned) if returned else 0
+
+    def peek(self, table: Table) -> int:
+        """The next ready message, 0 if there is none; drops dead entries on the way."""
+        found = self.pop(1, table)
+        if not found:
+            return 0
+        heappush(self.returned, found[0])
+        return found[0]
+
+    def after(self, seq: int, table: Table) -> Iterator[int]:
+        """Ready messages with a number above `seq`, in order, without taking them."""
+        behind = sorted(s for s in self.returned if s > seq)
+        position = 0
+        last = seq
+        for index, chunk in enumerate(self.chunks):
+            start = self.head if index == 0 else 0
+            if chunk[-1] <= seq:
+                continue
+            for entry in chunk[max(start, bisect_right(chunk, seq, start)) :]:
+                while position < len(behind) and behind[position] < entry:
+                    if behind[position] != last and table.state(behind[position]) == READY:
+                        last = behind[position]
+                        yield last
+                    position += 1
+                if entry != last and table.state(entry) == READY:
+                    last = entry
+                    yield entry
+        for entry in behind[position:]:
+            if entry != last and table.state(entry) == READY:
+                last = entry
+                yield entry
+
+    def tidy(self, table: Table) -> None:
+        """Rebuild a lane of which most entries are dead."""
+        if self.entries + len(self.returned) > 2 * self.count + STALE_SLACK:
+            alive = array("Q", list(self.after(0, table)))
+            self.chunks = deque(alive[i : i + CHUNK_ROWS] for i in range(0, len(alive), CHUNK_ROWS))
+            self.head, self.entries, self.returned = 0, len(alive), []

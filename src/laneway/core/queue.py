@@ -1,0 +1,216 @@
+"""One queue of a partition: its settings, lanes, groups, remembered dedup ids and counts. Plain state; state.py changes it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+from laneway.core.lane import Lane
+from laneway.core.settings import QueueSettings
+from laneway.core.table import READY, SLAB_BITS, SLAB_MASK, Table
+
+TOTALS = (
+    "published",
+    "delivered",
+    "redelivered",
+    "acked",
+    "released",
+    "lease_expired",
+    "dead_lettered",
+    "moved_in",
+    "expired",
+    "rejected",
+    "redriven",
+    "purged",
+    "deleted",
+    "overflowed",
+    "deduplicated",
+)
+(
+    PUBLISHED,
+    DELIVERED,
+    REDELIVERED,
+    ACKED,
+    RELEASED,
+    LEASE_EXPIRED,
+    DEAD_LETTERED,
+    MOVED_IN,
+    EXPIRED,
+    REJECTED,
+    REDRIVEN,
+    PURGED,
+    DELETED,
+    OVERFLOWED,
+    DEDUPLICATED,
+) = range(len(TOTALS))
+
+RATED = ("published", "delivered", "acked")
+RATE_WINDOW_S = 300
+
+
+class Group:
+    """Messages that are delivered in arrival order, one outstanding batch at a time."""
+
+    __slots__ = ("members", "name", "offered", "outstanding")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.members: OrderedDict[int, None] = OrderedDict()  # waiting, delayed and leased ones, by number
+        self.outstanding = 0
+        self.offered = 0  # the member now standing in Queue.heads, 0 if none
+
+    def __lt__(self, other: Group) -> bool:
+        return False  # equal entries of a heap are offers of the same head: either may come first
+
+
+class Queue:
+    __slots__ = (
+        "bitmap",
+        "bytes_waiting",
+        "changed_at_ms",
+        "created_at_ms",
+        "dead",
+        "dead_elsewhere",
+        "dedup",
+        "delayed",
+        "group_of",
+        "grouped_ready",
+        "groups",
+        "heads",
+        "lanes",
+        "leased",
+        "name",
+        "number",
+        "rates",
+        "ready",
+        "retention_armed_ms",
+        "settings",
+        "totals",
+        "vhost",
+    )
+
+    def __init__(self, number: int, vhost: str, name: str, settings: QueueSettings, at_ms: int) -> None:
+        self.number = number
+        self.vhost = vhost
+        self.name = name
+        self.settings = settings
+        self.created_at_ms = at_ms
+        self.changed_at_ms = at_ms
+        self.lanes: dict[int, Lane] = {}
+        self.bitmap = 0  # bit p is set while lane p has a ready message
+        self.ready = 0  # grouped ones included
+        self.leased = 0
+        self.delayed = 0
+        self.bytes_waiting = 0  # of ready and delayed ones, as stored
+        self.dead: dict[int, None] = {}  # numbers, in the order of their deaths
+        self.dead_elsewhere = 0  # died here, kept in another queue
+        self.groups: dict[str, Group] = {}
+        self.group_of: dict[int, Group] = {}
+        self.heads: list[tuple[int, int, Group]] = []  # a heap of (-priority, number, group): groups free to be leased
+        self.grouped_ready: dict[int, int] = {}
+        self.dedup: OrderedDict[str, tuple[str, int]] = OrderedDict()  # id -> (message id, when)
+        self.retention_armed_ms = 0
+        self.totals = [0] * len(TOTALS)
+        self.rates: deque[list[int]] = deque()  # [second, published, delivered, acked]
+
+    def lane(self, priority: int) -> Lane:
+        lane = self.lanes.get(priority)
+        if lane is None:
+            lane = self.lanes[priority] = Lane()
+        return lane
+
+    def count(self, total: int, at_ms: int, count: int, rated: int = -1) -> None:
+        self.totals[total] += count
+        if rated >= 0:
+            second = at_ms // 1000
+            rates = self.rates
+            if not rates or rates[-1][0] < second:
+                rates.append([second, 0, 0, 0])
+                while rates[0][0] < second - RATE_WINDOW_S:
+                    rates.popleft()
+            rates[-1][rated + 1] += count
+
+    def rate(self, rated: int, now_ms: int, window_s: int) -> float:
+        """Events per second over the last `window_s` full seconds."""
+        this = now_ms // 1000
+        return sum(r[rated + 1] for r in self.rates if this - window_s <= r[0] < this) / window_s
+
+    def ready_by_priority(self) -> dict[int, int]:
+        counts = {p: lane.count for p, lane in self.lanes.items() if lane.count}
+        for priority, count in self.grouped_ready.items():
+            if count:
+                counts[priority] = counts.get(priority, 0) + count
+        return dict(sorted(counts.items(), reverse=True))
+
+    def offer(self, group: Group, table: Table) -> None:
+        """Let a group compete with the priority of its head, if nothing of it is outstanding and the head is ready."""
+        if group.outstanding or not group.members:
+            return
+        head = next(iter(group.members))
+        if group.offered == head:
+            return
+        slab = table.slabs[head >> SLAB_BITS]
+        if slab.state[head & SLAB_MASK] == READY:
+            group.offered = head
+            heappush(self.heads, (-slab.priority[head & SLAB_MASK], head, group))
+
+    def best_head(self) -> tuple[int, int, Group] | None:
+        """The best group that may be leased from; drops offers that no longer hold."""
+        while self.heads:
+            entry = self.heads[0]
+            group = entry[2]
+            if group.offered == entry[1] and not group.outstanding:
+                return entry
+            heappop(self.heads)
+        return None
+
+    def select(self, limit: int, table: Table) -> list[int]:
+        """Take the next messages off the lanes: highest priority first, then by number."""
+        if self.heads:
+            return self._select_with_groups(limit, table)
+        out: list[int] = []
+        bitmap = self.bitmap
+        while bitmap and len(out) < limit:
+            priority = bitmap.bit_length() - 1
+            bitmap ^= 1 << priority
+            out += self.lanes[priority].pop(limit - len(out), table)
+        return out
+
+    def _select_with_groups(self, limit: int, table: Table) -> list[int]:
+        """As select, where a group's next member competes with its own priority as soon as its head was taken."""
+        out: list[int] = []
+        opened: list[tuple[int, int, Group, Iterator[int]]] = []  # a heap: next members of groups already taken from
+        while len(out) < limit:
+            best: tuple[int, int] | None = None
+            source = 0
+            if self.bitmap:
+                priority = self.bitmap.bit_length() - 1
+                found = self.lanes[priority].peek(table)
+                while not found and priority >= 0:  # taken in this very selection: look further down
+                    priority = (self.bitmap & ((1 << priority) - 1)).bit_length() - 1
+                    found = self.lanes[priority].peek(table) if priority >= 0 else 0
+                if found:
+                    best, source = (-priority, found), 1
+            if (head := self.best_head()) and (best is None or head[:2] < best):
+                best, source = head[:2], 2
+            if opened and (best is None or opened[0][:2] < best):
+                best, source = opened[0][:2], 3
+            if best is None:
+                break
+            out.append(best[1])
+            if source == 1:
+                self.lanes[-best[0]].pop(1, table)
+                continue
+            if source == 2:
+                group = heappop(self.heads)[2]
+                group.offered = 0
+                members = iter(group.members)
+                next(members)
+            else:
+                _, _, group, members = heappop(opened)
+            following = next(members, 0)
+            if following and table.state(following) == READY:
+                slab = table.slabs[following >> SLAB_BITS]
+                heappush(opened, (-slab.priority[following & SLAB_MASK], following, group, members))
+        return out

@@ -1,0 +1,227 @@
+"""A partition's whole state as chunks of bytes, and back, so that a start does not replay all history.
+
+`freeze` runs on the loop and costs nothing per message: slabs are frozen (copied when next changed), full lane chunks
+never change. `chunks` does the encoding and may run in another thread. The layout belongs to VERSION.
+
+    chunk 1       MessagePack map: version, counters, queues, stories, documents, …
+    chunk 2 …     MessagePack lists of slabs: [number, live, column bytes …], columns as in table.COLUMNS
+    a chunk []    the end, so that a snapshot that was cut short is not mistaken for a whole one
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from laneway.core.deadlines import DEDUP, DELAY, KEYS, LEASE, TTL
+from laneway.core.lane import Lane
+from laneway.core.message import Death
+from laneway.core.queue import Group, Queue
+from laneway.core.settings import QueueSettings
+from laneway.core.state import Remembered, State, Story
+from laneway.core.table import COLUMNS, DELAYED, LEASED, SLAB_BITS, Slab
+from laneway.errors import JournalDamaged, JournalVersionUnknown
+
+VERSION = 1
+SLABS_PER_CHUNK = 64
+
+_pack = msgspec.msgpack.Encoder().encode
+
+
+class Frozen(NamedTuple):
+    head: dict[str, Any]
+    slabs: list[tuple[int, Slab]]
+
+
+def freeze(state: State) -> Frozen:
+    for slab in state.table.slabs.values():
+        slab.frozen = True
+    head = {
+        "version": VERSION,
+        "epoch": state.epoch,
+        "tag": state.tag,
+        "next_seq": state.table.next_seq,
+        "next_queue": state.next_queue,
+        "next_lease": state.next_lease,
+        "extents": list(state.extents.items()),
+        "stories": state.stories.copy(),
+        "consumers": state.consumers.copy(),
+        "keys": [(*key, value) for key, value in state.keys.items()],
+        "documents": {name: documents.copy() for name, documents in state.documents.items()},
+        "queues": [_freeze_queue(queue) for queue in state.queues.values()],
+        "ttl": [
+            (at_ms, number, seqs.tobytes())
+            for at_ms, bucket in state.deadlines.buckets.items()
+            for (kind, number), seqs in bucket.items()
+            if kind == TTL
+        ],
+    }
+    return Frozen(head, list(state.table.slabs.items()))
+
+
+def _freeze_queue(queue: Queue) -> dict[str, Any]:
+    return {
+        "number": queue.number,
+        "vhost": queue.vhost,
+        "name": queue.name,
+        "settings": queue.settings,
+        "created_at_ms": queue.created_at_ms,
+        "changed_at_ms": queue.changed_at_ms,
+        "counts": [queue.ready, queue.leased, queue.delayed, queue.bytes_waiting, queue.dead_elsewhere],
+        "totals": list(queue.totals),
+        "rates": [list(r) for r in queue.rates],
+        "retention_armed_ms": queue.retention_armed_ms,
+        "dead": array("Q", queue.dead).tobytes(),
+        "grouped_ready": dict(queue.grouped_ready),
+        "groups": [(g.name, g.outstanding, array("Q", g.members).tobytes()) for g in queue.groups.values()],
+        "dedup": list(queue.dedup.items()),
+        "lanes": [
+            # Full chunks are never written to again; the last one may be, so it is copied. The head is a cut.
+            (p, lane.count, lane.head, [*list(lane.chunks)[:-1], *(c[:] for c in list(lane.chunks)[-1:])], lane.returned[:])
+            for p, lane in queue.lanes.items()
+            if lane.count
+        ],
+    }
+
+
+def chunks(frozen: Frozen) -> Iterator[bytes]:
+    head = dict(frozen.head)
+    head["queues"] = [
+        {**q, "lanes": [(p, n, h, [c.tobytes() for c in cs], r) for p, n, h, cs, r in q["lanes"]]} for q in head["queues"]
+    ]
+    yield _pack(head)
+    for i in range(0, len(frozen.slabs), SLABS_PER_CHUNK):
+        yield _pack(
+            [
+                (number, slab.live, *(bytes(getattr(slab, name)) for name, _ in COLUMNS))
+                for number, slab in frozen.slabs[i : i + SLABS_PER_CHUNK]
+            ]
+        )
+    yield _pack([])
+
+
+class _QueueHead(msgspec.Struct):
+    number: int
+    vhost: str
+    name: str
+    settings: QueueSettings
+    created_at_ms: int
+    changed_at_ms: int
+    counts: list[int]
+    totals: list[int]
+    rates: list[list[int]]
+    retention_armed_ms: int
+    dead: bytes
+    grouped_ready: dict[int, int]
+    groups: list[tuple[str, int, bytes]]
+    dedup: list[tuple[str, tuple[str, int]]]
+    lanes: list[tuple[int, int, int, list[bytes], list[int]]]
+
+
+class _Head(msgspec.Struct):
+    version: int
+    epoch: int
+    tag: int
+    next_seq: int
+    next_queue: int
+    next_lease: int
+    extents: list[tuple[int, int]]
+    stories: dict[int, tuple[int, int, list[Death]]]
+    consumers: dict[int, str]
+    keys: list[tuple[int, str, Remembered]]
+    documents: dict[str, dict[str, bytes]]
+    queues: list[_QueueHead]
+    ttl: list[tuple[int, int, bytes]]
+
+
+def thaw(source: Iterable[bytes]) -> State:
+    """A state from the chunks of a snapshot."""
+    it = iter(source)
+    first = next(it)
+    version = msgspec.msgpack.decode(first, type=dict[str, msgspec.Raw]).get("version")
+    if version is None or msgspec.msgpack.decode(version) != VERSION:
+        raise JournalVersionUnknown("the snapshot was written by another version of Laneway")
+    head = msgspec.msgpack.decode(first, type=_Head)
+    state = State()
+    state.epoch, state.tag = head.epoch, head.tag
+    state.table.next_seq = head.next_seq
+    state.next_queue, state.next_lease = head.next_queue, head.next_lease
+    state.extents = dict(head.extents)
+    for seq, (record_seq, origin, deaths) in head.stories.items():
+        state.stories[seq] = Story(record_seq, origin, tuple(deaths))
+        if record_seq != seq:
+            state.moved[record_seq] = seq
+    state.consumers = head.consumers
+    state.keys = OrderedDict(((number, key), value) for number, key, value in head.keys)
+    if state.keys:
+        state.deadlines.add(next(iter(state.keys.values())).expires_ms, KEYS, 0, ())
+    state.documents = head.documents
+    _thaw_slabs(state, it)
+    for q in head.queues:
+        _thaw_queue(state, q)
+    for at_ms, number, seqs in head.ttl:
+        state.deadlines.add(at_ms, TTL, number, array("Q", seqs))
+    _thaw_deadlines(state)
+    return state
+
+
+def _thaw_slabs(state: State, source: Iterator[bytes]) -> None:
+    slabs = state.table.slabs
+    slabs.clear()
+    for chunk in source:
+        rows = msgspec.msgpack.decode(chunk)
+        if not rows:
+            return
+        for number, live, *columns in rows:
+            slab = slabs[number] = Slab()
+            slab.live = live
+            for (name, kind), column in zip(COLUMNS, columns, strict=True):
+                setattr(slab, name, bytearray(column) if kind is None else array(kind, column))
+    raise JournalDamaged("the snapshot ends too early; run `laneway journal check` on the folder")
+
+
+def _thaw_queue(state: State, q: _QueueHead) -> None:
+    queue = Queue(q.number, q.vhost, q.name, q.settings, q.created_at_ms)
+    queue.changed_at_ms = q.changed_at_ms
+    queue.ready, queue.leased, queue.delayed, queue.bytes_waiting, queue.dead_elsewhere = q.counts
+    queue.totals[: len(q.totals)] = q.totals
+    queue.rates = deque(q.rates)
+    queue.dead = dict.fromkeys(array("Q", q.dead))
+    queue.grouped_ready = q.grouped_ready
+    queue.dedup = OrderedDict(q.dedup)
+    for p, count, head, parts, returned in q.lanes:
+        lane = queue.lanes[p] = Lane()
+        lane.count, lane.head, lane.returned = count, head, returned
+        lane.chunks = deque(array("Q", part) for part in parts)
+        lane.entries = sum(map(len, lane.chunks)) - head
+        queue.bitmap |= 1 << p
+    for name, outstanding, members in q.groups:
+        group = queue.groups[name] = Group(name)
+        group.outstanding = outstanding
+        for seq in array("Q", members):
+            group.members[seq] = None
+            queue.group_of[seq] = group
+        queue.offer(group, state.table)
+    if queue.dedup:
+        oldest = next(iter(queue.dedup.values()))
+        state.deadlines.add(oldest[1] + q.settings.dedup_window_ms, DEDUP, q.number, ())
+    if q.retention_armed_ms:
+        state.arm_retention(queue, q.retention_armed_ms)
+    state.queues[q.number] = state.by_name[q.vhost, q.name] = queue
+
+
+def _thaw_deadlines(state: State) -> None:
+    """Reminders for what is leased and delayed; the columns say until when."""
+    for number, slab in state.table.slabs.items():
+        if not slab.due_ms:
+            continue
+        base = number << SLAB_BITS
+        for wanted, kind in ((LEASED, LEASE), (DELAYED, DELAY)):
+            i = slab.state.find(wanted)
+            while i >= 0:
+                state.deadlines.add(slab.due_ms[i], kind, slab.queue[i], (base + i,))
+                i = slab.state.find(wanted, i + 1)

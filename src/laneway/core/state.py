@@ -1,0 +1,601 @@
+"""The state of a partition and the one way it changes: apply(event). Live traffic and recovery both come here.
+
+In memory only, all of it rebuilt from the journal: a snapshot plus the events after it.
+
+                 publish                lease                   ack
+    (nothing) ───────────▶ ready ─────────────────▶ leased ───────────▶ (gone)
+        │                  ▲  ▲ ▲                    │ │ │
+        │ with a delay     │  │ └──── release ───────┘ │ └─ reject, too many receives ─▶ dead
+        └────▶ delayed ────┘  │      lease expired     │                                 │
+                  ▲      when due                      │ release with a delay            │
+                  └────────────────────────────────────┘        redrive, under a new number, in any queue
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+
+from laneway.core import queue as q_
+from laneway.core.deadlines import DEDUP, DELAY, KEYS, LEASE, RETENTION, TTL, Deadlines, coarse
+from laneway.core.events import (
+    Acked,
+    Cause,
+    DeadLettered,
+    DocumentPut,
+    DocumentRemoved,
+    Event,
+    Extended,
+    KeyRemembered,
+    Kind,
+    Leased,
+    Moved,
+    Opened,
+    Published,
+    QueueDeleted,
+    QueuePurged,
+    QueuePut,
+    Released,
+    Relocated,
+    Removed,
+)
+from laneway.core.message import Death, message_id
+from laneway.core.queue import Group, Queue
+from laneway.core.settings import QueueSettings
+from laneway.core.table import (
+    DEAD,
+    DELAYED,
+    FREE,
+    GROUPED,
+    HAS_CONSUMER,
+    LEASED,
+    READY,
+    SLAB_BITS,
+    SLAB_MASK,
+    SLAB_ROWS,
+    STORIED,
+    Slab,
+    Table,
+)
+
+REASONS = {
+    Cause.MAX_RECEIVES: "max_receives",
+    Cause.EXPIRED: "expired",
+    Cause.REJECTED: "rejected",
+    Cause.OVERFLOW: "overflow",
+}
+
+
+class Story(msgspec.Struct, frozen=True, array_like=True):
+    """What a message that died or moved carries on: the number its record was written under, and its deaths."""
+
+    record_seq: int
+    origin: int  # number of the queue it last died in, 0 if it was redriven since
+    deaths: tuple[Death, ...]
+
+
+class QueueDocument(msgspec.Struct):
+    vhost: str
+    name: str
+    settings: QueueSettings
+
+
+class Remembered(msgspec.Struct, frozen=True, array_like=True):
+    """What an idempotency key was answered with."""
+
+    fingerprint: bytes
+    message_ids: list[str]
+    expires_ms: int
+
+
+class State:
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.tag = 0
+        self.table = Table()
+        self.deadlines = Deadlines()
+        self.queues: dict[int, Queue] = {}
+        self.by_name: dict[tuple[str, str], Queue] = {}
+        self.next_queue = 1
+        self.next_lease = 1
+        self.extents: dict[int, int] = {}  # extent of the journal -> live records in it
+        self.stories: dict[int, Story] = {}
+        self.moved: dict[int, int] = {}  # number a record was written under -> the number its message has now
+        self.consumers: dict[int, str] = {}  # of leased messages whose consumer gave a name
+        self.keys: OrderedDict[tuple[int, str], Remembered] = OrderedDict()  # idempotency keys by (queue, key), oldest first
+        self.documents: dict[str, dict[str, bytes]] = {}
+        self._appliers: dict[Kind, Callable[[Any], None]] = {
+            Kind.OPENED: self._opened,
+            Kind.QUEUE_PUT: self._queue_put,
+            Kind.QUEUE_DELETED: self._queue_deleted,
+            Kind.QUEUE_PURGED: self._queue_purged,
+            Kind.PUBLISHED: self._published,
+            Kind.LEASED: self._leased,
+            Kind.ACKED: self._acked,
+            Kind.RELEASED: self._released,
+            Kind.EXTENDED: self._extended,
+            Kind.DEAD_LETTERED: self._dead_lettered,
+            Kind.MOVED: self._moved,
+            Kind.REMOVED: self._removed,
+            Kind.RELOCATED: self._relocated,
+            Kind.KEY_REMEMBERED: self._key_remembered,
+            Kind.DOCUMENT_PUT: self._document_put,
+            Kind.DOCUMENT_REMOVED: self._document_removed,
+        }
+
+    def apply(self, event: Event) -> None:
+        self._appliers[event.kind](event)
+
+    # The store and its queues
+
+    def _opened(self, e: Opened) -> None:
+        self.epoch = e.epoch
+        self.tag = e.tag
+        self.next_lease = max(self.next_lease, e.epoch << 40 | 1)
+
+    def _queue_put(self, e: QueuePut) -> None:
+        document = msgspec.json.decode(e.document, type=QueueDocument)
+        queue = self.queues.get(e.queue)
+        if queue is None:
+            queue = Queue(e.queue, document.vhost, document.name, document.settings, e.at_ms)
+            self.queues[e.queue] = self.by_name[document.vhost, document.name] = queue
+            self.next_queue = max(self.next_queue, e.queue + 1)
+        else:
+            queue.settings = document.settings
+            queue.changed_at_ms = e.at_ms
+            if queue.retention_armed_ms:
+                self.arm_retention(queue, e.at_ms)
+
+    def _queue_deleted(self, e: QueueDeleted) -> None:
+        queue = self.queues[e.queue]
+        self._purge(queue, self.table.next_seq)
+        for state in (LEASED, DEAD):
+            for seq in list(self.table.find(queue.number, state)):
+                self._leave(queue, seq)
+                self._forget(seq)
+        for key in [k for k in self.keys if k[0] == queue.number]:
+            del self.keys[key]
+        del self.queues[e.queue]
+        del self.by_name[queue.vhost, queue.name]
+
+    def _queue_purged(self, e: QueuePurged) -> None:
+        queue = self.queues[e.queue]
+        queue.totals[q_.PURGED] += self._purge(queue, e.before_seq)
+
+    def _purge(self, queue: Queue, before_seq: int) -> int:
+        purged = queue.ready + queue.delayed
+        for lane in queue.lanes.values():
+            for chunk in lane.chunks:
+                self._purge_whole_slabs(queue, chunk, before_seq)
+            for seq in list(lane.after(0, self.table)):
+                if seq < before_seq:
+                    self._leave(queue, seq)
+                    self._forget(seq)
+            lane.tidy(self.table)
+        for seq in [s for s in queue.group_of if s < before_seq and self.table.state(s) == READY]:
+            self._leave(queue, seq)
+            self._forget(seq)
+        if queue.delayed:
+            for seq in [s for s in self.table.find(queue.number, DELAYED) if s < before_seq]:
+                self._leave(queue, seq)
+                self._forget(seq)
+        return purged - queue.ready - queue.delayed
+
+    def _purge_whole_slabs(self, queue: Queue, chunk: array[int], before_seq: int) -> None:
+        """A deep backlog goes slab by slab: those that hold nothing but this queue's plain, ready messages."""
+        i = 0
+        whole = bytes((READY,)) * SLAB_ROWS
+        while i + SLAB_ROWS <= len(chunk):
+            first = chunk[i]
+            if first & SLAB_MASK or chunk[i + SLAB_ROWS - 1] != first + SLAB_ROWS - 1:
+                i += 1 if first & SLAB_MASK else SLAB_ROWS
+                continue
+            number = first >> SLAB_BITS
+            slab = self.table.slabs.get(number)
+            i += SLAB_ROWS
+            if slab is None or slab.state != whole or any(slab.flags) or first + SLAB_ROWS > before_seq:
+                continue
+            low, high = slab.location[0] >> 32, slab.location[-1] >> 32
+            if low != high or self.extents.get(low, 0) < SLAB_ROWS:
+                continue
+            priority = slab.priority[0]
+            queue.ready -= SLAB_ROWS
+            queue.bytes_waiting -= sum(slab.size)
+            lane = queue.lanes[priority]
+            lane.count -= SLAB_ROWS
+            if not lane.count:
+                queue.bitmap &= ~(1 << priority)
+            self._extent_loses(low, SLAB_ROWS)
+            self.table.free_slab(number)
+
+    # The life of messages
+
+    def _published(self, e: Published) -> None:
+        queue = self.queues[e.queue]
+        count = len(e.sizes)
+        first = e.first_seq
+        table = self.table
+        if first != table.next_seq:
+            raise AssertionError(f"published {first}, but {table.next_seq} is next")
+        if count == 1:
+            locations: Sequence[int] = (e.location,)
+            total = e.sizes[0]
+        else:
+            locations = list(accumulate(e.sizes[:-1], initial=e.location))
+            total = locations[-1] + e.sizes[-1] - e.location
+        table.append(locations, e.sizes, e.at_ms, e.queue, e.priorities, READY)
+        extent = e.location >> 32
+        self.extents[extent] = self.extents.get(extent, 0) + count
+        queue.bytes_waiting += total
+        queue.count(q_.PUBLISHED, e.at_ms, count, 0)
+        if not queue.retention_armed_ms:
+            self.arm_retention(queue, e.at_ms + queue.settings.retention_ms)
+        if e.dedups:
+            self._remember_dedups(queue, e)
+        if e.groups or any(e.visible_at):
+            self._place_each(queue, e)
+        else:
+            priority = e.priorities[0]
+            if count == 1:
+                lane = queue.lane(priority)
+                lane.append(first)
+                lane.count += 1
+                queue.bitmap |= 1 << priority
+            elif e.priorities.count(priority) == count:
+                lane = queue.lane(priority)
+                lane.extend(range(first, first + count))
+                lane.count += count
+                queue.bitmap |= 1 << priority
+            else:
+                for seq, priority in enumerate(e.priorities, first):
+                    lane = queue.lane(priority)
+                    lane.append(seq)
+                    lane.count += 1
+                    queue.bitmap |= 1 << priority
+            queue.ready += count
+        if any(e.expires_at):
+            for seq, expires_ms in enumerate(e.expires_at, first):
+                if expires_ms:
+                    self.deadlines.add(coarse(expires_ms, e.at_ms), TTL, e.queue, (seq,))
+
+    def _place_each(self, queue: Queue, e: Published) -> None:
+        for i, (priority, visible_ms) in enumerate(zip(e.priorities, e.visible_at, strict=True)):
+            seq = e.first_seq + i
+            slab = self.table.owned(seq)
+            name = e.groups.get(i)
+            if name is not None:
+                self._join_group(queue, slab, seq, name)
+            if visible_ms > e.at_ms:
+                slab.since_ms[seq & SLAB_MASK] = visible_ms
+                self._delay(queue, slab, seq, visible_ms)
+            else:
+                self._make_ready(queue, slab, seq, priority, fresh=True)
+
+    def _join_group(self, queue: Queue, slab: Slab, seq: int, name: str) -> None:
+        slab.flags[seq & SLAB_MASK] |= GROUPED
+        group = queue.groups.get(name)
+        if group is None:
+            group = queue.groups[name] = Group(name)
+        group.members[seq] = None
+        queue.group_of[seq] = group
+
+    def _remember_dedups(self, queue: Queue, e: Published) -> None:
+        window_ms = queue.settings.dedup_window_ms
+        if not queue.dedup:
+            self.deadlines.add(e.at_ms + window_ms, DEDUP, queue.number, ())
+        for i, dedup_id in e.dedups.items():
+            queue.dedup.pop(dedup_id, None)
+            queue.dedup[dedup_id] = (message_id(e.at_ms, self.tag, e.first_seq + i), e.at_ms)
+
+    def _leased(self, e: Leased) -> None:
+        queue = self.queues[e.queue]
+        slabs, lanes = self.table.slabs, queue.lanes
+        lease = e.first_lease
+        deadline = e.deadline_ms
+        again = 0
+        leased_bytes = 0
+        for seq, receives in zip(e.seqs, e.receives, strict=True):
+            number, i = seq >> SLAB_BITS, seq & SLAB_MASK
+            slab = slabs[number]
+            if slab.frozen:
+                slab = slabs[number] = slab.clone()
+            if not slab.lease:
+                slab.widen()
+            state = slab.state[i]
+            if state == READY and not slab.flags[i]:
+                lane = lanes[slab.priority[i]]
+                lane.count -= 1
+                if not lane.count:
+                    queue.bitmap &= ~(1 << slab.priority[i])
+                lane.skip(seq)
+                leased_bytes += slab.size[i]
+                queue.ready -= 1
+            else:
+                self._leave(queue, seq)
+                if slab.flags[i] & GROUPED:
+                    queue.group_of[seq].outstanding += 1
+                    queue.group_of[seq].offered = 0
+            slab.state[i] = LEASED
+            slab.receives[i] = receives
+            slab.lease[i] = lease
+            slab.due_ms[i] = deadline
+            lease += 1
+            if receives > 1:
+                again += 1
+        queue.bytes_waiting -= leased_bytes
+        queue.leased += len(e.seqs)
+        self.next_lease = max(self.next_lease, lease)
+        if e.consumer:
+            for seq in e.seqs:
+                slabs[seq >> SLAB_BITS].flags[seq & SLAB_MASK] |= HAS_CONSUMER
+                self.consumers[seq] = e.consumer
+        self.deadlines.add(deadline, LEASE, e.queue, e.seqs)
+        queue.count(q_.DELIVERED, e.at_ms, len(e.seqs), 1)
+        queue.totals[q_.REDELIVERED] += again
+
+    def _acked(self, e: Acked) -> None:
+        queue = self.queues[e.queue]
+        slabs, extents = self.table.slabs, self.extents
+        for seq in e.seqs:
+            number, i = seq >> SLAB_BITS, seq & SLAB_MASK
+            slab = slabs[number]
+            if slab.flags[i]:
+                self._leave(queue, seq)
+                self._forget(seq)
+                continue
+            if slab.frozen:
+                slab = slabs[number] = slab.clone()
+            queue.leased -= 1
+            slab.state[i] = FREE
+            slab.live -= 1
+            extent = slab.location[i] >> 32
+            left = extents[extent] - 1
+            if left:
+                extents[extent] = left
+            else:
+                del extents[extent]
+            if not slab.live and len(slab.state) == SLAB_ROWS:
+                del slabs[number]
+        queue.count(q_.ACKED, e.at_ms, len(e.seqs), 2)
+
+    def _released(self, e: Released) -> None:
+        queue = self.queues[e.queue]
+        for seq, due_ms in zip(e.seqs, e.due_ms, strict=True):
+            self._leave(queue, seq)
+            slab = self.table.owned(seq)
+            if due_ms > e.at_ms:
+                self._delay(queue, slab, seq, due_ms)
+            else:
+                self._make_ready(queue, slab, seq, slab.priority[seq & SLAB_MASK])
+            queue.bytes_waiting += slab.size[seq & SLAB_MASK]
+        queue.totals[q_.LEASE_EXPIRED if e.cause == Cause.LEASE_EXPIRED else q_.RELEASED] += len(e.seqs)
+
+    def _extended(self, e: Extended) -> None:
+        for seq in e.seqs:
+            self.table.owned(seq).due_ms[seq & SLAB_MASK] = e.deadline_ms
+        self.deadlines.add(e.deadline_ms, LEASE, e.queue, e.seqs)
+
+    def _dead_lettered(self, e: DeadLettered) -> None:
+        queue = self.queues[e.queue]
+        for seq in e.seqs:
+            self._leave(queue, seq)
+            slab = self.table.owned(seq)
+            i = seq & SLAB_MASK
+            self._leave_group(queue, slab, seq)
+            slab.state[i] = DEAD
+            slab.flags[i] |= STORIED
+            story = self._died(queue, seq, slab.receives[i], e)
+            self.stories[seq] = msgspec.structs.replace(story, origin=0)
+            queue.dead[seq] = None
+        self._count_deaths(queue, e)
+        if not queue.retention_armed_ms:
+            self.arm_retention(queue, e.at_ms + queue.settings.retention_ms)
+
+    def _died(self, queue: Queue, seq: int, receives: int, e: DeadLettered | Moved) -> Story:
+        told = self.stories.get(seq)
+        death = Death(queue.name, REASONS.get(e.cause, "moved"), e.at_ms, receives, e.detail)
+        deaths = (*told.deaths, death) if told else (death,)
+        return Story(told.record_seq if told else seq, queue.number, deaths)
+
+    def _count_deaths(self, queue: Queue, e: DeadLettered | Moved) -> None:
+        count = len(e.seqs)
+        queue.totals[q_.DEAD_LETTERED] += count
+        if e.cause == Cause.EXPIRED:
+            queue.totals[q_.EXPIRED] += count
+        elif e.cause == Cause.REJECTED:
+            queue.totals[q_.REJECTED] += count
+        elif e.cause == Cause.OVERFLOW:
+            queue.totals[q_.OVERFLOWED] += count
+
+    def _moved(self, e: Moved) -> None:
+        queue, target = self.queues[e.queue], self.queues[e.target]
+        if e.first_seq != self.table.next_seq:
+            raise AssertionError(f"moved to {e.first_seq}, but {self.table.next_seq} is next")
+        ttl_ms = target.settings.message_ttl_ms
+        redriven = e.cause == Cause.REDRIVEN
+        for seq in e.seqs:
+            old = self.table.slabs[seq >> SLAB_BITS]
+            i = seq & SLAB_MASK
+            group = queue.group_of.get(seq) if old.flags[i] & GROUPED else None
+            location, size, priority, receives = old.location[i], old.size[i], old.priority[i], old.receives[i]
+            if redriven:
+                told = self.stories.get(seq)
+                story = Story(told.record_seq if told else seq, 0, told.deaths if told else ())
+            else:
+                story = self._died(queue, seq, receives, e)
+            self._leave(queue, seq)
+            self._forget(seq)
+            new = self.table.next_seq
+            self.table.append((location,), (size,), e.at_ms, target.number, (priority,), READY)
+            self.extents[location >> 32] = self.extents.get(location >> 32, 0) + 1
+            slab = self.table.owned(new)
+            slab.flags[new & SLAB_MASK] |= STORIED
+            self.stories[new] = story
+            self.moved[story.record_seq] = new
+            if story.origin:
+                queue.dead_elsewhere += 1
+            if group is not None:
+                self._join_group(target, slab, new, group.name)
+            self._make_ready(target, slab, new, priority, fresh=True)
+            target.bytes_waiting += size
+            if ttl_ms is not None:
+                self.deadlines.add(coarse(e.at_ms + ttl_ms, e.at_ms), TTL, target.number, (new,))
+        if redriven:
+            queue.totals[q_.REDRIVEN] += len(e.seqs)
+        else:
+            self._count_deaths(queue, e)
+        target.totals[q_.MOVED_IN] += len(e.seqs)
+        if not target.retention_armed_ms:
+            self.arm_retention(target, e.at_ms + target.settings.retention_ms)
+
+    def _removed(self, e: Removed) -> None:
+        queue = self.queues[e.queue]
+        for seq in e.seqs:
+            self._leave(queue, seq)
+            self._forget(seq)
+        queue.totals[q_.DELETED if e.cause == Cause.DELETED else q_.EXPIRED] += len(e.seqs)
+
+    def _relocated(self, e: Relocated) -> None:
+        location = e.location
+        extent = location >> 32
+        for seq, size in zip(e.seqs, e.sizes, strict=True):
+            if seq in self.table:  # it may have been settled while its record was copied
+                slab = self.table.owned(seq)
+                self._extent_loses(slab.location[seq & SLAB_MASK] >> 32, 1)
+                slab.location[seq & SLAB_MASK] = location
+                self.extents[extent] = self.extents.get(extent, 0) + 1
+            location += size
+
+    def ripen(self, queue: Queue, seqs: Sequence[int], now_ms: int) -> None:
+        """Delayed messages whose time has come are ready. The clock says so, hence no event does."""
+        for seq in seqs:
+            if self.table.state(seq) == DELAYED:
+                slab = self.table.owned(seq)
+                i = seq & SLAB_MASK
+                if slab.queue[i] == queue.number and slab.due_ms[i] <= now_ms:
+                    queue.delayed -= 1
+                    self._make_ready(queue, slab, seq, slab.priority[i])
+
+    # The steps they share
+
+    def _make_ready(self, queue: Queue, slab: Slab, seq: int, priority: int, *, fresh: bool = False) -> None:
+        slab.state[seq & SLAB_MASK] = READY
+        queue.ready += 1
+        if slab.flags[seq & SLAB_MASK] & GROUPED:
+            queue.grouped_ready[priority] = queue.grouped_ready.get(priority, 0) + 1
+            queue.offer(queue.group_of[seq], self.table)
+            return
+        lane = queue.lane(priority)
+        if fresh:
+            lane.append(seq)
+        else:
+            lane.give_back(seq)
+        lane.count += 1
+        queue.bitmap |= 1 << priority
+        if not queue.retention_armed_ms:
+            self.arm_retention(queue, slab.since_ms[seq & SLAB_MASK] + queue.settings.retention_ms)
+
+    def _delay(self, queue: Queue, slab: Slab, seq: int, due_ms: int) -> None:
+        if not slab.due_ms:
+            slab.widen()
+        slab.state[seq & SLAB_MASK] = DELAYED
+        slab.due_ms[seq & SLAB_MASK] = due_ms
+        queue.delayed += 1
+        self.deadlines.add(due_ms, DELAY, queue.number, (seq,))
+
+    def _leave(self, queue: Queue, seq: int) -> None:
+        """Take a message out of the state it is in, counts included; the caller puts it into the next one."""
+        slab = self.table.owned(seq)
+        i = seq & SLAB_MASK
+        state, flags, priority = slab.state[i], slab.flags[i], slab.priority[i]
+        if state == LEASED:
+            queue.leased -= 1
+            if flags & HAS_CONSUMER:
+                del self.consumers[seq]
+                slab.flags[i] = flags & ~HAS_CONSUMER
+            if flags & GROUPED:
+                queue.group_of[seq].outstanding -= 1
+                slab.state[i] = FREE  # so that offer() does not see it as leased or ready
+                queue.offer(queue.group_of[seq], self.table)
+            return
+        if state == DEAD:
+            del queue.dead[seq]
+            return
+        queue.bytes_waiting -= slab.size[i]
+        if state == DELAYED:
+            queue.delayed -= 1
+            return
+        queue.ready -= 1
+        if flags & GROUPED:
+            queue.grouped_ready[priority] -= 1
+            if not queue.grouped_ready[priority]:
+                del queue.grouped_ready[priority]
+            return
+        lane = queue.lanes[priority]
+        lane.count -= 1
+        lane.skip(seq)
+        if not lane.count:
+            queue.bitmap &= ~(1 << priority)
+        else:
+            lane.tidy(self.table)
+
+    def _leave_group(self, queue: Queue, slab: Slab, seq: int) -> None:
+        i = seq & SLAB_MASK
+        if not slab.flags[i] & GROUPED:
+            return
+        slab.flags[i] &= ~GROUPED
+        group = queue.group_of.pop(seq)
+        del group.members[seq]
+        if not group.members:
+            del queue.groups[group.name]
+            group.offered = 0
+        else:
+            queue.offer(group, self.table)
+
+    def _forget(self, seq: int) -> None:
+        """The end of a message that has already left its state."""
+        slab = self.table.slabs[seq >> SLAB_BITS]
+        i = seq & SLAB_MASK
+        flags = slab.flags[i]
+        if flags & GROUPED:
+            self._leave_group(self.queues[slab.queue[i]], self.table.owned(seq), seq)
+        if flags & STORIED:
+            story = self.stories.pop(seq)
+            if self.moved.get(story.record_seq) == seq:
+                del self.moved[story.record_seq]
+            origin = self.queues.get(story.origin)
+            if origin is not None:
+                origin.dead_elsewhere -= 1
+        self._extent_loses(slab.location[i] >> 32, 1)
+        self.table.free(seq)
+
+    def _extent_loses(self, extent: int, count: int) -> None:
+        left = self.extents[extent] - count
+        if left:
+            self.extents[extent] = left
+        else:
+            del self.extents[extent]
+
+    def arm_retention(self, queue: Queue, at_ms: int) -> None:
+        queue.retention_armed_ms = at_ms
+        self.deadlines.add(at_ms, RETENTION, queue.number, ())
+
+    # What other layers keep here
+
+    def _key_remembered(self, e: KeyRemembered) -> None:
+        key, fingerprint, ids = msgspec.msgpack.decode(e.document)
+        if not self.keys:
+            self.deadlines.add(e.expires_ms, KEYS, 0, ())
+        self.keys.pop((e.queue, key), None)
+        self.keys[e.queue, key] = Remembered(fingerprint, ids, e.expires_ms)
+
+    def _document_put(self, e: DocumentPut) -> None:
+        self.documents.setdefault(e.collection, {})[e.key] = e.document
+
+    def _document_removed(self, e: DocumentRemoved) -> None:
+        self.documents.get(e.collection, {}).pop(e.key, None)

@@ -1,0 +1,193 @@
+"""Where every live message of a partition is, by its number: a few bytes in packed columns, whatever its size.
+
+Rows stand in slabs of 1,024 consecutive numbers; a slab goes when its last message went. A slab handed to a
+snapshot is frozen: the next change copies it first, so a snapshot costs the loop nothing per message.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+
+SLAB_BITS = 10
+SLAB_ROWS = 1 << SLAB_BITS
+SLAB_MASK = SLAB_ROWS - 1
+
+# States. A message is in exactly one of them, in exactly one queue.
+FREE, READY, LEASED, DELAYED, DEAD = range(5)
+STATE_NAMES = ("free", "ready", "leased", "delayed", "dead")
+
+# Flags: which of the sparse side tables of state.py know this message too; OVERDUE: its time to live ended while
+# it was leased.
+GROUPED, STORIED, HAS_CONSUMER, OVERDUE = 1, 2, 4, 8
+
+_ZEROS_8 = bytes(8 * SLAB_ROWS)
+
+#: The columns of a slab, in the order of a snapshot, with their array type; None stands for a bytearray.
+COLUMNS: tuple[tuple[str, str | None], ...] = (
+    ("state", None),
+    ("flags", None),
+    ("priority", None),
+    ("queue", "I"),
+    ("receives", "I"),
+    ("size", "I"),
+    ("location", "Q"),
+    ("since_ms", "Q"),
+    ("lease", "Q"),
+    ("due_ms", "Q"),
+)
+
+
+class Slab:
+    """`lease` and `due_ms` stay empty until a message of the slab is first leased or delayed."""
+
+    __slots__ = (
+        "due_ms",
+        "flags",
+        "frozen",
+        "lease",
+        "live",
+        "location",
+        "priority",
+        "queue",
+        "receives",
+        "since_ms",
+        "size",
+        "state",
+    )
+
+    def __init__(self) -> None:
+        self.frozen = False
+        self.live = 0
+        self.state = bytearray()
+        self.flags = bytearray()
+        self.priority = bytearray()
+        self.queue = array("I")
+        self.receives = array("I")
+        self.size = array("I")
+        self.location = array("Q")
+        self.since_ms = array("Q")  # age and retention count from here: when it was published or became visible
+        self.lease = array("Q")
+        self.due_ms = array("Q")  # deadline of a lease, end of a delay
+
+    def clone(self) -> Slab:
+        copy = Slab()
+        copy.live = self.live
+        for name, _ in COLUMNS:
+            setattr(copy, name, getattr(self, name)[:])
+        return copy
+
+    def widen(self) -> None:
+        self.lease = array("Q", _ZEROS_8)
+        self.due_ms = array("Q", _ZEROS_8)
+
+
+class Table:
+    def __init__(self) -> None:
+        self.slabs: dict[int, Slab] = {}
+        self.next_seq = 1  # number 0 means "no message"
+        self._pad_first_slab()
+
+    def _pad_first_slab(self) -> None:
+        slab = self.slabs[0] = Slab()
+        _extend(slab, [0], [0], 0, 0, [0], FREE)
+
+    def __contains__(self, seq: int) -> bool:
+        return self.state(seq) != FREE
+
+    def __len__(self) -> int:
+        return sum(slab.live for slab in self.slabs.values())
+
+    def state(self, seq: int) -> int:
+        slab = self.slabs.get(seq >> SLAB_BITS)
+        if slab is None:
+            return FREE
+        i = seq & SLAB_MASK
+        return slab.state[i] if i < len(slab.state) else FREE
+
+    def owned(self, seq: int) -> Slab:
+        """The slab of a message, safe to change."""
+        number = seq >> SLAB_BITS
+        slab = self.slabs[number]
+        if slab.frozen:
+            slab = self.slabs[number] = slab.clone()
+        return slab
+
+    def append(
+        self, locations: Sequence[int], sizes: Sequence[int], since_ms: int, queue: int, priorities: Sequence[int], state: int
+    ) -> None:
+        """Rows for the next numbers, all in one queue and one state."""
+        done, count = 0, len(sizes)
+        while done < count:
+            slab = self._tail()
+            take = min(count - done, SLAB_ROWS - len(slab.state))
+            if take == count:
+                _extend(slab, locations, sizes, since_ms, queue, priorities, state)
+            else:
+                end = done + take
+                _extend(slab, locations[done:end], sizes[done:end], since_ms, queue, priorities[done:end], state)
+            slab.live += take
+            self.next_seq += take
+            done += take
+
+    def _tail(self) -> Slab:
+        number = self.next_seq >> SLAB_BITS
+        slab = self.slabs.get(number)
+        if slab is None:
+            slab = self.slabs[number] = Slab()
+        elif slab.frozen:
+            slab = self.slabs[number] = slab.clone()
+        return slab
+
+    def free(self, seq: int) -> None:
+        slab = self.owned(seq)
+        slab.state[seq & SLAB_MASK] = FREE
+        slab.live -= 1
+        if not slab.live and len(slab.state) == SLAB_ROWS:
+            del self.slabs[seq >> SLAB_BITS]
+
+    def free_slab(self, number: int) -> None:
+        """Forget a full slab all of whose messages go at once."""
+        del self.slabs[number]
+
+    def find(self, queue: int, state: int, after: int = 0) -> Iterator[int]:
+        """Numbers above `after` of a queue's messages in a state, ascending: a C-speed search of the state bytes."""
+        wanted = bytes((state,))
+        for number in sorted(n for n in self.slabs if n >= (after + 1) >> SLAB_BITS):
+            slab = self.slabs[number]
+            base = number << SLAB_BITS
+            i = slab.state.find(wanted, max(0, after + 1 - base))
+            while i >= 0:
+                if slab.queue[i] == queue:
+                    yield base + i
+                i = slab.state.find(wanted, i + 1)
+
+
+def _extend(
+    slab: Slab,
+    locations: Sequence[int],
+    sizes: Sequence[int],
+    since_ms: int,
+    queue: int,
+    priorities: Sequence[int],
+    state: int,
+) -> None:
+    count = len(sizes)
+    if count == 1:
+        slab.state.append(state)
+        slab.flags.append(0)
+        slab.priority.append(priorities[0])
+        slab.queue.append(queue)
+        slab.receives.append(0)
+        slab.size.append(sizes[0])
+        slab.location.append(locations[0])
+        slab.since_ms.append(since_ms)
+        return
+    slab.state.extend(bytes((state,)) * count)
+    slab.flags.extend(bytes(count))
+    slab.priority.extend(priorities)
+    slab.queue.extend([queue] * count)
+    slab.receives.extend([0] * count)
+    slab.size.extend(sizes)
+    slab.location.extend(locations)
+    slab.since_ms.extend([since_ms] * count)
