@@ -1,0 +1,189 @@
+"""`laneway queue …`: create, change, list, describe and delete queues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, TypeVar
+
+import click
+
+from laneway.cli import kinds
+from laneway.cli.session import FailingGroup, Failure, Session, pass_session, queue_argument, talks_to_a_server
+from laneway.cli.show import duration, print_fields, print_json, print_table, size
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: flag, name in the API, kind, help
+SETTINGS: tuple[tuple[str, str, Any, str], ...] = (
+    ("--max-priority", "max_priority", kinds.number, "Highest priority, up to 255."),
+    ("--default-priority", "default_priority", kinds.number_or_none, "Of messages that name none; none: the middle."),
+    ("--lease", "visibility_timeout", kinds.duration, "How long a message is leased, up to 12h."),
+    ("--retention", "retention_seconds", kinds.duration, "How long a message is kept, up to 14d."),
+    ("--delay", "delay_seconds", kinds.duration, "How long a new message stays hidden, up to 15m."),
+    ("--ttl", "message_ttl_seconds", kinds.duration_or_none, "After which a message expires, or none."),
+    ("--max-receives", "max_receive_count", kinds.number_or_none, "Receives before a message is dead, or none."),
+    ("--dead-letter-queue", "dead_letter_queue", str, "Where dead letters go, or none: they stay here."),
+    ("--max-messages", "max_messages", kinds.number_or_none, "Most waiting messages, or none."),
+    ("--max-bytes", "max_bytes", kinds.size_or_none, "Most waiting bytes, or none."),
+    ("--overflow", "overflow", click.Choice(["reject", "drop_oldest"]), "What happens when it is full."),
+    ("--dedup-window", "dedup_window_seconds", kinds.duration, "How long a dedup id is remembered, up to 1d."),
+    ("--max-message-bytes", "max_message_bytes", kinds.size, "Largest message."),
+)
+
+
+def takes_settings(command: F) -> F:
+    for flag, name, kind, help in reversed(SETTINGS):
+        metavar = {str: "QUEUE"}.get(kind) or getattr(kind, "__name__", "").removesuffix("_or_none").upper() or None
+        command = click.option(flag, name, type=kind, metavar=metavar, help=help)(command)
+    return command
+
+
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """The settings that were given, as the API takes them."""
+    return {name: None if value == kinds.NONE else value for name, value in options.items() if value is not None}
+
+
+@click.group(cls=FailingGroup, short_help="Create, change, list, describe and delete queues.")
+def queue() -> None:
+    """Create, change, list, describe and delete queues.
+
+    \b
+    laneway queue create orders --max-priority 10 --lease 30s
+    laneway queue change orders --dead-letter-queue orders-dead
+    laneway queue list --prefix ord
+    """
+
+
+@queue.command(short_help="Make a queue.")
+@queue_argument
+@takes_settings
+@click.option("--exist-ok", is_flag=True, help="Do nothing if there is a queue of that name.")
+@talks_to_a_server
+@pass_session
+def create(session: Session, queue: str, exist_ok: bool, **settings: Any) -> None:
+    """Make a queue.
+
+    \b
+    laneway queue create orders
+    laneway queue create orders --max-priority 255 --lease 5m --ttl 1d
+    laneway queue create orders --dead-letter-queue orders-dead --max-receives 3
+    """
+    with session.client() as client:
+        there = _if_there(client, queue)
+        if there is not None and not exist_ok:
+            raise Failure(
+                f"there is a queue {queue!r} already: `laneway queue change` changes its settings", code="queue_exists"
+            )
+        made = there if there is not None else client.put_queue(queue, **given(settings))
+    _print_queue(session, made, "exists already" if there is not None else "created")
+
+
+@queue.command(short_help="Change settings of a queue while it is in use.")
+@queue_argument
+@takes_settings
+@talks_to_a_server
+@pass_session
+def change(session: Session, queue: str, **settings: Any) -> None:
+    """Change settings of a queue while it is in use; `none` takes a limit away.
+
+    \b
+    laneway queue change orders --lease 2m
+    laneway queue change orders --max-messages none
+    """
+    changes = given(settings)
+    if not changes:
+        raise click.UsageError("give at least one setting to change")
+    with session.client() as client:
+        changed = client.change_queue(queue, **changes)
+    _print_queue(session, changed, "changed")
+
+
+@queue.command("list", short_help="List queues.")
+@click.option("--prefix", default="", metavar="TEXT", help="Only those whose name begins with this.")
+@click.option("--limit", default=100, type=click.IntRange(min=1), show_default=True, help="Most queues to list.")
+@talks_to_a_server
+@pass_session
+def list_(session: Session, prefix: str, limit: int) -> None:
+    """List queues, in order of their names. With --json, one queue on each line."""
+    with session.client() as client:
+        found = client.queues(prefix, limit=limit + 1)
+        queues = list(islice(found, limit))
+        more = next(found, None) is not None
+    if session.json:
+        for one in queues:
+            print_json(one)
+    elif queues:
+        columns = ("queue", "priorities", "lease", "retention", "max receives", "dead letters to")
+        print_table(columns, [_row(one) for one in queues], numeric=("priorities", "max receives"))
+    if more:
+        click.echo(f"laneway: there are more than {limit}: give --prefix, or a higher --limit", err=True)
+    elif not queues and not session.json:
+        click.echo("laneway: there are none", err=True)
+
+
+def _row(one: dict[str, Any]) -> tuple[object, ...]:
+    return (
+        one["queue_name"],
+        f"0–{one['max_priority']}",
+        duration(one["visibility_timeout"]),
+        duration(one["retention_seconds"]),
+        "-" if one["max_receive_count"] is None else one["max_receive_count"],
+        one["dead_letter_queue"] or "",
+    )
+
+
+@queue.command(short_help="Show the settings of a queue.")
+@queue_argument
+@talks_to_a_server
+@pass_session
+def describe(session: Session, queue: str) -> None:
+    """Show the settings of a queue."""
+    with session.client() as client:
+        _print_queue(session, client.queue(queue))
+
+
+@queue.command(short_help="Delete a queue with all its messages.")
+@queue_argument
+@click.option("--if-empty", is_flag=True, help="Only if no message is left in it.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@talks_to_a_server
+@pass_session
+def delete(session: Session, queue: str, if_empty: bool, yes: bool) -> None:
+    """Delete a queue with all its messages; asks first, unless --yes or --if-empty is given."""
+    if not yes and not if_empty:
+        click.confirm(f"Delete the queue {queue!r} with all its messages?", abort=True, err=True)
+    with session.client() as client:
+        client.delete_queue(queue, if_empty=if_empty)
+    print_json({"deleted": queue}) if session.json else click.echo(f"deleted {queue}")
+
+
+def _if_there(client: Any, queue: str) -> dict[str, Any] | None:
+    from laneway.client import ClientError
+
+    try:
+        found: dict[str, Any] = client.queue(queue)
+    except ClientError as error:
+        if error.code != "queue_not_found":
+            raise
+        return None
+    return found
+
+
+def _print_queue(session: Session, queue: dict[str, Any], done: str | None = None) -> None:
+    if session.json:
+        print_json(queue)
+    elif done is not None:
+        click.echo(f"{queue['queue_name']} {done}")
+    else:
+        print_fields({name: _shown(name, value) for name, value in queue.items()})
+
+
+def _shown(name: str, value: Any) -> object:
+    if value is None:
+        return kinds.NONE
+    if name.endswith("_seconds") or name == "visibility_timeout":
+        return duration(value)
+    if name.endswith("_bytes"):
+        return size(value)
+    return value

@@ -1,0 +1,86 @@
+"""`laneway serve` and `laneway config`: their flags are the settings of config.py, one for each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from laneway.cli.session import Session, pass_session, prints_json
+from laneway.cli.show import print_json, print_table
+from laneway.config import Config, load_config, settings
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def takes_settings(command: F) -> F:
+    """Give a command a flag for every setting, and --config. Values stay text: config.py reads them all alike."""
+    for setting in reversed(settings()):
+        command = click.option(
+            setting.flag,
+            setting.name,
+            metavar=setting.values,
+            help=f"{setting.help[:1].upper()}{setting.help[1:]}.  [default: {setting.show(setting.default)}]",
+        )(command)
+    file = click.option(
+        "--config",
+        "file",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="A TOML file with settings (LANEWAY_CONFIG).  [default: ./laneway.toml if there is one]",
+    )
+    return file(command)
+
+
+def config_in_force(file: Path | None, flags: dict[str, str | None]) -> Config:
+    given = {name: value for name, value in flags.items() if value is not None}
+    return load_config(given, os.environ, file)
+
+
+@click.command(short_help="Run a server.")
+@takes_settings
+@click.pass_context
+def serve(ctx: click.Context, /, file: Path | None, **flags: str | None) -> None:
+    """Run a server until it is stopped with Ctrl-C or SIGTERM.
+
+    \b
+    laneway serve
+    laneway serve --data /var/lib/laneway --http 127.0.0.1:8080
+    laneway serve --config laneway.toml --durability interval
+
+    Every setting can also be given in a TOML file and as a LANEWAY_* variable: `laneway config` shows them all.
+    Leases stay valid across a restart.
+    """
+    config = config_in_force(file, flags)
+    from laneway.node import serve as serve_node
+
+    ctx.exit(serve_node(config))
+
+
+@click.command(short_help="Show every setting in force and where it came from.")
+@takes_settings
+@prints_json
+@pass_session
+def config(session: Session, file: Path | None, **flags: str | None) -> None:
+    """Show every setting in force and where it came from: a flag, a variable, a file, or its default.
+
+    \b
+    laneway config
+    laneway config --config laneway.toml --json
+    LANEWAY_HTTP=127.0.0.1:9090 laneway config
+    """
+    in_force = config_in_force(file, flags)
+    if session.json:
+        print_json(
+            {s.name: {"value": _plain(getattr(in_force, s.name)), "from": in_force.origins[s.name]} for s in settings()}
+        )
+        return
+    rows = [(s.name, s.show(getattr(in_force, s.name)), in_force.origins[s.name]) for s in settings()]
+    print_table(("setting", "value", "from"), rows)
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, bool | int | float | None) else str(value)

@@ -1,0 +1,219 @@
+"""What the commands share: the options that say which server and as whom, the client made from them, and failing well.
+
+The options may stand before or after the command's name; the later wins, and any of them wins over its variable.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from laneway.client import Client
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+
+REFUSED = 1  # the server refused, or something failed on the way
+USAGE = 2
+UNREACHABLE = 3
+
+#: What to do next, by the code of the refusal.
+ADVICE = {
+    "unreachable": "start one with `laneway serve`, or name another with --url",
+    "timed_out": "the server may be busy: see its log, then try again",
+    "not_laneway": "name the right server with --url",
+    "unauthenticated": "give --key, or --user and --password (or LANEWAY_KEY, LANEWAY_USER, LANEWAY_PASSWORD)",
+    "forbidden": "`laneway account change` grants permissions, with an admin's credentials",
+    "queue_not_found": "`laneway queue list` shows the queues there are, `laneway queue create` makes one",
+    "account_not_found": "`laneway account list` shows the accounts there are",
+    "lease_stale": "its lease ended or was settled already: receive it again",
+    "queue_full": "wait until consumers catch up, or raise its limits with `laneway queue change`",
+    "disk_full": "free some space on the server's disk: it goes on by itself",
+    "journal_locked": "another server uses this folder: stop it, or give --data another one",
+    "journal_damaged": "`laneway journal check` shows how much of it can be read",
+}
+
+
+class Session:
+    """Which server, as whom, and whether a program reads the output."""
+
+    def __init__(self) -> None:
+        self.options: dict[str, Any] = {}
+
+    @property
+    def json(self) -> bool:
+        return bool(self.options.get("json"))
+
+    def client(self, *, timeout_seconds: float = 30.0, attempts: int = 3) -> Client:
+        from laneway.client import Client
+
+        key, user, password = self.credentials()
+        try:
+            return Client(
+                self.url(),
+                key=key,
+                user=user,
+                password=password,
+                vhost=self.vhost(),
+                timeout_seconds=timeout_seconds,
+                attempts=attempts,
+            )
+        except ValueError as error:
+            raise click.UsageError(str(error)) from error
+
+    def url(self) -> str:
+        return self._option("url") or DEFAULT_URL
+
+    def vhost(self) -> str:
+        return self._option("vhost") or "/"
+
+    def credentials(self) -> tuple[str | None, str | None, str | None]:
+        """(key, user, password): those given as options, else those of the environment."""
+        given = self.options
+        if given.get("key") and given.get("user"):
+            raise click.UsageError("--key and --user are two ways to say who you are: give one")
+        if given.get("key"):
+            return given["key"], None, None
+        if not given.get("user") and os.environ.get("LANEWAY_KEY"):
+            return os.environ["LANEWAY_KEY"], None, None
+        user, password = self._option("user"), self._option("password")
+        if user and not password:
+            if not sys.stdin.isatty():
+                raise click.UsageError(f"there is no password for {user}: give --password or LANEWAY_PASSWORD")
+            password = str(click.prompt(f"Password of {user}", hide_input=True, err=True))
+        return None, user, password if user else None
+
+    def _option(self, name: str) -> str | None:
+        return self.options.get(name) or os.environ.get(f"LANEWAY_{name.upper()}") or None
+
+
+class Failure(click.ClickException):
+    """Ends the command with one line on stderr: what went wrong, and what to do next."""
+
+    exit_code = REFUSED
+
+    def __init__(self, message: str, *, code: str = "failed", **shown: Any) -> None:
+        super().__init__(message)
+        self.code = code
+        self.shown = shown
+        self.as_json = False
+
+    def show(self, file: Any = None) -> None:
+        if self.as_json:
+            click.echo(json.dumps({"error": {"code": self.code, "message": self.message, **self.shown}}), err=True)
+            return
+        advice = ADVICE.get(self.code)
+        click.echo(f"laneway: {self.message}" + (f" ({advice})" if advice else ""), err=True)
+
+
+class Unreachable(Failure):
+    exit_code = UNREACHABLE
+
+
+class FailingGroup(click.Group):
+    """A group that turns what the client and the node raise into a Failure, and suggests commands."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.Abort, click.exceptions.Exit):
+            raise
+        except Exception as error:
+            failure = as_failure(error)
+            if failure is None:
+                raise
+            session = ctx.find_object(Session)
+            failure.as_json = session is not None and session.json
+            raise failure from error
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not name.startswith("-") and name not in self.list_commands(ctx) and not ctx.resilient_parsing:
+            close = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
+            hint = f"did you mean {close[0]}?" if close else f"`{ctx.command_path} --help` lists what there is"
+            raise click.UsageError(f"there is no command {name!r}: {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+def as_failure(error: Exception) -> Failure | None:
+    """What the error means on the command line; None if it is a mistake of ours, to be seen in full."""
+    if isinstance(error, Failure):
+        return error
+    if isinstance(error, click.ClickException):
+        return None
+
+    from laneway.client import ClientError
+    from laneway.errors import LanewayError
+
+    if isinstance(error, ClientError):
+        shown = {**({"field": error.field} if error.field else {}), **error.details}
+        kind = Unreachable if error.code in ("unreachable", "timed_out", "not_laneway") else Failure
+        return kind(error.message, code=error.code, **shown)
+    if isinstance(error, LanewayError):
+        named: dict[str, Any] = {"field": error.field} if error.field else {}
+        return Failure(error.message, code=error.code, **named)
+    return None
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _remember(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
+    session = ctx.ensure_object(Session)
+    if value is not None and parameter.name is not None:
+        session.options[parameter.name.removesuffix("_")] = value
+
+
+def _option(*names: str, **attributes: Any) -> Callable[[F], F]:
+    return click.option(*names, expose_value=False, callback=_remember, default=None, **attributes)
+
+
+def prints_json(command: F) -> F:
+    return _option("--json", is_flag=True, flag_value=True, help="Print JSON, for programs.")(command)
+
+
+def talks_to_a_server(command: F) -> F:
+    """Give a command the options --url, --key, --user, --password, --vhost and --json."""
+    options = (
+        _option("--url", metavar="URL", help=f"The server (LANEWAY_URL; default {DEFAULT_URL})."),
+        _option("--key", metavar="KEY", help="An API key (LANEWAY_KEY)."),
+        _option("--user", metavar="NAME", help="An account (LANEWAY_USER)."),
+        _option("--password", metavar="TEXT", help="Its password (LANEWAY_PASSWORD); asked for if left out."),
+        _option("--vhost", metavar="NAME", help="The virtual host of the queues (LANEWAY_VHOST; default /)."),
+        prints_json,
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def pass_session(command: Callable[..., None]) -> Callable[..., None]:
+    """Call the command with the session as its first argument."""
+
+    @wraps(command)
+    def with_session(*arguments: Any, **options: Any) -> None:
+        command(click.get_current_context().ensure_object(Session), *arguments, **options)
+
+    return with_session
+
+
+def complete_queue(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Names of queues for the shell: quickly, or not at all."""
+    session = ctx.find_object(Session) or Session()
+    try:
+        with session.client(timeout_seconds=1.0, attempts=1) as client:
+            return [queue["queue_name"] for queue in client.queues(incomplete, limit=100)]
+    except Exception:  # whatever it is, a completion has nowhere to say so
+        return []
+
+
+queue_argument = click.argument("queue", metavar="QUEUE", shell_complete=complete_queue)
