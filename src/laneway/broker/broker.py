@@ -29,7 +29,7 @@ from laneway.broker.values import (
 )
 from laneway.core import commands
 from laneway.core.events import DocumentPut, DocumentRemoved, Event, Kind, Leased
-from laneway.core.message import Delivery, Draft, Glimpse, Receipt, Settlement
+from laneway.core.message import Delivery, Draft, Glimpse, Receipt, Settlement, parse_message_id
 from laneway.core.queue import RATED, TOTALS, Queue
 from laneway.core.settings import QueueSettings
 from laneway.core.table import SLAB_BITS, SLAB_MASK
@@ -43,6 +43,7 @@ MAX_WAIT_MS = 20_000
 
 class BrokerLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_queues: int = 200_000
+    max_message_bytes: int = 256 * 1024
     max_idempotency_keys: int = 1_000_000
     max_waiters_per_queue: int = 50_000
     max_document_bytes: int = 256 * 1024
@@ -201,8 +202,6 @@ class Broker:
         self.committer.when_durable(done, results)
 
     def _repeated(self, draft: Draft, queue: Queue, text: str) -> Receipt:
-        from laneway.core.message import parse_message_id
-
         at_ms = parse_message_id(text)[0]
         priority = queue.settings.priority_when_unset if draft.priority is None else draft.priority
         visible_ms = draft.visible_at_ms or at_ms + (queue.settings.delay_ms if draft.delay_ms is None else draft.delay_ms)
@@ -345,8 +344,13 @@ class Broker:
     async def put_queue(self, vhost: str, name: str, settings: QueueSettings) -> tuple[QueueInfo, bool]:
         self._check_writable()
         created = (vhost, name) not in self._state.by_name
+        limit = self.limits.max_message_bytes
+        if settings.max_message_bytes == QueueSettings().max_message_bytes > limit:
+            settings = msgspec.structs.replace(settings, max_message_bytes=limit)  # a default, not a wish
         self.engine.run(
-            commands.put_queue(self._state, vhost, name, settings, self.now(), max_queues=self.limits.max_queues)
+            commands.put_queue(
+                self._state, vhost, name, settings, self.now(), max_queues=self.limits.max_queues, max_message_bytes=limit
+            )
         )
         if created:
             insort(self._names, (vhost, name))

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from laneway.core import clockwork, snapshot
-from laneway.core.commands import token
 from laneway.core.events import Event, Kind, Leased, Opened
-from laneway.core.message import Delivery, Glimpse, decode_record, message_id, record_is_intact
+from laneway.core.message import Death, Delivery, Glimpse, decode_record, message_id, message_id_prefix, record_is_intact
 from laneway.core.state import State
 from laneway.core.table import LEASED, SLAB_BITS, SLAB_MASK, STATE_NAMES
 from laneway.errors import JournalDamaged
@@ -155,20 +154,26 @@ class Engine:
         state = self.state
         stories, tag, slabs = state.stories, state.tag, state.table.slabs
         lease_id, deadline_ms = leased.first_lease, leased.deadline_ms
+        prefix, prefix_ms = "", -1
+        deaths: tuple[Death, ...] = ()
         for seq, receives, record in zip(leased.seqs, leased.receives, self.records(leased.seqs), strict=True):
             if record is not None:
                 record_seq, enqueued_at_ms, properties, body = decode_record(record)
+                if enqueued_at_ms != prefix_ms:
+                    prefix, prefix_ms = message_id_prefix(enqueued_at_ms, tag), enqueued_at_ms
+                if stories:
+                    deaths = stories[seq].deaths if seq in stories else ()
                 out.append(
                     Delivery(
-                        message_id(enqueued_at_ms, tag, record_seq),
+                        f"{prefix}{record_seq:012x}",
                         slabs[seq >> SLAB_BITS].priority[seq & SLAB_MASK],
                         body,
                         properties,
                         enqueued_at_ms,
                         receives,
                         deadline_ms,
-                        token(lease_id, seq),
-                        stories[seq].deaths if seq in stories else (),
+                        f"{lease_id:x}.{seq:x}",
+                        deaths,
                     )
                 )
             lease_id += 1

@@ -35,7 +35,7 @@ from laneway.core.message import (
     Settlement,
     encode_props,
     encode_record,
-    message_id,
+    message_id_prefix,
     parse_message_id,
 )
 from laneway.core.queue import Queue
@@ -80,12 +80,24 @@ def find_queue(state: State, vhost: str, name: str) -> Queue:
 
 
 def put_queue(
-    state: State, vhost: str, name: str, settings: QueueSettings, now_ms: int, *, max_queues: int
+    state: State,
+    vhost: str,
+    name: str,
+    settings: QueueSettings,
+    now_ms: int,
+    *,
+    max_queues: int,
+    max_message_bytes: int = RANGES["max_message_bytes"][1],
 ) -> Iterator[Event]:
     """Create a queue, or replace the settings of one that exists."""
     check_queue_name(name)
     check_queue_name(vhost, field="vhost")
     check_settings(settings)
+    if settings.max_message_bytes > max_message_bytes:
+        raise InvalidInput(
+            f"max_message_bytes {settings.max_message_bytes} is above the server's {max_message_bytes}",
+            field="max_message_bytes",
+        )
     target = settings.dead_letter_queue
     if target == name:
         raise InvalidInput(f"queue {name!r} cannot be its own dead-letter queue", field="dead_letter_queue")
@@ -130,11 +142,14 @@ def purge_queue(state: State, queue: Queue, now_ms: int) -> Iterator[Event]:
 def publish(
     state: State, queue: Queue, drafts: Sequence[Draft], now_ms: int, results: list[Receipt | LanewayError]
 ) -> Iterator[Event]:
+    """Hot: per message this loop makes a record, an id and a receipt, and leaves the rest to the rare cases."""
     settings = queue.settings
-    tag = state.tag
     first = seq = state.table.next_seq
     default_priority, max_priority = settings.priority_when_unset, settings.max_priority
+    max_bytes = settings.max_message_bytes
     bounded = settings.overflow == "reject" and (settings.max_messages is not None or settings.max_bytes is not None)
+    timeless = not settings.delay_ms and settings.message_ttl_ms is None  # no times unless a message has its own
+    id_prefix = message_id_prefix(now_ms, state.tag)
     records: list[bytes] = []
     sizes: list[int] = []
     priorities: list[int] = []
@@ -144,8 +159,10 @@ def publish(
     dedups: dict[int, str] = {}
     fresh: dict[str, Receipt] = {}
     for draft in drafts:
+        priority, properties, body = draft.priority, draft.properties, draft.body
+        props = b""
+        visible_ms = expires_ms = 0
         try:
-            priority = draft.priority
             if priority is None:
                 priority = default_priority
             elif not 0 <= priority <= max_priority:
@@ -153,17 +170,17 @@ def publish(
                     f"priority {priority} is out of range: queue {queue.name!r} takes 0 to {max_priority}",
                     field="priority",
                 )
-            properties = draft.properties
-            props = b"" if properties is PLAIN else encode_props(properties)
-            size = len(draft.body) + len(props)
-            if size > settings.max_message_bytes:
+            if properties is not PLAIN:
+                props = encode_props(properties)
+            if len(body) + len(props) > max_bytes:
                 raise MessageTooLarge(
-                    f"the message has {size} bytes with its properties, queue {queue.name!r} takes "
-                    f"{settings.max_message_bytes}",
+                    f"the message has {len(body) + len(props)} bytes with its properties, queue {queue.name!r} takes "
+                    f"{max_bytes}",
                     field="payload",
                 )
-            visible_ms = _visible_at(draft, settings, now_ms)
-            expires_ms = _expires_at(draft, settings, visible_ms or now_ms)
+            if not (timeless and draft.delay_ms is None and draft.visible_at_ms is None and draft.ttl_ms is None):
+                visible_ms = _visible_at(draft, settings, now_ms)
+                expires_ms = _expires_at(draft, settings, visible_ms or now_ms)
             if properties.dedup_id:
                 known = fresh.get(properties.dedup_id) or _deduplicated(queue, properties.dedup_id, priority, now_ms)
                 if known is not None:
@@ -171,17 +188,18 @@ def publish(
                     queue.totals[q_.DEDUPLICATED] += 1
                     continue
             if bounded:
-                _check_room(queue, len(records), sum(sizes) + size)
+                _check_room(queue, len(records), sum(sizes) + len(body) + len(props))
         except LanewayError as wrong:
             results.append(wrong)
             continue
-        record = encode_record(seq, now_ms, props, draft.body)
-        if properties.group:
-            groups[len(records)] = properties.group
-        receipt = Receipt(message_id(now_ms, tag, seq), priority, now_ms, visible_ms or now_ms)
-        if properties.dedup_id and settings.dedup_window_ms:
-            dedups[len(records)] = properties.dedup_id
-            fresh[properties.dedup_id] = receipt
+        record = encode_record(seq, now_ms, props, body)
+        receipt = Receipt(f"{id_prefix}{seq:012x}", priority, now_ms, visible_ms or now_ms)
+        if props:
+            if properties.group:
+                groups[len(records)] = properties.group
+            if properties.dedup_id and settings.dedup_window_ms:
+                dedups[len(records)] = properties.dedup_id
+                fresh[properties.dedup_id] = receipt
         records.append(record)
         sizes.append(len(record))
         priorities.append(priority)
@@ -318,8 +336,8 @@ def check_lease(lease_ms: int | None, consumer: str) -> None:
         raise InvalidInput(f"a consumer's name has at most {MAX_CONSUMER_BYTES} bytes", field="consumer")
 
 
-def token(lease_id: int, seq: int) -> str:
-    return f"{lease_id:x}.{seq:x}"
+# A token is "lease id.message number" in hexadecimal: made in broker/engine.py, read in _held below. A lease id is
+# never given twice (its upper bits are the epoch), so a token is good for one delivery alone.
 
 
 class _Settling:
@@ -339,15 +357,15 @@ def settle(
     state: State, queue: Queue, settlements: Sequence[Settlement], now_ms: int, results: list[int | LanewayError]
 ) -> Iterator[Event]:
     batch = _Settling()
-    seen = batch.seen
+    seen, acked, leases = batch.seen, batch.acked, batch.leases
     for s in settlements:
         try:
             seq, lease_id = _held(state, queue, s, now_ms)
             if seq in seen:
                 raise LeaseStale("this receipt handle was settled earlier in the same batch", field="token")
             if s.action == "ack":
-                batch.acked.append(seq)
-                batch.leases.append(lease_id)
+                acked.append(seq)
+                leases.append(lease_id)
                 results.append(0)
             else:
                 results.append(_settle_otherwise(state, queue, s, seq, batch, now_ms))

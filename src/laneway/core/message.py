@@ -37,6 +37,7 @@ _UNCHECKED = struct.Struct("<IQQ")  # the prefix without its checksum
 _LENGTHS = struct.Struct("<8H")
 _U32 = struct.Struct("<I")
 _hash = xxhash.xxh3_64_intdigest
+_pack_unchecked, _pack_u32, _unpack_prefix = _UNCHECKED.pack, _U32.pack, _PREFIX.unpack_from
 
 MAX_TEXT_BYTES = 1024  # of each string property; the protocols carried here allow 255 to 512
 MAX_ATTRIBUTES = 128
@@ -136,8 +137,8 @@ class Settlement(msgspec.Struct, gc=False):
 
 
 def encode_record(seq: int, enqueued_at_ms: int, props: bytes, body: bytes) -> bytes:
-    rest = _UNCHECKED.pack(len(props), seq, enqueued_at_ms) + props + body
-    return _U32.pack(_hash(rest) & 0xFFFFFFFF) + rest
+    rest = _pack_unchecked(len(props), seq, enqueued_at_ms) + props + body
+    return _pack_u32(_hash(rest) & 0xFFFFFFFF) + rest
 
 
 def record_is_intact(record: bytes) -> bool:
@@ -148,7 +149,7 @@ def record_is_intact(record: bytes) -> bool:
 
 def decode_record(record: bytes) -> tuple[int, int, Properties, bytes]:
     """(seq, enqueued_at_ms, properties, body)"""
-    _, props_size, seq, enqueued_at_ms = _PREFIX.unpack_from(record)
+    _, props_size, seq, enqueued_at_ms = _unpack_prefix(record)
     if not props_size:
         return seq, enqueued_at_ms, PLAIN, record[RECORD_PREFIX_BYTES:]
     end = RECORD_PREFIX_BYTES + props_size
@@ -202,17 +203,15 @@ def decode_props(props: bytes) -> Properties:
 #   milliseconds:48 | 7:4 | tag high:12 | 2:2 | tag low:14 | seq:48
 
 
+def message_id_prefix(enqueued_at_ms: int, tag: int) -> str:
+    """All of an id but its last twelve digits, which are the number: shared by what came in one millisecond."""
+    value = (enqueued_at_ms & 0xFFFFFFFFFFFF) << 32 | 0x7 << 28 | (tag >> 14 & 0xFFF) << 16 | 0x2 << 14 | tag & 0x3FFF
+    h = f"{value:020x}"
+    return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-"
+
+
 def message_id(enqueued_at_ms: int, tag: int, seq: int) -> str:
-    value = (
-        (enqueued_at_ms & 0xFFFFFFFFFFFF) << 80
-        | 0x7 << 76
-        | (tag >> 14 & 0xFFF) << 64
-        | 0x2 << 62
-        | (tag & 0x3FFF) << 48
-        | seq
-    )
-    h = f"{value:032x}"
-    return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
+    return f"{message_id_prefix(enqueued_at_ms, tag)}{seq:012x}"
 
 
 def parse_message_id(text: str) -> tuple[int, int, int]:
