@@ -385,13 +385,13 @@ def settle(
 def _held(state: State, queue: Queue, s: Settlement, now_ms: int) -> tuple[int, int]:
     """(message number, lease id) of a token whose lease still holds."""
     text = s.token
-    lease_text, dot, seq_text = text.partition(".")
+    lease_text, _, seq_text = text.partition(".")
     try:
-        if not dot or len(text) > MAX_TOKEN_CHARS:
-            raise ValueError
         seq, lease_id = int(seq_text, 16), int(lease_text, 16)
     except ValueError:
         raise ReceiptInvalid(f"not a receipt handle: {text[:MAX_TOKEN_CHARS]!r}", field="token") from None
+    if len(text) > MAX_TOKEN_CHARS:
+        raise ReceiptInvalid(f"not a receipt handle: it has {len(text)} characters", field="token")
     slab = state.table.slabs.get(seq >> SLAB_BITS)
     i = seq & SLAB_MASK
     if (

@@ -48,6 +48,14 @@ class Lane:
         if self.entries and self.chunks[0][self.head] == seq:
             self._advance(1)
 
+    def skip_run(self, first: int, count: int) -> None:
+        """As skip, for neighbours that all stand next in the first chunk."""
+        if self.entries and self.chunks[0][self.head] == first:
+            chunk = self.chunks[0]
+            last = self.head + count - 1
+            if last < len(chunk) and chunk[last] == first + count - 1:
+                self._advance(count)
+
     def _advance(self, count: int) -> None:
         self.head += count
         self.entries -= count

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -69,6 +69,26 @@ REASONS = {
     Cause.REJECTED: "rejected",
     Cause.OVERFLOW: "overflow",
 }
+
+
+#: From so many neighbours on, they are handled at once instead of one by one.
+RUN_ROWS = 4
+
+
+def runs(seqs: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Message numbers as (first, count) of neighbours inside one slab, in the given order."""
+    at, end = 0, len(seqs)
+    while at < end:
+        first = seqs[at]
+        most = min(end - at, SLAB_ROWS - (first & SLAB_MASK))
+        if seqs[at + most - 1] - first == most - 1 and list(seqs[at : at + most]) == list(range(first, first + most)):
+            count = most
+        else:
+            count = 1
+            while count < most and seqs[at + count] == first + count:
+                count += 1
+        yield first, count
+        at += count
 
 
 class Story(msgspec.Struct, frozen=True, array_like=True):
@@ -294,74 +314,89 @@ class State:
 
     def _leased(self, e: Leased) -> None:
         queue = self.queues[e.queue]
-        slabs, lanes = self.table.slabs, queue.lanes
         lease = e.first_lease
-        deadline = e.deadline_ms
-        again = 0
-        leased_bytes = 0
-        for seq, receives in zip(e.seqs, e.receives, strict=True):
-            number, i = seq >> SLAB_BITS, seq & SLAB_MASK
-            slab = slabs[number]
-            if slab.frozen:
-                slab = slabs[number] = slab.clone()
-            if not slab.lease:
-                slab.widen()
-            state = slab.state[i]
-            if state == READY and not slab.flags[i]:
-                lane = lanes[slab.priority[i]]
-                lane.count -= 1
-                if not lane.count:
-                    queue.bitmap &= ~(1 << slab.priority[i])
-                lane.skip(seq)
-                leased_bytes += slab.size[i]
-                queue.ready -= 1
-            else:
-                self._leave(queue, seq)
-                if slab.flags[i] & GROUPED:
-                    queue.group_of[seq].outstanding += 1
-                    queue.group_of[seq].offered = 0
-            slab.state[i] = LEASED
-            slab.receives[i] = receives
-            slab.lease[i] = lease
-            slab.due_ms[i] = deadline
-            lease += 1
-            if receives > 1:
-                again += 1
-        queue.bytes_waiting -= leased_bytes
+        done = 0
+        for first, count in runs(e.seqs):
+            receives = e.receives[done : done + count]
+            if count < RUN_ROWS or not self._lease_run(queue, first, receives, lease, e.deadline_ms):
+                for seq in range(first, first + count):
+                    self._lease_one(queue, seq, e.receives[done + seq - first], lease + seq - first, e.deadline_ms)
+            lease += count
+            done += count
         queue.leased += len(e.seqs)
         self.next_lease = max(self.next_lease, lease)
         if e.consumer:
             for seq in e.seqs:
-                slabs[seq >> SLAB_BITS].flags[seq & SLAB_MASK] |= HAS_CONSUMER
+                self.table.slabs[seq >> SLAB_BITS].flags[seq & SLAB_MASK] |= HAS_CONSUMER
                 self.consumers[seq] = e.consumer
-        self.deadlines.add(deadline, LEASE, e.queue, e.seqs)
+        self.deadlines.add(e.deadline_ms, LEASE, e.queue, e.seqs)
         queue.count(q_.DELIVERED, e.at_ms, len(e.seqs), 1)
-        queue.totals[q_.REDELIVERED] += again
+        queue.totals[q_.REDELIVERED] += len(e.seqs) - e.receives.count(1)
+
+    def _lease_run(self, queue: Queue, first: int, receives: Sequence[int], lease: int, deadline_ms: int) -> bool:
+        """Lease neighbours of one slab at once if they are alike: ready, plain, of one priority. False if not."""
+        slab, i, n = self.table.slabs[first >> SLAB_BITS], first & SLAB_MASK, len(receives)
+        j = i + n
+        priority = slab.priority[i]
+        if slab.state.count(READY, i, j) != n or slab.flags.count(0, i, j) != n or slab.priority.count(priority, i, j) != n:
+            return False
+        if slab.frozen:
+            slab = self.table.owned(first)
+        if not slab.lease:
+            slab.widen()
+        slab.state[i:j] = bytes((LEASED,)) * n
+        slab.receives[i:j] = array("I", receives)
+        slab.lease[i:j] = array("Q", range(lease, lease + n))
+        slab.due_ms[i:j] = array("Q", (deadline_ms,)) * n
+        queue.bytes_waiting -= sum(slab.size[i:j])
+        queue.ready -= n
+        lane = queue.lanes[priority]
+        lane.count -= n
+        if not lane.count:
+            queue.bitmap &= ~(1 << priority)
+        lane.skip_run(first, n)
+        return True
+
+    def _lease_one(self, queue: Queue, seq: int, receives: int, lease: int, deadline_ms: int) -> None:
+        slab, i = self.table.owned(seq), seq & SLAB_MASK
+        if not slab.lease:
+            slab.widen()
+        self._leave(queue, seq)
+        if slab.flags[i] & GROUPED:
+            group = queue.group_of[seq]
+            group.outstanding += 1
+            group.offered = 0
+        slab.state[i] = LEASED
+        slab.receives[i] = receives
+        slab.lease[i] = lease
+        slab.due_ms[i] = deadline_ms
 
     def _acked(self, e: Acked) -> None:
         queue = self.queues[e.queue]
-        slabs, extents = self.table.slabs, self.extents
-        for seq in e.seqs:
-            number, i = seq >> SLAB_BITS, seq & SLAB_MASK
-            slab = slabs[number]
-            if slab.flags[i]:
-                self._leave(queue, seq)
-                self._forget(seq)
-                continue
-            if slab.frozen:
-                slab = slabs[number] = slab.clone()
-            queue.leased -= 1
-            slab.state[i] = FREE
-            slab.live -= 1
-            extent = slab.location[i] >> 32
-            left = extents[extent] - 1
-            if left:
-                extents[extent] = left
-            else:
-                del extents[extent]
-            if not slab.live and len(slab.state) == SLAB_ROWS:
-                del slabs[number]
+        for first, count in runs(e.seqs):
+            if count < RUN_ROWS or not self._ack_run(queue, first, count):
+                for seq in range(first, first + count):
+                    self._leave(queue, seq)
+                    self._forget(seq)
         queue.count(q_.ACKED, e.at_ms, len(e.seqs), 2)
+
+    def _ack_run(self, queue: Queue, first: int, count: int) -> bool:
+        """Forget leased neighbours of one slab at once if they are plain and their records stand together."""
+        number, i = first >> SLAB_BITS, first & SLAB_MASK
+        slab, j = self.table.slabs[number], i + count
+        locations = slab.location[i:j]
+        extent = min(locations) >> 32
+        if slab.flags.count(0, i, j) != count or slab.state.count(LEASED, i, j) != count or max(locations) >> 32 != extent:
+            return False
+        if slab.frozen:
+            slab = self.table.owned(first)
+        slab.state[i:j] = bytes(count)
+        slab.live -= count
+        if not slab.live and len(slab.state) == SLAB_ROWS:
+            del self.table.slabs[number]
+        queue.leased -= count
+        self._extent_loses(extent, count)
+        return True
 
     def _released(self, e: Released) -> None:
         queue = self.queues[e.queue]
