@@ -255,8 +255,8 @@ class Client:
         return int(self._call("POST", self._path(queue, "dead-letters", "delete"), body=body)["deleted"])
 
     def tasks(self, queue: str) -> list[dict[str, Any]]:
-        answer = self._call("GET", self._path(queue, "redrive"))
-        return list(answer["tasks"] if isinstance(answer, dict) else answer)
+        """The redrives of a queue, running and past."""
+        return list(self._call("GET", self._path(queue, "redrive"))["tasks"])
 
     def task(self, task_id: str) -> dict[str, Any]:
         return dict(self._call("GET", f"/tasks/{_quoted(task_id)}"))

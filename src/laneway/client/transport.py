@@ -74,8 +74,10 @@ class Transport:
                 trust_env=False,  # a proxy for the web has nothing to say about a queue on the next machine
                 follow_redirects=False,
             )
-        except (httpx.InvalidURL, ValueError, TypeError) as error:
+        except httpx.InvalidURL as error:
             raise ValueError(f"{url!r} is no address of a server: {error}") from error
+        if self._http.base_url.scheme not in ("http", "https") or not self._http.base_url.host:
+            raise ValueError(f"{url!r} is no address of a server: it begins with http:// or https:// and names a host")
 
     def close(self) -> None:
         self._http.close()
@@ -117,8 +119,6 @@ class Transport:
     def _unreachable(self, error: httpx.TransportError, was_sent: bool) -> ClientError:
         import httpx
 
-        if isinstance(error, httpx.UnsupportedProtocol):
-            return ClientError(UNREACHABLE, f"{self.url} is no http or https address")
         what = str(error) or type(error).__name__
         if isinstance(error, httpx.TimeoutException) and was_sent:
             return ClientError(TIMED_OUT, f"{self.url} took the request but did not answer in time: {what}")
