@@ -1,0 +1,337 @@
+"""SegmentJournal: the history of one partition in segment files of one folder.
+
+Here is the loop's side, which gathers events and already knows where each blob will stand, and what ties the parts
+together: format.py (the bytes), writer.py (writing), recovery.py (what a crash can leave, and how it is told from
+damage), space.py (disk space held in advance), snapshots.py and reading.py.
+
+    stage ─▶ gathering ─seal─▶ _sealed ─write─▶ segment file ─sync─▶ durable
+                                                  └ mark: proof, left when idle, that the last commit was durable
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from laneway.core.events import Event, Opened
+from laneway.core.rows import encode
+from laneway.errors import JournalDamaged, JournalFailed, JournalLocked, LimitExceeded
+from laneway.journal.interface import Commit
+from laneway.journal.segments import snapshots
+from laneway.journal.segments.files import FileLocked, FileSystem, RealFiles
+from laneway.journal.segments.format import (
+    HEADER_BYTES,
+    LOCK_NAME,
+    MAX_COMMIT_BYTES,
+    MAX_SEGMENT_BYTES,
+    UNIT_BYTES,
+    commit_length,
+    segment_name,
+    snapshot_name,
+    snapshot_positions,
+)
+from laneway.journal.segments.reading import RecordReader
+from laneway.journal.segments.recovery import Replay, survey
+from laneway.journal.segments.snapshots import Snapshot, SnapshotDamaged, remove_if_there
+from laneway.journal.segments.space import Space
+from laneway.journal.segments.writer import Durability, Sealed, SegmentWriter
+
+DEFAULT_SEGMENT_BYTES = 64 << 20
+DEFAULT_RESERVE_BYTES = 32 << 20
+DEFAULT_INTERVAL_MS = 100
+MIN_SEGMENT_BYTES = 1 << 10
+_MOST_STAGED_BYTES = MAX_COMMIT_BYTES - 3 * UNIT_BYTES  # header, padding and mark come on top
+
+log = logging.getLogger("laneway.journal")
+
+
+def monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class SegmentJournal:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        durability: Durability = "commit",
+        interval_ms: int = DEFAULT_INTERVAL_MS,
+        segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+        reserve_bytes: int = DEFAULT_RESERVE_BYTES,
+        max_open_files: int = 128,
+        files: FileSystem | None = None,
+        now_ms: Callable[[], int] = monotonic_ms,
+        draw_store: Callable[[], int] = lambda: secrets.randbits(64),
+    ) -> None:
+        """Take the lock of the folder, which is made if need be. load_snapshot() and replay() come next.
+
+        `now_ms` must never go back; `draw_store` names a new store, and is called once in the life of a folder.
+        """
+        if not MIN_SEGMENT_BYTES <= segment_bytes <= MAX_SEGMENT_BYTES:
+            raise ValueError(
+                f"segment_bytes must be from {MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES}, not {segment_bytes}"
+            )
+        self._folder = os.fspath(folder)
+        self._files: FileSystem = files if files is not None else RealFiles()
+        self._segment_bytes = segment_bytes
+        # A commit begins a new segment when less than this is left; without a spare to go to, when hardly any is.
+        self._roll_below_bytes = min(8 << 20, segment_bytes // 8)
+        self._roll_floor_bytes = min(64 << 10, segment_bytes // 64)
+        self._draw_store = draw_store
+        self._files.make_folder(self._folder)
+        self._lock_file: int | None = self._take_lock()
+        self._space = Space(
+            self._files, self._folder, segment_bytes=segment_bytes, reserve_bytes=reserve_bytes, now_ms=now_ms
+        )
+        self._writer = SegmentWriter(
+            self._files,
+            self._folder,
+            self._space,
+            durability=durability,
+            interval_ms=interval_ms,
+            segment_bytes=segment_bytes,
+            now_ms=now_ms,
+        )
+        self._reader = RecordReader(self._files, self._folder, max_open_files=max_open_files)
+        self._snapshot: Snapshot | None = None  # the newest durable one
+
+        # The commit being gathered.
+        self._rows: list[bytes] = []
+        self._blobs: list[bytes] = []
+        self._fill = HEADER_BYTES  # where in the commit the next blob will stand
+        self._row_bytes = 0
+        self._event_count = 0
+        self._location = 0  # of the commit being gathered; while there is none, of the end of the one before
+        self._next_position = 1
+        self._epoch = 0
+
+        # Commits sealed, not yet written: appended to by the loop, taken from by the writer.
+        self._sealed: deque[Sealed] = deque()
+
+    # --- start and end ----------------------------------------------------------------------------------------------
+
+    def load_snapshot(self) -> tuple[int, Iterator[bytes]] | None:
+        damage: JournalDamaged | None = None
+        for position in snapshot_positions(self._files.list_folder(self._folder)):
+            path = os.path.join(self._folder, snapshot_name(position))
+            try:
+                snapshot = snapshots.check(self._files, path)
+                if snapshot.position != position:
+                    raise SnapshotDamaged(0, f"its header says it is snapshot {snapshot.position}")
+            except SnapshotDamaged as error:
+                damage = damage or self._snapshot_damaged(path, error)
+                continue
+            if damage is not None:
+                self._fall_back(damage, snapshot)
+            self._snapshot = snapshot
+            return position, self._chunks(path)
+        if damage is not None:
+            self._fall_back(damage, None)
+        return None
+
+    def replay(self, after: int) -> Iterator[tuple[int, list[Event]]]:
+        if self._writer.is_open:
+            raise RuntimeError("replay() comes once, before the first write")
+        snapshot = self._snapshot if self._snapshot and self._snapshot.position == after else None
+        found = survey(self._files, self._folder, snapshot, after)
+        replay = Replay(self._files, self._folder, found, after)
+        yield from replay.commits()
+        self._space.snapshot_bytes = snapshot.file_bytes if snapshot else 0
+        self._writer.open(found, replay, self._draw_store)
+        self._location = self._writer.written_location
+        self._next_position = replay.position + 1
+        self._epoch = replay.epoch
+        self.drop()  # finishes a drop that was interrupted
+
+    def close(self) -> None:
+        try:
+            self._writer.close()
+        finally:
+            self._space.close()
+            self._reader.close()
+            if self._lock_file is not None:
+                self._files.close(self._lock_file)
+                self._lock_file = None
+
+    def _take_lock(self) -> int:
+        try:
+            return self._files.lock(os.path.join(self._folder, LOCK_NAME))
+        except FileLocked as holder:
+            raise JournalLocked(
+                f"the journal in {self._folder} is in use by process {str(holder) or 'unknown'}. "
+                "Stop that one first, or give this one another data folder.",
+                folder=self._folder,
+                pid=str(holder),
+            ) from None
+
+    def _chunks(self, path: str) -> Iterator[bytes]:
+        try:
+            yield from snapshots.load(self._files, path)
+        except SnapshotDamaged as error:  # it had been checked a moment ago
+            raise self._snapshot_damaged(path, error) from error
+
+    def _snapshot_damaged(self, path: str, error: SnapshotDamaged) -> JournalDamaged:
+        return JournalDamaged(
+            f"{path} is damaged at byte {error.offset}: {error}, and the history it replaced is gone. Nothing was "
+            f"changed. Run `laneway journal check {self._folder}`; then restore the folder from a backup.",
+            file=path,
+            offset=error.offset,
+        )
+
+    def _fall_back(self, damage: JournalDamaged, older: Snapshot | None) -> None:
+        """An older snapshot, or none, serves as well if all the history since is still there."""
+        try:
+            survey(self._files, self._folder, older, older.position if older else 0)
+        except JournalDamaged:
+            raise damage from None
+        since = f"snapshot {older.position}" if older else "the first commit"
+        log.warning("%s is damaged; all history since %s is there and used instead", damage.details["file"], since)
+
+    # --- gathering, on the loop -------------------------------------------------------------------------------------
+
+    def stage(self, event: Event) -> int:
+        rows, blobs = encode(event, self._fill)
+        blob_bytes = sum(map(len, blobs))
+        row_bytes = self._row_bytes + len(rows)
+        if self._fill + blob_bytes + row_bytes > _MOST_STAGED_BYTES:
+            raise LimitExceeded(
+                f"one commit holds {MAX_COMMIT_BYTES} bytes at most, and with this it would have "
+                f"{self._fill + blob_bytes + row_bytes}; publish in smaller batches"
+            )
+        if not self._rows:
+            self._begin_commit()
+        if type(event) is Opened:
+            self._begin_epoch(event.epoch)
+        self._rows.append(rows)
+        self._row_bytes = row_bytes
+        self._event_count += 1
+        if not blobs:
+            return 0
+        location = self._location + self._fill
+        self._blobs.extend(blobs)
+        self._fill += blob_bytes
+        return location
+
+    def staged_bytes(self) -> int:
+        return self._fill - HEADER_BYTES + self._row_bytes
+
+    def seal(self) -> Commit | None:
+        if not self._rows:
+            return None
+        blob_bytes = self._fill - HEADER_BYTES
+        length = commit_length(blob_bytes, self._row_bytes)
+        sealed = Sealed(
+            self._location,
+            length,
+            self._next_position,
+            self._epoch,
+            self._event_count,
+            blob_bytes,
+            self._blobs,
+            self._rows,
+        )
+        self._sealed.append(sealed)
+        self._location += length
+        self._next_position += 1
+        self._rows, self._blobs = [], []
+        self._fill = HEADER_BYTES
+        self._row_bytes = self._event_count = 0
+        return Commit(sealed.position, sealed.event_count, length, sealed)
+
+    def has_room(self) -> bool:
+        if not self._space.room:
+            self._space.tend()
+        return self._space.room
+
+    def _begin_commit(self) -> None:
+        if not self._writer.is_open:
+            raise RuntimeError("the journal is not open for writing: replay() has to be exhausted first")
+        offset = self._location & 0xFFFFFFFF
+        left_bytes = self._segment_bytes - offset
+        if left_bytes >= self._roll_below_bytes or offset == HEADER_BYTES:
+            return
+        if self._space.has_spare or left_bytes < self._roll_floor_bytes:
+            self._location = ((self._location >> 32) + 1) << 32 | HEADER_BYTES
+
+    def _begin_epoch(self, epoch: int) -> None:
+        if epoch < self._epoch:
+            raise ValueError(f"epoch {epoch} is older than epoch {self._epoch}, which has already written here")
+        self._epoch = epoch
+
+    # --- writing, in the writer thread ------------------------------------------------------------------------------
+
+    def write(self, commit: Commit) -> None:
+        if not self._sealed or commit.payload is not self._sealed[0]:
+            raise ValueError(f"commit {commit.position} is not the next one to be written")
+        self._writer.write(self._sealed[0])
+        self._sealed.popleft()
+
+    def mark(self) -> None:
+        self._writer.mark()
+
+    def sync(self) -> None:
+        self._writer.sync()
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def read(self, locations: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
+        if not locations:
+            return []
+        if max(locations) < self._writer.written_location:
+            return self._reader.read(locations, sizes)
+        return [self._read_one(location, size) for location, size in zip(locations, sizes, strict=True)]
+
+    def _read_one(self, location: int, size: int) -> bytes:
+        gathering = (self._location, self._fill, self._blobs)
+        unwritten = [(sealed.location, sealed.length, sealed.blobs) for sealed in tuple(self._sealed)]
+        for start, length, blobs in (*unwritten, gathering):
+            at = location - start - HEADER_BYTES
+            if at >= 0 and location < start + length:
+                return b"".join(blobs)[at : at + size]
+        return self._reader.read([location], [size])[0]
+
+    # --- snapshots and dropping -------------------------------------------------------------------------------------
+
+    def save_snapshot(self, position: int, chunks: Iterable[bytes], live_extents: Iterable[int]) -> None:
+        snapshot = self._writer.describe_snapshot(position, live_extents)
+        try:
+            snapshot = snapshots.save(self._files, self._folder, snapshot, chunks)
+        except OSError as error:
+            self._space.raise_if_full(error, self._space.snapshot_bytes)
+            raise JournalFailed(
+                f"the snapshot of commit {position} could not be saved in {self._folder}: {error}"
+            ) from error
+        self._snapshot = snapshot
+        self._space.snapshot_bytes = snapshot.file_bytes
+        for older in snapshot_positions(self._files.list_folder(self._folder)):
+            if older != position:
+                self._remove(snapshot_name(older))
+
+    def drop(self) -> list[int]:
+        snapshot, segments = self._snapshot, self._writer.segments
+        if snapshot is None:
+            return []
+        dropped = []
+        for number in sorted(segments):
+            if number < snapshot.replay_from and number not in snapshot.needed:
+                self._reader.forget(number)
+                if self._remove(segment_name(number)):
+                    del segments[number]
+                    dropped.append(number)
+        return dropped
+
+    def extent_bytes(self) -> dict[int, int]:
+        return {segment.number: segment.file_bytes for segment in self._writer.finished_segments()}
+
+    def _remove(self, name: str) -> bool:
+        """False if the file could not be removed; it does no harm where it is, and the next drop tries again."""
+        try:
+            remove_if_there(self._files, os.path.join(self._folder, name))
+        except OSError as error:
+            log.warning("%s is no longer needed and cannot be removed: %s", os.path.join(self._folder, name), error)
+            return False
+        return True

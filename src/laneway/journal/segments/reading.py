@@ -1,0 +1,150 @@
+"""Reading message records back: neighbours in one read, with a bounded number of open files.
+
+Plain reads, not mappings, so that a deep backlog lives in the operating system's cache and not in our memory.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from laneway.core.message import record_is_intact
+from laneway.journal.segments.files import FileSystem
+from laneway.journal.segments.format import segment_name
+from laneway.journal.segments.recovery import missing
+from laneway.journal.segments.scan import damaged
+
+MAX_GAP_BYTES = 16 << 10  # reading over a gap this small costs less than another call
+MAX_READ_BYTES = 4 << 20
+READ_AHEAD_BYTES = 2 << 20
+_OFFSET = 0xFFFFFFFF
+
+
+class RecordReader:
+    def __init__(self, files: FileSystem, folder: str, *, max_open_files: int) -> None:
+        self._files = files
+        self._folder = folder
+        self._open = _OpenFiles(files, folder, max_open_files)
+        self._last_end = 0  # location where the read before ended: the next one beginning nearby is sequential
+
+    def read(self, locations: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
+        ordered = sorted(locations)  # costs next to nothing where they already are
+        if ordered == list(locations):
+            return self._read_ordered(ordered, sizes)
+        order = sorted(range(len(locations)), key=locations.__getitem__)
+        records = self._read_ordered(ordered, [sizes[i] for i in order])
+        by_index = dict(zip(order, records, strict=True))
+        return [by_index[i] for i in range(len(order))]
+
+    def forget(self, number: int) -> None:
+        """Close the file of a segment that is being dropped, so that its space comes back."""
+        self._open.forget(number)
+
+    def close(self) -> None:
+        self._open.close()
+
+    def _read_ordered(self, locations: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
+        records: list[bytes] = []
+        first, count = 0, len(locations)
+        while first < count:
+            start = locations[first]
+            end = start + sizes[first]
+            furthest = start + MAX_READ_BYTES
+            after = first + 1
+            while after < count:
+                at = locations[after]
+                stop = at + sizes[after]
+                if at > end + MAX_GAP_BYTES or stop > furthest:
+                    break
+                if stop > end:
+                    end = stop
+                after += 1
+            data = self._fetch(start, end - start)
+            for index in range(first, after):
+                at = locations[index] - start
+                record = data[at : at + sizes[index]]
+                if not record_is_intact(record):
+                    path = self._path(start >> 32)
+                    raise damaged(path, locations[index] & _OFFSET, "the message record does not check out")
+                records.append(record)
+            first = after
+        return records
+
+    def _fetch(self, location: int, size: int) -> bytes:
+        number, offset = location >> 32, location & _OFFSET
+        try:
+            file = self._open.borrow(number)
+        except FileNotFoundError:
+            raise missing(self._folder, number) from None
+        try:
+            data = self._files.read(file, size, offset)
+            if 0 <= location - self._last_end <= MAX_GAP_BYTES:
+                self._files.read_ahead(file, offset + size, READ_AHEAD_BYTES)
+            self._last_end = location + size
+        except OSError as error:
+            raise damaged(self._path(number), offset, f"it cannot be read ({error})") from error
+        finally:
+            self._open.give_back(number)
+        return data
+
+    def _path(self, number: int) -> str:
+        return os.path.join(self._folder, segment_name(number))
+
+
+class _OpenFiles:
+    """Segments open for reading, least recently used first. One in use by another thread is never closed."""
+
+    def __init__(self, files: FileSystem, folder: str, max_open_files: int) -> None:
+        self._files = files
+        self._folder = folder
+        self._max = max_open_files
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[int, list[int]] = OrderedDict()  # segment number -> [file, users]
+        self._forgotten: set[int] = set()
+
+    def borrow(self, number: int) -> int:
+        with self._lock:
+            entry = self._entries.get(number)
+            if entry is None:
+                file = self._files.open(os.path.join(self._folder, segment_name(number)))
+                entry = self._entries[number] = [file, 0]
+                self._close_surplus()
+            else:
+                self._entries.move_to_end(number)
+            entry[1] += 1
+            return entry[0]
+
+    def give_back(self, number: int) -> None:
+        with self._lock:
+            entry = self._entries[number]
+            entry[1] -= 1
+            if not entry[1] and number in self._forgotten:
+                self._close(number)
+
+    def forget(self, number: int) -> None:
+        with self._lock:
+            entry = self._entries.get(number)
+            if entry is None:
+                return
+            if entry[1]:
+                self._forgotten.add(number)
+            else:
+                self._close(number)
+
+    def close(self) -> None:
+        with self._lock:
+            for number in list(self._entries):
+                self._close(number)
+
+    def _close_surplus(self) -> None:
+        surplus = len(self._entries) - self._max
+        if surplus > 0:
+            idle = [number for number, (_, users) in self._entries.items() if not users]
+            for number in idle[: min(surplus, len(idle) - 1)]:  # the last idle one is the one just opened
+                self._close(number)
+
+    def _close(self, number: int) -> None:
+        self._forgotten.discard(number)
+        self._files.close(self._entries.pop(number)[0])

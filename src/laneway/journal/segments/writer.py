@@ -1,0 +1,323 @@
+"""The writing side of a segment journal: commits into segment files, in order, and how durable they are.
+
+Everything here runs in the writer thread (or before it starts), under one lock, because a snapshot may be described by
+another thread meanwhile. A failed write or sync ends it: fail-stop.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable
+from typing import Literal, NamedTuple
+
+from laneway.core.rows import ROW_BYTES
+from laneway.errors import JournalFailed
+from laneway.journal.segments.files import NO_SPACE, FileSystem
+from laneway.journal.segments.format import (
+    COMMIT,
+    HEADER_BYTES,
+    LAST_MARK,
+    MARK,
+    NO_MARK,
+    SNAPSHOT_PARTIAL_NAME,
+    SPARE_NAME,
+    UNIT_BYTES,
+    CommitHeader,
+    checksum,
+    pack_commit_header,
+    pack_mark,
+    pack_segment_header,
+    segment_name,
+)
+from laneway.journal.segments.recovery import Replay, Segment, Survey, missing
+from laneway.journal.segments.snapshots import Snapshot, remove_if_there
+from laneway.journal.segments.space import Space
+
+REWRITE_BYTES = 4 << 20
+
+Durability = Literal["commit", "interval", "none"]
+
+log = logging.getLogger("laneway.journal")
+
+
+class Sealed(NamedTuple):
+    """What a Commit of this journal carries: its pieces and the place kept for it."""
+
+    location: int
+    length: int
+    position: int
+    epoch: int
+    event_count: int
+    blob_bytes: int
+    blobs: list[bytes]
+    rows: list[bytes]
+
+
+class _Current(NamedTuple):
+    """The segment being written."""
+
+    number: int
+    file: int
+
+
+class SegmentWriter:
+    def __init__(
+        self,
+        files: FileSystem,
+        folder: str,
+        space: Space,
+        *,
+        durability: Durability,
+        interval_ms: int,
+        segment_bytes: int,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._files = files
+        self._folder = folder
+        self._space = space
+        self._durability = durability
+        self._interval_ms = interval_ms
+        self._segment_bytes = segment_bytes
+        self._now_ms = now_ms
+        self._lock = threading.Lock()
+        self._failed: str | None = None
+        self._store = 0
+        self._current: _Current | None = None  # None: not open for writing
+        self._allocated_bytes = 0
+        self._end = HEADER_BYTES  # offset in the current segment after the last commit written
+        self._is_marked = False
+        self._epoch = 0  # of the last commit written
+        self._durable = 0  # the last position known to be durable
+        self._synced_at_ms = 0
+        self.written = 0  # the last position written
+        self.written_location = 0  # everything below has been written
+        self.segments: dict[int, Segment] = {}
+
+    @property
+    def is_open(self) -> bool:
+        return self._current is not None
+
+    # --- opening ----------------------------------------------------------------------------------------------------
+
+    def open(self, found: Survey, replay: Replay, draw_store: Callable[[], int]) -> None:
+        """Go on after the last good commit, with everything up to it durable and nothing behind it."""
+        with self._lock:
+            try:
+                self._open(found, replay, draw_store)
+            except OSError as error:
+                raise self._fail("opened for writing", error) from error
+
+    def _open(self, found: Survey, replay: Replay, draw_store: Callable[[], int]) -> None:
+        for name in (SPARE_NAME, SNAPSHOT_PARTIAL_NAME):
+            remove_if_there(self._files, os.path.join(self._folder, name))
+        self.segments = {segment.number: segment for segment in (*found.needed, *found.chain)}
+        for number in found.leftovers:
+            self.segments[number] = Segment(number, 0, 0, 0)
+        self.written = self._durable = replay.position
+        self._epoch = replay.epoch
+        if found.chain:
+            self._store = found.store
+            self._current = self._reopen(found.chain[-1], replay)
+        else:
+            self._store = draw_store()
+            self._current = self._begin_segment(1, HEADER_BYTES)
+        # A rename or removal just before a crash may not have been durable; what follows relies on it.
+        self._files.sync_folder(self._folder)
+        self.written_location = self._current.number << 32 | self._end
+        self._synced_at_ms = self._now_ms()
+        self._space.replace_spare()
+
+    def _reopen(self, segment: Segment, replay: Replay) -> _Current:
+        path = os.path.join(self._folder, segment_name(segment.number))
+        file = self._files.open(path, write=True)
+        size = segment.file_bytes
+        if not replay.tail_is_empty:
+            log.warning("%s: an unfinished commit at byte %d was never confirmed and is cut off", path, replay.end)
+            # Gone before anything new stands there: no later crash can uncover these bytes again.
+            self._files.truncate(file, replay.end)
+            self._files.sync(file)
+            size = replay.end
+        if replay.unproven:
+            # After a failed sync the operating system may hold bytes as clean which never reached the disk; written
+            # once more, they are certain to.
+            self._rewrite(file, replay.unproven[0][1], replay.end)
+        self._files.sync(file)
+        if size < self._segment_bytes:
+            try:
+                self._files.allocate(file, size, self._segment_bytes - size)
+                size = self._segment_bytes
+            except OSError as error:
+                if error.errno not in NO_SPACE:
+                    raise
+        self._allocated_bytes, self._end = size, replay.end
+        return _Current(segment.number, file)
+
+    def _rewrite(self, file: int, start: int, end: int) -> None:
+        for offset in range(start, end, REWRITE_BYTES):
+            data = self._files.read(file, min(REWRITE_BYTES, end - offset), offset)
+            self._files.write(file, [data], offset)
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    def write(self, sealed: Sealed) -> None:
+        with self._lock:
+            current = self._usable()
+            try:
+                if sealed.location >> 32 != current.number:
+                    current = self._roll(current, sealed)
+                self._put(current, sealed)
+            except OSError as error:
+                raise self._fail("written", error) from error
+            self._sync_if_due(current)
+            self._space.tend()
+
+    def mark(self) -> None:
+        with self._lock:
+            current = self._usable()
+            self._sync_if_due(current)
+            if not self._is_marked:
+                self._mark(current, MARK, sync=False)
+            self._space.tend()
+
+    def sync(self) -> None:
+        with self._lock:
+            self._sync(self._usable())
+
+    def close(self) -> None:
+        """With a durable mark at the end, unless the journal failed before or now."""
+        with self._lock:
+            current, self._current = self._current, None
+            if current is None:
+                return
+            try:
+                if self._failed is None:
+                    self._sync(current)
+                    self._mark(current, MARK, sync=True)
+            finally:
+                self._files.close(current.file)
+
+    def describe_snapshot(self, position: int, live_extents: Iterable[int]) -> Snapshot:
+        """What a snapshot of this position rests on, once that position is durable."""
+        with self._lock:
+            current = self._usable()
+            if position > self.written:
+                raise ValueError(f"commit {position} has not been written, the last one was {self.written}")
+            if position > self._durable:
+                self._sync(current)
+            segments = self.segments
+            replay_from = max(s.number for s in segments.values() if s.first_position <= position + 1)
+            needed = {}
+            for number in live_extents:
+                if number < replay_from:
+                    if number not in segments:
+                        raise missing(self._folder, number)
+                    needed[number] = segments[number].first_position
+            return Snapshot(position, self._store, replay_from, needed, 0)
+
+    def finished_segments(self) -> list[Segment]:
+        last = self._current.number if self._current is not None else 0
+        return [segment for segment in tuple(self.segments.values()) if segment.number < last]
+
+    def _usable(self) -> _Current:
+        if self._failed is not None:
+            raise JournalFailed(self._failed)
+        if self._current is None:
+            raise RuntimeError("the journal is not open for writing: replay() has to be exhausted first")
+        return self._current
+
+    def _put(self, current: _Current, sealed: Sealed) -> None:
+        offset = sealed.location & 0xFFFFFFFF
+        end = offset + sealed.length
+        if end > self._allocated_bytes:
+            self._allocated_bytes = self._space.extend(current.file, self._allocated_bytes, end)
+        padding = bytes(-sealed.blob_bytes % UNIT_BYTES)
+        body = b"".join([*sealed.blobs, padding, *sealed.rows])
+        header = CommitHeader(
+            COMMIT,
+            sealed.position,
+            sealed.epoch,
+            self._durable,
+            sealed.length,
+            sealed.blob_bytes,
+            sum(map(len, sealed.rows)) // ROW_BYTES,
+            sealed.event_count,
+            checksum(body),
+        )
+        packed = pack_commit_header(header, store=self._store, location=sealed.location)
+        sync = self._durability == "commit"
+        try:
+            self._files.write(current.file, [packed, body, NO_MARK], offset, sync=sync)
+        except OSError as error:
+            # On a disk that copies on write even allocated space can run out. Writing the same bytes to the same
+            # place again makes good whatever happened to them, so this is no failure of the journal.
+            self._space.raise_if_full(error, sealed.length)
+            raise
+        self._end = end
+        self._is_marked = False
+        self.written, self._epoch = sealed.position, sealed.epoch
+        if sync:
+            self._durable = sealed.position
+        self.written_location = sealed.location + sealed.length
+
+    def _roll(self, current: _Current, sealed: Sealed) -> _Current:
+        """Go on in the next segment. Each step is durable before the next, so that recovery may rely on it:
+
+        a segment that has a successor is complete; one that says it has a successor has one.
+        """
+        self._sync(current)
+        end = self._end
+        following = self._begin_segment(sealed.location >> 32, HEADER_BYTES + sealed.length, before=current)
+        self._files.truncate(current.file, end)
+        self._files.close(current.file)
+        self.segments[current.number] = self.segments[current.number]._replace(file_bytes=end)
+        self._current = following
+        self._space.replace_spare()
+        return following
+
+    def _begin_segment(self, number: int, need_bytes: int, before: _Current | None = None) -> _Current:
+        first_position = self.written + 1
+        path = os.path.join(self._folder, segment_name(number))
+        header = pack_segment_header(number, first_position, self._store, self._epoch)
+        file, allocated_bytes = self._space.take(path, header, need_bytes)
+        if before is not None:
+            self._mark(before, LAST_MARK, sync=True)
+        self.segments[number] = Segment(number, first_position, self._epoch, allocated_bytes)
+        self._allocated_bytes, self._end, self._is_marked = allocated_bytes, HEADER_BYTES, False
+        return _Current(number, file)
+
+    def _mark(self, current: _Current, kind: int, *, sync: bool) -> None:
+        """Proof that the last commit had been durable, in the place it keeps for that; none if it is not durable."""
+        if self._durable < self.written or self._end == HEADER_BYTES:
+            return
+        at = self._end - HEADER_BYTES
+        packed = pack_mark(kind, self.written, self._epoch, store=self._store, location=current.number << 32 | at)
+        try:
+            self._files.write(current.file, [packed], at, sync=sync)
+        except OSError as error:
+            if error.errno not in NO_SPACE:  # a mark is worth having, not worth failing for
+                raise self._fail("marked", error) from error
+        self._is_marked = True
+
+    def _sync_if_due(self, current: _Current) -> None:
+        if self._durability == "interval" and self._now_ms() - self._synced_at_ms >= self._interval_ms:
+            self._sync(current)
+
+    def _sync(self, current: _Current) -> None:
+        if self._durable < self.written:
+            try:
+                self._files.sync(current.file)
+            except OSError as error:
+                raise self._fail("synced", error) from error
+            self._durable = self.written
+        self._synced_at_ms = self._now_ms()
+
+    def _fail(self, what: str, error: OSError) -> JournalFailed:
+        """After this nothing is known about what the disk holds, so nothing more is written."""
+        self._failed = (
+            f"the journal in {self._folder} could not be {what} ({error}). Nothing more is written until a restart, "
+            "which keeps all that was confirmed; look at the disk and the system log first."
+        )
+        log.critical(self._failed)
+        return JournalFailed(self._failed)
