@@ -56,7 +56,13 @@ class Waiter:
     __slots__ = ("_broker", "_timer", "cancelled", "consumer", "done", "lease_ms", "limit", "queue")
 
     def __init__(
-        self, broker: Broker, queue: int, limit: int, lease_ms: int | None, consumer: str, done: Callable[[list[Delivery]], None]
+        self,
+        broker: Broker,
+        queue: int,
+        limit: int,
+        lease_ms: int | None,
+        consumer: str,
+        done: Callable[[list[Delivery]], None],
     ) -> None:
         self._broker = broker
         self.queue = queue
@@ -188,7 +194,9 @@ class Broker:
             )
             if known is not None:
                 # The first publish may still be on its way to the disk: its repeat is answered no sooner.
-                self.committer.when_durable(done, [self._repeated(draft, target, i) for draft, i in zip(drafts, known, strict=False)])
+                self.committer.when_durable(
+                    done, [self._repeated(draft, target, i) for draft, i in zip(drafts, known, strict=False)]
+                )
                 return
         results: list[Receipt | LanewayError] = []
         events = self.engine.run(commands.publish(self._state, target, drafts, now_ms, results))
@@ -204,7 +212,9 @@ class Broker:
     def _repeated(self, draft: Draft, queue: Queue, text: str) -> Receipt:
         at_ms = parse_message_id(text)[0]
         priority = queue.settings.priority_when_unset if draft.priority is None else draft.priority
-        visible_ms = draft.visible_at_ms or at_ms + (queue.settings.delay_ms if draft.delay_ms is None else draft.delay_ms)
+        visible_ms = draft.visible_at_ms or at_ms + (
+            queue.settings.delay_ms if draft.delay_ms is None else draft.delay_ms
+        )
         return Receipt(text, priority, at_ms, max(at_ms, visible_ms), duplicate=True)
 
     # Leasing
@@ -224,7 +234,9 @@ class Broker:
         if not 1 <= max_messages <= MAX_BATCH:
             raise InvalidInput(f"max_messages is from 1 to {MAX_BATCH}, not {max_messages}", field="max_messages")
         if not 0 <= wait_ms <= MAX_WAIT_MS:
-            raise InvalidInput(f"a wait is from 0 to {MAX_WAIT_MS // 1000} seconds, not {wait_ms / 1000:g}", field="wait_ms")
+            raise InvalidInput(
+                f"a wait is from 0 to {MAX_WAIT_MS // 1000} seconds, not {wait_ms / 1000:g}", field="wait_ms"
+            )
         commands.check_lease(lease_ms, consumer)
         self._tick_if_due()
         if source.ready and source.number not in self._waiters:
@@ -349,7 +361,13 @@ class Broker:
             settings = msgspec.structs.replace(settings, max_message_bytes=limit)  # a default, not a wish
         self.engine.run(
             commands.put_queue(
-                self._state, vhost, name, settings, self.now(), max_queues=self.limits.max_queues, max_message_bytes=limit
+                self._state,
+                vhost,
+                name,
+                settings,
+                self.now(),
+                max_queues=self.limits.max_queues,
+                max_message_bytes=limit,
             )
         )
         if created:
@@ -479,7 +497,9 @@ class Broker:
     async def put_document(self, collection: str, key: str, document: bytes) -> None:
         self._check_writable()
         if len(document) > self.limits.max_document_bytes:
-            raise InvalidInput(f"{collection} {key!r} has {len(document)} bytes, {self.limits.max_document_bytes} are allowed")
+            raise InvalidInput(
+                f"{collection} {key!r} has {len(document)} bytes, {self.limits.max_document_bytes} are allowed"
+            )
         self.engine.run(iter([DocumentPut(self.now(), collection, key, document)]))
         await self.committer.durable()
 

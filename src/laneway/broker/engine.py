@@ -13,7 +13,15 @@ import msgspec
 
 from laneway.core import clockwork, snapshot
 from laneway.core.events import Event, Kind, Leased, Opened
-from laneway.core.message import Death, Delivery, Glimpse, decode_record, message_id, message_id_prefix, record_is_intact
+from laneway.core.message import (
+    Death,
+    Delivery,
+    Glimpse,
+    decode_record,
+    message_id,
+    message_id_prefix,
+    record_is_intact,
+)
 from laneway.core.state import State
 from laneway.core.table import LEASED, SLAB_BITS, SLAB_MASK, STATE_NAMES
 from laneway.errors import JournalDamaged

@@ -78,7 +78,9 @@ def _candidates(engine: Engine, queue: Queue, name: str, priority: int, after: i
                 sorted(
                     s
                     for s in queue.group_of
-                    if s > start and table.state(s) == READY and table.slabs[s >> SLAB_BITS].priority[s & SLAB_MASK] == p
+                    if s > start
+                    and table.state(s) == READY
+                    and table.slabs[s >> SLAB_BITS].priority[s & SLAB_MASK] == p
                 )
             )
         yield from merge(*sources)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 
-from laneway.core.commands import end_of_tries, bury
+from laneway.core.commands import bury, end_of_tries
 from laneway.core.deadlines import DEDUP, DELAY, KEYS, LEASE, RETENTION, TTL
 from laneway.core.events import Cause, Event, Released, Removed
 from laneway.core.queue import Queue

@@ -237,7 +237,9 @@ def _expires_at(draft: Draft, settings: QueueSettings, from_ms: int) -> int:
     """When the time to live ends, 0 for never; the shorter of the message's and the queue's."""
     ttl_ms = draft.ttl_ms
     if ttl_ms is not None and not 0 <= ttl_ms <= MAX_TTL_MS:
-        raise InvalidInput(f"a time to live is from 0 to {MAX_TTL_MS // 1000} seconds, not {ttl_ms / 1000:g}", field="ttl_ms")
+        raise InvalidInput(
+            f"a time to live is from 0 to {MAX_TTL_MS // 1000} seconds, not {ttl_ms / 1000:g}", field="ttl_ms"
+        )
     if settings.message_ttl_ms is not None:
         ttl_ms = settings.message_ttl_ms if ttl_ms is None else min(ttl_ms, settings.message_ttl_ms)
     return 0 if ttl_ms is None else from_ms + ttl_ms
@@ -292,7 +294,9 @@ def _lowest(state: State, queue: Queue, limit: int) -> list[int]:
     return list(state.table.find(queue.number, DELAYED))[:limit]
 
 
-def check_key(state: State, queue: Queue, key: str, fingerprint: bytes, now_ms: int, *, max_keys: int) -> list[str] | None:
+def check_key(
+    state: State, queue: Queue, key: str, fingerprint: bytes, now_ms: int, *, max_keys: int
+) -> list[str] | None:
     """The message ids an idempotency key was answered with, None if it is new; IdempotencyConflict if it differs."""
     known = state.keys.get((queue.number, key))
     if known is None or known.expires_ms <= now_ms:
@@ -317,9 +321,7 @@ def remember_key(queue: Queue, key: str, fingerprint: bytes, ids: list[str], now
 # Leasing and settling
 
 
-def lease(
-    state: State, queue: Queue, limit: int, lease_ms: int | None, consumer: str, now_ms: int
-) -> Iterator[Leased]:
+def lease(state: State, queue: Queue, limit: int, lease_ms: int | None, consumer: str, now_ms: int) -> Iterator[Leased]:
     if lease_ms is None:
         lease_ms = queue.settings.lease_ms
     seqs = queue.select(limit, state.table)
@@ -331,7 +333,9 @@ def lease(
 
 def check_lease(lease_ms: int | None, consumer: str) -> None:
     if lease_ms is not None and not 0 <= lease_ms <= MAX_LEASE_MS:
-        raise InvalidInput(f"a lease is from 0 to {MAX_LEASE_MS // 1000} seconds, not {lease_ms / 1000:g}", field="lease_ms")
+        raise InvalidInput(
+            f"a lease is from 0 to {MAX_LEASE_MS // 1000} seconds, not {lease_ms / 1000:g}", field="lease_ms"
+        )
     if len(consumer.encode()) > MAX_CONSUMER_BYTES:
         raise InvalidInput(f"a consumer's name has at most {MAX_CONSUMER_BYTES} bytes", field="consumer")
 

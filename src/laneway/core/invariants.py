@@ -40,9 +40,9 @@ def check_invariants(state: State) -> None:
     assert flagged[HAS_CONSUMER] == set(state.consumers), "consumers and flags differ"
     for queue in state.queues.values():
         _check_queue(state, queue, counts, by_priority, waiting_bytes)
-        assert {s for s in flagged[GROUPED] if state.table.slabs[s >> SLAB_BITS].queue[s & 1023] == queue.number} == set(
-            queue.group_of
-        ), f"{queue.name}: groups and flags differ"
+        assert {
+            s for s in flagged[GROUPED] if state.table.slabs[s >> SLAB_BITS].queue[s & 1023] == queue.number
+        } == set(queue.group_of), f"{queue.name}: groups and flags differ"
     elsewhere = Counter(story.origin for story in state.stories.values() if story.origin)
     for queue in state.queues.values():
         assert queue.dead_elsewhere == elsewhere[queue.number], f"{queue.name}: dead_elsewhere"
@@ -74,7 +74,9 @@ def _check_queue(
         members = list(group.members)
         assert members and members == sorted(members), f"{name}: group {group.name} is out of order"
         leased = sum(state.table.state(s) == LEASED for s in members)
-        assert leased == group.outstanding, f"{name}: group {group.name} outstanding {group.outstanding}, leased {leased}"
+        assert leased == group.outstanding, (
+            f"{name}: group {group.name} outstanding {group.outstanding}, leased {leased}"
+        )
         if not leased and state.table.state(members[0]) == READY:
             assert group.offered == members[0], f"{name}: group {group.name} waits but is not offered"
             assert any(entry[1] == members[0] for entry in queue.heads)

@@ -193,7 +193,16 @@ def decode_props(props: bytes) -> Properties:
     rest = msgspec.msgpack.decode(props[at:]) if at < len(props) else {}
     content_type, group, key, tenant, dedup_id, correlation_id, exchange, routing_key = texts
     return Properties(
-        content_type, group, key, tenant, dedup_id, correlation_id, exchange, routing_key, rest.get("a", {}), rest.get("x", {})
+        content_type,
+        group,
+        key,
+        tenant,
+        dedup_id,
+        correlation_id,
+        exchange,
+        routing_key,
+        rest.get("a", {}),
+        rest.get("x", {}),
     )
 
 

@@ -81,7 +81,15 @@ def decode(
 
 
 def _one(
-    kind: Kind, *, queue: int = 0, seq: int = 0, at_ms: int, lease: int = 0, expires: int = 0, offset: int = 0, size: int = 0
+    kind: Kind,
+    *,
+    queue: int = 0,
+    seq: int = 0,
+    at_ms: int,
+    lease: int = 0,
+    expires: int = 0,
+    offset: int = 0,
+    size: int = 0,
 ) -> bytes:
     return _pack(kind, 0, 0, 0, queue, seq, at_ms, 0, lease, expires, 0, 0, offset, size)
 
@@ -112,9 +120,7 @@ def _encode_published(e: Published, offset: int) -> tuple[bytes, Sequence[bytes]
     seq, at_ms, queue = e.first_seq, e.at_ms, e.queue
     flag = 0
     if e.groups or e.dedups:
-        marks = [
-            (HAS_GROUP if i in e.groups else 0) | (HAS_DEDUP if i in e.dedups else 0) for i in range(len(e.sizes))
-        ]
+        marks = [(HAS_GROUP if i in e.groups else 0) | (HAS_DEDUP if i in e.dedups else 0) for i in range(len(e.sizes))]
     else:
         marks = [0] * len(e.sizes)
     for priority, mark, visible, expires, size in zip(

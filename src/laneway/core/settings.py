@@ -70,7 +70,9 @@ def check_settings(settings: QueueSettings) -> QueueSettings:
 def check_queue_name(name: str, *, field: str = "queue") -> str:
     """A queue name is 1 to 255 bytes of UTF-8 without control characters."""
     if not 1 <= len(name.encode("utf-8", "surrogatepass")) <= 255:
-        raise InvalidInput(f"a queue name has 1 to 255 bytes, this one has {len(name.encode('utf-8', 'surrogatepass'))}", field=field)
+        raise InvalidInput(
+            f"a queue name has 1 to 255 bytes, this one has {len(name.encode('utf-8', 'surrogatepass'))}", field=field
+        )
     if any(ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) <= 0xDFFF for c in name):
         raise InvalidInput(f"a queue name has no control characters: {name!r}", field=field)
     return name

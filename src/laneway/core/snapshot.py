@@ -81,7 +81,13 @@ def _freeze_queue(queue: Queue) -> dict[str, Any]:
         "dedup": list(queue.dedup.items()),
         "lanes": [
             # Full chunks are never written to again; the last one may be, so it is copied. The head is a cut.
-            (p, lane.count, lane.head, [*list(lane.chunks)[:-1], *(c[:] for c in list(lane.chunks)[-1:])], lane.returned[:])
+            (
+                p,
+                lane.count,
+                lane.head,
+                [*list(lane.chunks)[:-1], *(c[:] for c in list(lane.chunks)[-1:])],
+                lane.returned[:],
+            )
             for p, lane in queue.lanes.items()
             if lane.count
         ],
@@ -91,7 +97,8 @@ def _freeze_queue(queue: Queue) -> dict[str, Any]:
 def chunks(frozen: Frozen) -> Iterator[bytes]:
     head = dict(frozen.head)
     head["queues"] = [
-        {**q, "lanes": [(p, n, h, [c.tobytes() for c in cs], r) for p, n, h, cs, r in q["lanes"]]} for q in head["queues"]
+        {**q, "lanes": [(p, n, h, [c.tobytes() for c in cs], r) for p, n, h, cs, r in q["lanes"]]}
+        for q in head["queues"]
     ]
     yield _pack(head)
     for i in range(0, len(frozen.slabs), SLABS_PER_CHUNK):

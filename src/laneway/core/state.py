@@ -127,7 +127,9 @@ class State:
         self.stories: dict[int, Story] = {}
         self.moved: dict[int, int] = {}  # number a record was written under -> the number its message has now
         self.consumers: dict[int, str] = {}  # of leased messages whose consumer gave a name
-        self.keys: OrderedDict[tuple[int, str], Remembered] = OrderedDict()  # idempotency keys by (queue, key), oldest first
+        self.keys: OrderedDict[tuple[int, str], Remembered] = (
+            OrderedDict()
+        )  # idempotency keys by (queue, key), oldest first
         self.documents: dict[str, dict[str, bytes]] = {}
         self._appliers: dict[Kind, Callable[[Any], None]] = {
             Kind.OPENED: self._opened,
@@ -338,7 +340,11 @@ class State:
         slab, i, n = self.table.slabs[first >> SLAB_BITS], first & SLAB_MASK, len(receives)
         j = i + n
         priority = slab.priority[i]
-        if slab.state.count(READY, i, j) != n or slab.flags.count(0, i, j) != n or slab.priority.count(priority, i, j) != n:
+        if (
+            slab.state.count(READY, i, j) != n
+            or slab.flags.count(0, i, j) != n
+            or slab.priority.count(priority, i, j) != n
+        ):
             return False
         if slab.frozen:
             slab = self.table.owned(first)
@@ -386,7 +392,11 @@ class State:
         slab, j = self.table.slabs[number], i + count
         locations = slab.location[i:j]
         extent = min(locations) >> 32
-        if slab.flags.count(0, i, j) != count or slab.state.count(LEASED, i, j) != count or max(locations) >> 32 != extent:
+        if (
+            slab.flags.count(0, i, j) != count
+            or slab.state.count(LEASED, i, j) != count
+            or max(locations) >> 32 != extent
+        ):
             return False
         if slab.frozen:
             slab = self.table.owned(first)

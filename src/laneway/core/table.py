@@ -114,7 +114,13 @@ class Table:
         return slab
 
     def append(
-        self, locations: Sequence[int], sizes: Sequence[int], since_ms: int, queue: int, priorities: Sequence[int], state: int
+        self,
+        locations: Sequence[int],
+        sizes: Sequence[int],
+        since_ms: int,
+        queue: int,
+        priorities: Sequence[int],
+        state: int,
     ) -> None:
         """Rows for the next numbers, all in one queue and one state."""
         done, count = 0, len(sizes)

@@ -1,0 +1,369 @@
+"""The broker's calls: who is told what, when, and in which order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from laneway.broker.values import DeadLetterFilter, Draft, PeekQuery, Properties, Receipt, RedriveRequest
+from laneway.core.invariants import check_invariants
+from laneway.errors import (
+    IdempotencyConflict,
+    InvalidInput,
+    LeaseStale,
+    LimitExceeded,
+    MessageNotFound,
+    QueueInUse,
+    QueueNotFound,
+    Unavailable,
+)
+
+from .conftest import Bench, bodies
+
+Run = Callable[..., None]
+
+
+def test_highest_priority_first_and_first_in_first_out_across_a_restart(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        for i in range(6):
+            await b.publish(b"%d" % i, priority=1 + i % 2)
+        await b.restart()
+        assert bodies(await b.lease(3)) == [b"1", b"3", b"5"]
+        assert bodies(await b.lease(9)) == [b"0", b"2", b"4"]
+
+    run(scenario)
+
+
+def test_no_confirm_leaves_before_its_commit_is_durable(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        loop = asyncio.get_running_loop()
+        order: list[str] = []
+        write = b.journal.write
+
+        def watched(commit: object) -> None:
+            write(commit)  # type: ignore[arg-type]
+            loop.call_soon_threadsafe(order.append, "durable")
+
+        b.journal.write = watched  # type: ignore[method-assign]
+        told = loop.create_future()
+        b.broker.publish("/", "q", [Draft(b"x")], lambda r: (order.append("confirmed"), told.set_result(r)))
+        assert order == []
+        await told
+        assert order == ["durable", "confirmed"]
+
+    run(scenario)
+
+
+def test_a_message_is_not_delivered_before_its_publish_is_durable(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        loop = asyncio.get_running_loop()
+        order: list[str] = []
+        told = loop.create_future()
+        b.broker.publish("/", "q", [Draft(b"x")], lambda _: order.append("confirmed"))
+        b.broker.lease("/", "q", max_messages=1, done=lambda d: (order.append("delivered"), told.set_result(d)))
+        assert order == []
+        assert bodies(await told) == [b"x"]
+        assert order == ["confirmed", "delivered"]
+
+    run(scenario)
+
+
+def test_waiting_consumers_are_served_first_come_first_served(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        served: list[tuple[str, bytes]] = []
+        for name in ("first", "second", "third"):
+            b.broker.lease(
+                "/",
+                "q",
+                max_messages=1,
+                wait_ms=20_000,
+                done=lambda ds, name=name: served.extend((name, d.body) for d in ds),
+            )
+        assert b.broker.stats("/", "q").consumers_waiting == 3
+        await b.publish(b"a", b"b")
+        assert served == [("first", b"a"), ("second", b"b")]
+        assert b.broker.stats("/", "q").consumers_waiting == 1
+
+    run(scenario)
+
+
+def test_a_wait_wakes_when_a_delay_ends_a_lease_expires_or_a_message_is_released(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        await b.publish(b"later", delay_ms=5_000)
+        loop = asyncio.get_running_loop()
+        for trigger in ("delay", "lease", "release"):
+            woken = loop.create_future()
+            b.broker.lease("/", "q", max_messages=1, wait_ms=20_000, lease_ms=1_000, done=woken.set_result)
+            assert not woken.done()
+            if trigger == "delay":
+                b.pass_time(5_000)
+            elif trigger == "lease":
+                b.pass_time(1_000)
+            else:
+                await b.settle("release", held)
+            held = await asyncio.wait_for(woken, 5)
+            assert bodies(held) == [b"later"]
+
+    run(scenario)
+
+
+def test_a_wait_ends_empty_when_its_time_is_over_and_a_cancelled_one_is_never_told(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        told: list[object] = []
+        waiter = b.broker.lease("/", "q", max_messages=1, wait_ms=20_000, done=told.append)
+        assert waiter is not None
+        waiter.cancel()
+        assert await b.lease(1, wait_ms=5) == []
+        (receipt,) = await b.publish(b"x")
+        assert isinstance(receipt, Receipt)
+        assert bodies(await b.lease(1)) == [b"x"]
+        assert told == []
+
+    run(scenario)
+
+
+def test_a_stale_token_never_removes_a_message_someone_else_holds(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue(lease_ms=1_000)
+        await b.publish(b"x")
+        stale = await b.lease(1)
+        b.pass_time(1_000)
+        fresh = await b.lease(1)
+        assert fresh[0].receives == 2
+        (answer,) = await b.settle("ack", stale)
+        assert isinstance(answer, LeaseStale)
+        assert await b.settle("ack", fresh) == [0]
+
+    run(scenario)
+
+
+def test_leases_stay_valid_across_a_restart_and_new_ones_never_look_alike(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        await b.publish(b"x", b"y")
+        held = await b.lease(1)
+        await b.restart()
+        other = await b.lease(1)
+        assert other[0].token.split(".")[0] != held[0].token.split(".")[0]
+        assert await b.settle("ack", held) == [0]
+        await b.restart()
+        assert b.broker.stats("/", "q").leased == 1
+        assert await b.settle("ack", other) == [0]
+
+    run(scenario)
+
+
+def test_an_idempotency_key_answers_with_the_first_ids_also_after_a_restart(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        call = b.broker.publish
+        (first,) = await b.call(call, "/", "q", [Draft(b"x")], idempotency=("k", b"fp"))
+        await b.restart()
+        call = b.broker.publish
+        (again,) = await b.call(call, "/", "q", [Draft(b"x")], idempotency=("k", b"fp"))
+        assert again.message_id == first.message_id and again.duplicate
+        with pytest.raises(IdempotencyConflict) as conflict:
+            await b.call(call, "/", "q", [Draft(b"y")], idempotency=("k", b"other"))
+        assert conflict.value.details["message_id"] == first.message_id
+        b.pass_time(24 * 3_600_000)
+        (later,) = await b.call(call, "/", "q", [Draft(b"y")], idempotency=("k", b"other"))
+        assert later.message_id != first.message_id
+
+    run(scenario)
+
+
+def test_idempotency_keys_are_limited(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        for i in range(2):
+            await b.call(b.broker.publish, "/", "q", [Draft(b"x")], idempotency=(f"k{i}", b"fp"))
+        with pytest.raises(LimitExceeded):
+            await b.call(b.broker.publish, "/", "q", [Draft(b"x")], idempotency=("k2", b"fp"))
+
+    run(scenario, max_idempotency_keys=2)
+
+
+def test_peek_pages_through_every_state_without_leasing(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue(max_receives=1)
+        for i in range(7):
+            await b.publish(b"%d" % i, priority=i % 3, properties=Properties(attributes={"n": i, "even": i % 2 == 0}))
+        await b.publish(b"late", delay_ms=60_000)
+        rejected = await b.lease(1)
+        await b.settle("reject", rejected, reason="poison")
+        held = await b.lease(1, consumer="me")
+        pages: list[bytes] = []
+        cursor = None
+        while True:
+            query = PeekQuery(states=("ready", "leased", "delayed", "dead"), limit=2, cursor=cursor)
+            page, cursor = b.broker.peek("/", "q", query)
+            pages += [g.body for g in page]
+            if cursor is None:
+                break
+        assert pages == [b"1", b"4", b"0", b"3", b"6", held[0].body, b"late", b"2"]
+        even, _ = b.broker.peek("/", "q", PeekQuery(attribute=("even", "true")))
+        assert [g.body for g in even] == [b"4", b"0", b"6"]
+        dead, _ = b.broker.peek("/", "q", PeekQuery(states=("dead",), reason="rejected"))
+        assert dead[0].deaths[0].detail == "poison" and dead[0].state == "dead"
+        leased, _ = b.broker.peek("/", "q", PeekQuery(states=("leased",)))
+        assert leased[0].consumer == "me" and leased[0].visible_at_ms == held[0].deadline_ms
+        assert b.broker.peek("/", "q", PeekQuery(older_than_ms=1))[0] == []
+        with pytest.raises(InvalidInput):
+            b.broker.peek("/", "q", PeekQuery(states=("alive",)))
+        with pytest.raises(InvalidInput):
+            b.broker.peek("/", "q", PeekQuery(cursor="nonsense"))
+
+    run(scenario)
+
+
+async def finish(b: Bench, task_id: str) -> str:
+    async def poll() -> str:
+        while b.broker.task(task_id).state == "running":
+            await asyncio.sleep(0)
+        return b.broker.task(task_id).state
+
+    return await asyncio.wait_for(poll(), 10)
+
+
+def test_redrive_brings_dead_letters_back_with_their_history(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue("dead")
+        await b.queue("q", dead_letter_queue="dead")
+        receipts = await b.publish(*(b"%d" % i for i in range(500)))
+        while held := await b.lease(100):
+            await b.settle("reject", held, reason="no")
+        stats = b.broker.stats("/", "dead")
+        assert stats.ready == 500 and b.broker.stats("/", "q").dead_elsewhere == 500
+        task = await b.broker.start_redrive("/", "dead", RedriveRequest())
+        assert await finish(b, task.task_id) == "completed"
+        ended = b.broker.task(task.task_id)
+        assert (ended.moved, ended.matched, ended.failed) == (500, 500, 0)
+        back = await b.lease(500)
+        assert [d.message_id for d in back] == [r.message_id for r in receipts if isinstance(r, Receipt)]
+        assert back[0].receives == 1 and back[0].deaths[0].reason == "rejected" and back[0].deaths[0].queue == "q"
+        assert b.broker.stats("/", "q").dead_elsewhere == 0
+        check_invariants(b.engine.state)
+
+    run(scenario)
+
+
+def test_redrive_by_ids_by_reason_and_to_another_queue(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue("q", max_receives=1)
+        await b.queue("other")
+        await b.publish(b"rejected", b"worn out", b"kept")
+        held = await b.lease(3)
+        await b.settle("reject", held[:1])
+        await b.settle("release", held[1:2])
+        by_reason = RedriveRequest(filter=DeadLetterFilter(reason="rejected"), target="other")
+        assert await finish(b, (await b.broker.start_redrive("/", "q", by_reason)).task_id) == "completed"
+        assert bodies(await b.lease(9, queue="other")) == [b"rejected"]
+        by_id = RedriveRequest(filter=DeadLetterFilter(message_ids=(held[1].message_id,)))
+        assert await finish(b, (await b.broker.start_redrive("/", "q", by_id)).task_id) == "completed"
+        assert bodies(await b.lease(9)) == [b"worn out"]
+        alive = RedriveRequest(filter=DeadLetterFilter(message_ids=(held[2].message_id,)))
+        with pytest.raises(MessageNotFound):
+            await b.broker.start_redrive("/", "q", alive)
+        with pytest.raises(QueueNotFound):
+            await b.broker.start_redrive("/", "q", RedriveRequest(target="nowhere"))
+
+    run(scenario)
+
+
+def test_a_redrive_is_slowed_cancelled_and_resumed_at_the_next_start(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        await b.publish(*(b"%d" % i for i in range(50)))
+        await b.settle("reject", await b.lease(50))
+        slow = await b.broker.start_redrive("/", "q", RedriveRequest(max_per_second=1))
+        while b.broker.task(slow.task_id).moved == 0:
+            await asyncio.sleep(0)
+        await b.restart()
+        resumed = b.broker.task(slow.task_id)
+        assert resumed.state == "running"
+        cancelled = await b.broker.cancel_task(slow.task_id)
+        assert cancelled.state == "cancelled"
+        assert b.broker.stats("/", "q").dead > 0
+        deleted = await b.broker.delete_dead_letters("/", "q", DeadLetterFilter())
+        assert deleted == 50 - b.broker.stats("/", "q").ready
+        assert b.broker.stats("/", "q").dead == 0
+
+    run(scenario)
+
+
+def test_queues_are_listed_in_order_by_prefix_and_page(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        for name in ("b", "a2", "a1", "c"):
+            await b.queue(name)
+        await b.restart()
+        names = [q.name for q in b.broker.list_queues(vhost="/", limit=3)]
+        assert names == ["a1", "a2", "b"]
+        assert [q.name for q in b.broker.list_queues(vhost="/", after=("/", "b"))] == ["c"]
+        assert [q.name for q in b.broker.list_queues(vhost="/", prefix="a")] == ["a1", "a2"]
+        assert [q.name for q in b.broker.list_queues(vhost=None)] == ["a1", "a2", "b", "c"]
+        assert b.broker.list_queues(vhost="other") == []
+
+    run(scenario)
+
+
+def test_a_dead_letter_queue_must_exist_and_is_not_deleted_while_in_use(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        with pytest.raises(InvalidInput):
+            await b.queue("q", dead_letter_queue="dead")
+        await b.queue("dead")
+        await b.queue("q", dead_letter_queue="dead")
+        with pytest.raises(QueueInUse):
+            await b.broker.delete_queue("/", "dead")
+        await b.broker.delete_queue("/", "q")
+        await b.broker.delete_queue("/", "dead")
+        assert b.broker.list_queues(vhost="/") == []
+        with pytest.raises(QueueNotFound):
+            await b.publish(b"x")
+
+    run(scenario)
+
+
+def test_a_stopping_broker_refuses_and_ends_waits(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        told: list[object] = []
+        b.broker.lease("/", "q", max_messages=1, wait_ms=20_000, done=told.append)
+        await b.broker.stop()
+        assert told == [[]]
+        with pytest.raises(Unavailable):
+            b.broker.publish("/", "q", [Draft(b"x")], told.append)
+        await b.start()
+
+    run(scenario)
+
+
+def test_rates_count_full_seconds(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        await b.publish(*[b"x"] * 30)
+        b.pass_time(1_000)
+        rates = b.broker.stats("/", "q").rates["published"]
+        assert (rates.per_second_1s, rates.per_second_1m, rates.per_second_5m) == (30, 0.5, 0.1)
+        b.pass_time(1_000)
+        assert b.broker.stats("/", "q").rates["published"].per_second_1s == 0
+
+    run(scenario)
+
+
+def test_documents_survive(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.broker.put_document("things", "a", b"1")
+        await b.broker.put_document("things", "b", b"2")
+        await b.broker.remove_document("things", "a")
+        await b.restart()
+        assert b.broker.documents("things") == {"b": b"2"}
+
+    run(scenario)

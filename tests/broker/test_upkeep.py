@@ -1,0 +1,90 @@
+"""Snapshots, dropping and compaction, seen from outside: what a restart replays, which files are left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from laneway.core.invariants import check_invariants
+
+from .conftest import Bench, bodies
+
+Run = Callable[..., None]
+
+
+async def settled_upkeep(b: Bench) -> None:
+    """Wait for a snapshot that is being saved."""
+    while b.broker.upkeep._saving is not None or b.broker.upkeep._frozen is not None:
+        await b.broker.committer.durable()
+        await asyncio.sleep(0)
+
+
+def test_a_restart_replays_only_what_came_after_the_snapshot(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        for _ in range(60):
+            await b.publish(b"x" * 100)
+        await settled_upkeep(b)
+        await b.publish(b"last")
+        b.broker.upkeep._events = 0  # no snapshot at the end: as if killed
+        await b.restart()
+        assert b.recovery.snapshot_position > 0
+        assert b.recovery.event_count < 60
+        assert len(await b.lease(100)) == 61
+        check_invariants(b.engine.state)
+
+    run(scenario, snapshot_events=40)
+
+
+def test_segments_of_settled_messages_are_dropped(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        for _ in range(80):
+            await b.publish(*[b"x" * 10_000] * 10)
+            await b.settle("ack", await b.lease(10))
+        await settled_upkeep(b)
+        used = sum(f.stat().st_size for f in b.folder.iterdir())
+        assert used < 80 * 100_000 / 2, "most of what was settled is gone"
+        await b.restart()
+        assert b.broker.stats("/", "q").totals["acked"] == 800
+
+    run(scenario, snapshot_events=100)
+
+
+def test_a_segment_pinned_by_a_few_survivors_is_compacted(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue(max_priority=1)
+        survivors = []
+        for i in range(60):
+            await b.publish(b"survivor %d" % i, priority=0)
+            survivors.append(b"survivor %d" % i)
+            await b.publish(*[b"x" * 10_000] * 10, priority=1)
+            await b.settle("ack", await b.lease(10))
+        first = min(b.engine.state.extents)
+        for _ in range(40):  # two snapshots more: one that compacts, one that lets the old segments go
+            await b.publish(*[b"x" * 100] * 5, priority=1)
+            await b.settle("ack", await b.lease(5))
+            await settled_upkeep(b)
+        assert min(b.engine.state.extents) > first
+        check_invariants(b.engine.state)
+        await b.restart()
+        assert bodies(await b.lease(100)) == survivors
+
+    run(scenario, snapshot_events=50)
+
+
+def test_changes_after_a_snapshot_was_frozen_are_not_in_it(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        for i in range(30):
+            await b.publish(b"%d" % i)
+            if i % 3 == 0:
+                await b.settle("ack", await b.lease(1))
+        await settled_upkeep(b)
+        expected = b.broker.stats("/", "q")
+        await b.restart()
+        found = b.broker.stats("/", "q")
+        assert (found.ready, found.leased, found.totals) == (expected.ready, expected.leased, expected.totals)
+        check_invariants(b.engine.state)
+
+    run(scenario, snapshot_events=7)
