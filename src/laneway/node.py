@@ -87,9 +87,9 @@ class Node:
     def _refuse_open_doors(self, access: Access) -> None:
         if access.guest_only and not self.config.http.is_loopback:
             raise ConfigInvalid(
-                f"http is {self.config.http}, which others can reach, but the only account is guest with its well-known "
-                "password. Start on loopback, create an account (`laneway account create NAME --role admin`), then listen "
-                "beyond it",
+                f"http is {self.config.http}, which others can reach, but the only account is guest, whose password "
+                "everybody knows. Start on loopback, create an account (`laneway account create NAME --role admin`), "
+                "then listen beyond it",
                 field="http",
             )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from laneway.broker.values import DeadLetterFilter, Draft, PeekQuery, Properties, Receipt, RedriveRequest
+from laneway.broker.values import DeadLetterFilter, Delivery, Draft, PeekQuery, Properties, Receipt, RedriveRequest
 from laneway.core.invariants import check_invariants
 from laneway.errors import (
     IdempotencyConflict,
@@ -98,6 +98,7 @@ def test_a_wait_wakes_when_a_delay_ends_a_lease_expires_or_a_message_is_released
         await b.queue()
         await b.publish(b"later", delay_ms=5_000)
         loop = asyncio.get_running_loop()
+        held: list[Delivery] = []
         for trigger in ("delay", "lease", "release"):
             woken = loop.create_future()
             b.broker.lease("/", "q", max_messages=1, wait_ms=20_000, lease_ms=1_000, done=woken.set_result)

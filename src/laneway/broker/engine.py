@@ -80,15 +80,16 @@ class Engine:
         if found is not None:
             start, source = found
             self.state = snapshot.thaw(source)
-        position, event_count = start, 0
+        end, event_count = start, 0
         apply = self.state.apply
         for position, events in self.journal.replay(start):
             for event in events:
                 apply(event)
+            end = position
             event_count += len(events)
         epoch = self.state.epoch + 1
         self.run(iter([Opened(now_ms, epoch, self.state.tag or self._new_tag())]))
-        return Recovery(start, position, event_count, epoch)
+        return Recovery(start, end, event_count, epoch)
 
     def run(self, command: Iterator[Event]) -> list[Event]:
         """Stage and apply what a command yields, event by event; the events."""

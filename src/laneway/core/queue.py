@@ -1,4 +1,7 @@
-"""One queue of a partition: its settings, lanes, groups, remembered dedup ids and counts. Plain state; state.py changes it."""
+"""One queue of a partition: its settings, lanes, groups, remembered dedup ids and counts.
+
+Plain state: state.py changes it.
+"""
 
 from __future__ import annotations
 
