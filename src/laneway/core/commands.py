@@ -328,7 +328,11 @@ def lease(state: State, queue: Queue, limit: int, lease_ms: int | None, consumer
     if seqs:
         slabs = state.table.slabs
         receives = [slabs[s >> SLAB_BITS].receives[s & SLAB_MASK] + 1 for s in seqs]
-        yield Leased(queue.number, now_ms, seqs, receives, state.next_lease, now_ms + lease_ms, consumer)
+        try:
+            yield Leased(queue.number, now_ms, seqs, receives, state.next_lease, now_ms + lease_ms, consumer)
+        except GeneratorExit:  # the journal did not take it: they are next again
+            queue.unselect(seqs, state.table)
+            raise
 
 
 def check_lease(lease_ms: int | None, consumer: str) -> None:

@@ -180,6 +180,16 @@ class Queue:
             out += self.lanes[priority].pop(limit - len(out), table)
         return out
 
+    def unselect(self, seqs: list[int], table: Table) -> None:
+        """Undo a selection that came to nothing."""
+        for seq in seqs:
+            group = self.group_of.get(seq)
+            if group is None:
+                self.lanes[table.slabs[seq >> SLAB_BITS].priority[seq & SLAB_MASK]].give_back(seq)
+            else:
+                group.offered = 0
+                self.offer(group, table)
+
     def _select_with_groups(self, limit: int, table: Table) -> list[int]:
         """As select, where a group's next member competes with its own priority as soon as its head was taken."""
         out: list[int] = []
