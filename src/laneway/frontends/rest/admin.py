@@ -1,0 +1,208 @@
+"""The requests of operators: queues, what is in them, dead letters and tasks. Awaited, one task a request."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from laneway.access import Access, Account
+from laneway.broker.broker import Broker
+from laneway.broker.values import PeekQuery, QueueInfo
+from laneway.core.settings import QueueSettings
+from laneway.errors import InvalidInput
+from laneway.frontends.rest.answers import (
+    DeletedAnswer,
+    PurgeAnswer,
+    QueuesAnswer,
+    TasksAnswer,
+    Writer,
+    encode,
+)
+from laneway.frontends.rest.limits import RestLimits
+from laneway.frontends.rest.plan import Plan
+from laneway.frontends.rest.protocol import Exchange
+from laneway.frontends.rest.routing import Reply
+from laneway.frontends.rest.wire import (
+    DeleteDeadLettersBody,
+    DeleteOptions,
+    ListOptions,
+    PeekOptions,
+    QueueSettingsRequest,
+    RedriveBody,
+    check_names_once,
+    decoder,
+    filter_of,
+    redrive_of,
+    settings_changes,
+)
+from laneway.frontends.rest.words import milliseconds
+
+_LIST_PAGE = 100
+_PEEK_PAGE = 50
+
+
+def read_body(exchange: Exchange, decode: Any, when_empty: Any) -> Any:
+    """The body of a rare request, decoded; an empty one means that nothing was said."""
+    if not exchange.body:
+        return when_empty
+    decoded = decode(exchange.body)
+    check_names_once(exchange.body)
+    return decoded
+
+
+class Administration:
+    def __init__(self, broker: Broker, access: Access, limits: RestLimits, writer: Writer) -> None:
+        self._broker = broker
+        self._access = access
+        self._limits = limits
+        self._writer = writer
+        self._decode_settings = decoder(QueueSettingsRequest)
+        self._decode_redrive = decoder(RedriveBody)
+        self._decode_deletion = decoder(DeleteDeadLettersBody)
+
+    def _check(self, exchange: Exchange, need: Any) -> Plan:
+        plan: Plan = exchange.head.plan
+        self._access.check(exchange.account, plan.vhost, plan.queue, need)
+        return plan
+
+    # --- queues
+
+    async def put_queue(self, exchange: Exchange) -> Reply:
+        plan = self._check(exchange, "configure")
+        changes = settings_changes(read_body(exchange, self._decode_settings, QueueSettingsRequest()))
+        info, is_new = await self._broker.put_queue(plan.vhost, plan.queue, QueueSettings(**changes))
+        return Reply(201 if is_new else 200, encode(self._writer.queue(info)))
+
+    async def change_queue(self, exchange: Exchange) -> Reply:
+        plan = self._check(exchange, "configure")
+        changes = settings_changes(read_body(exchange, self._decode_settings, QueueSettingsRequest()))
+        info = await self._broker.change_queue(plan.vhost, plan.queue, changes)
+        return Reply(200, encode(self._writer.queue(info)))
+
+    async def get_queue(self, exchange: Exchange) -> Reply:
+        plan = self._check(exchange, "stats")
+        return Reply(200, encode(self._writer.queue(self._broker.describe_queue(plan.vhost, plan.queue))))
+
+    async def delete_queue(self, exchange: Exchange) -> Reply:
+        plan = self._check(exchange, "configure")
+        options: DeleteOptions = plan.options(DeleteOptions)
+        await self._broker.delete_queue(plan.vhost, plan.queue, if_empty=bool(options.if_empty))
+        return Reply(204)
+
+    async def purge_queue(self, exchange: Exchange) -> Reply:
+        plan = self._check(exchange, "configure")
+        return Reply(200, encode(PurgeAnswer(purged=await self._broker.purge_queue(plan.vhost, plan.queue))))
+
+    async def list_queues(self, exchange: Exchange) -> Reply:
+        """The queues that the caller may see; those it may not are passed over without a trace."""
+        plan: Plan = exchange.head.plan
+        options: ListOptions = plan.options(ListOptions)
+        limit = options.limit or _LIST_PAGE
+        after = None if options.cursor is UNSET else _decode_cursor(options.cursor)
+        seen: list[QueueInfo] = []
+        while len(seen) <= limit:
+            page = self._broker.list_queues(vhost=plan.vhost, prefix=options.prefix or "", limit=limit + 1, after=after)
+            seen += [info for info in page if self._may_see(exchange.account, info)]
+            if len(page) <= limit:
+                break
+            after = (page[-1].vhost, page[-1].name)
+        more = len(seen) > limit
+        shown = seen[:limit]
+        answer = QueuesAnswer(
+            queues=[self._writer.queue(info) for info in shown],
+            next_cursor=_encode_cursor(shown[-1]) if more else None,
+        )
+        return Reply(200, encode(answer))
+
+    def _may_see(self, account: Account, info: QueueInfo) -> bool:
+        allowed = self._access.allowed
+        return any(allowed(account, info.vhost, info.name, need) for need in ("stats", "write", "configure"))
+
+    # --- what is in them
+
+    async def stats(self, exchange: Exchange) -> Reply:
+        plan = self._check(exchange, "stats")
+        return Reply(200, encode(self._writer.stats(plan.queue, self._broker.stats(plan.vhost, plan.queue))))
+
+    async def peek(self, exchange: Exchange) -> Reply:
+        plan = self._check(exchange, "read")
+        query = _peek_query(plan.options(PeekOptions), self._limits)
+        glimpses, next_cursor = self._broker.peek(plan.vhost, plan.queue, query)
+        return Reply(200, self._writer.page(glimpses, next_cursor))
+
+    # --- dead letters
+
+    async def start_redrive(self, exchange: Exchange) -> Reply:
+        plan = self._check(exchange, "configure")
+        request = redrive_of(read_body(exchange, self._decode_redrive, RedriveBody()))
+        if request.target is not None:
+            self._access.check(exchange.account, plan.vhost, request.target, "write")
+        task = await self._broker.start_redrive(plan.vhost, plan.queue, request)
+        location = b"Location: /tasks/%b\r\n" % task.task_id.encode()
+        return Reply(202, encode(self._writer.task(task)), location)
+
+    async def delete_dead_letters(self, exchange: Exchange) -> Reply:
+        plan = self._check(exchange, "configure")
+        body: DeleteDeadLettersBody = read_body(exchange, self._decode_deletion, DeleteDeadLettersBody())
+        wanted = filter_of(body)
+        narrowed = any(getattr(wanted, field) is not None for field in wanted.__struct_fields__)
+        if narrowed == body.all:
+            raise InvalidInput(
+                'name the dead letters by message_ids, reason, attribute or age, or say "all": true for all of them,'
+                " and not both",
+                field="all",
+            )
+        count = await self._broker.delete_dead_letters(plan.vhost, plan.queue, wanted)
+        return Reply(200, encode(DeletedAnswer(deleted=count)))
+
+    async def list_redrives(self, exchange: Exchange) -> Reply:
+        plan = self._check(exchange, "stats")
+        self._broker.describe_queue(plan.vhost, plan.queue)
+        tasks = self._broker.tasks(plan.vhost, plan.queue)
+        return Reply(200, encode(TasksAnswer(tasks=[self._writer.task(task) for task in tasks])))
+
+    async def get_task(self, exchange: Exchange) -> Reply:
+        task = self._broker.task(exchange.head.plan.item)
+        self._access.check(exchange.account, task.vhost, task.queue, "stats")
+        return Reply(200, encode(self._writer.task(task)))
+
+    async def cancel_task(self, exchange: Exchange) -> Reply:
+        task = self._broker.task(exchange.head.plan.item)
+        self._access.check(exchange.account, task.vhost, task.queue, "configure")
+        return Reply(200, encode(self._writer.task(await self._broker.cancel_task(task.task_id))))
+
+
+def _peek_query(options: PeekOptions, limits: RestLimits) -> PeekQuery:
+    attribute: tuple[str, str] | None = None
+    if options.attribute is not UNSET:
+        name, _, value = options.attribute.partition(":")
+        attribute = (name, value)
+    older, newer = options.older_than_seconds, options.newer_than_seconds
+    return PeekQuery(
+        states=("ready",) if options.state is UNSET else tuple(dict.fromkeys(options.state.split(","))),
+        priority=None if options.priority is UNSET else options.priority,
+        attribute=attribute,
+        older_than_ms=None if older is UNSET else milliseconds(older, "older_than_seconds"),
+        newer_than_ms=None if newer is UNSET else milliseconds(newer, "newer_than_seconds"),
+        reason=None if options.reason is UNSET else options.reason,
+        limit=min(options.limit or _PEEK_PAGE, limits.batch_count),
+        max_bytes=limits.peek_bytes,
+        cursor=None if options.cursor is UNSET else options.cursor,
+    )
+
+
+def _encode_cursor(last: QueueInfo) -> str:
+    return base64.urlsafe_b64encode(msgspec.msgpack.encode((last.vhost, last.name))).decode().rstrip("=")
+
+
+def _decode_cursor(cursor: str) -> tuple[str, str]:
+    try:
+        padded = cursor.encode("ascii") + b"=" * (-len(cursor) % 4)
+        raw = base64.b64decode(padded, altchars=b"-_", validate=True)
+        return msgspec.msgpack.decode(raw, type=tuple[str, str])
+    except (binascii.Error, UnicodeEncodeError, msgspec.DecodeError):
+        raise InvalidInput("this cursor is not one that this server gave out", field="cursor") from None

@@ -1,0 +1,440 @@
+"""Answers as they go over the wire.
+
+The structs describe every answer for the OpenAPI document and carry the rare ones. The frequent ones (a receipt, a
+delivery) are put together from pieces of text around the stored bytes; tests decode those with the structs, strictly.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from laneway.access import Account, KeyInfo, Permission
+from laneway.broker.values import QueueInfo, QueueStats, Task
+from laneway.core.message import JSON_TYPE, PLAIN, Death, Delivery, Glimpse, Properties, Receipt
+from laneway.errors import LanewayError
+from laneway.frontends.rest.errors import encode_error
+from laneway.frontends.rest.times import Timestamps
+from laneway.frontends.rest.wire import Attributes, Binary, is_json_text, is_json_type, is_text_type
+from laneway.frontends.rest.words import BY_CORE, seconds
+
+Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+
+encode = msgspec.json.Encoder(enc_hook=str).encode
+
+_DUPLICATE = ',"duplicate":true}'
+
+
+class Answer(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Ancestor of all answers: every field without a default is always there."""
+
+
+# --- errors
+
+
+class ErrorObject(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What went wrong: a stable code, a sentence for people, and the part of the request it is about."""
+
+    code: str
+    message: str
+    field: str | UnsetType = UNSET
+
+
+class ErrorAnswer(Answer):
+    error: ErrorObject
+
+
+# --- messages
+
+
+class PublishAnswer(Answer):
+    message_id: str
+    queue_name: str
+    priority: int
+    enqueued_at: Time
+    visible_at: Time
+    duplicate: bool = False
+
+
+class DeathAnswer(Answer):
+    queue_name: str
+    reason: str
+    died_at: Time
+    receive_count: int
+    detail: str = ""
+
+
+class DeadLetterAnswer(Answer, kw_only=True):
+    """Why and where from; the last of its deaths, and all of them, oldest first."""
+
+    origin: str
+    reason: str
+    died_at: Time
+    receive_count: int
+    detail: str = ""
+    deaths: list[DeathAnswer]
+
+
+class _MessageAnswer(Answer, kw_only=True):
+    message_id: str
+    priority: int
+    payload: msgspec.Raw | UnsetType = UNSET
+    payload_base64: bytes | UnsetType = UNSET
+    content_type: str | UnsetType = UNSET
+    attributes: Attributes
+    correlation_id: str | UnsetType = UNSET
+    group: str | UnsetType = UNSET
+    key: str | UnsetType = UNSET
+    tenant: str | UnsetType = UNSET
+    dedup_id: str | UnsetType = UNSET
+    exchange: str | UnsetType = UNSET
+    routing_key: str | UnsetType = UNSET
+    enqueued_at: Time
+    receive_count: int
+    dead_letter: DeadLetterAnswer | UnsetType = UNSET
+
+
+class DeliveryAnswer(_MessageAnswer, kw_only=True):
+    receipt_handle: str
+    visible_until: Time
+
+
+class DequeueAnswer(Answer):
+    messages: list[DeliveryAnswer]
+
+
+class PeekedAnswer(_MessageAnswer, kw_only=True):
+    state: str
+    visible_at: Time
+    consumer_id: str | UnsetType = UNSET
+
+
+class PeekAnswer(Answer):
+    messages: list[PeekedAnswer]
+    next_cursor: str | None
+
+
+class NackAnswer(Answer):
+    message_id: str
+    visible_at: Time
+
+
+class VisibilityAnswer(Answer):
+    message_id: str
+    visible_until: Time
+
+
+class SettledAnswer(Answer):
+    status: str
+    message_id: str | UnsetType = UNSET
+    visible_at: Time | UnsetType = UNSET
+    visible_until: Time | UnsetType = UNSET
+
+
+# --- queues
+
+
+class QueueAnswer(Answer):
+    queue_name: str
+    vhost: str
+    max_priority: int
+    default_priority: int | None
+    visibility_timeout: float
+    retention_seconds: float
+    delay_seconds: float
+    message_ttl_seconds: float | None
+    max_receive_count: int | None
+    dead_letter_queue: str | None
+    max_messages: int | None
+    max_bytes: int | None
+    overflow: str
+    dedup_window_seconds: float
+    max_message_bytes: int
+    created_at: Time
+    changed_at: Time
+
+
+class QueuesAnswer(Answer):
+    queues: list[QueueAnswer]
+    next_cursor: str | None
+
+
+class RatesAnswer(Answer):
+    per_second_1s: float
+    per_second_1m: float
+    per_second_5m: float
+
+
+class StatsAnswer(Answer):
+    queue_name: str
+    approximate_message_count: int
+    messages_by_priority: dict[str, int]
+    oldest_message_age_seconds: float | None
+    in_flight_count: int
+    delayed_count: int
+    dlq_count: int
+    waiting_bytes: int
+    consumers_waiting: int
+    totals: dict[str, int]
+    rates: dict[str, RatesAnswer]
+
+
+class PurgeAnswer(Answer):
+    purged: int
+
+
+class DeletedAnswer(Answer):
+    deleted: int
+
+
+class TaskAnswer(Answer):
+    task_id: str
+    kind: str
+    queue_name: str
+    vhost: str
+    state: str
+    moved: int
+    matched: int | None
+    failed: int
+    created_at: Time
+    finished_at: Time | None
+    error: str | None
+
+
+class TasksAnswer(Answer):
+    tasks: list[TaskAnswer]
+
+
+# --- accounts and the server
+
+
+class AccountAnswer(Answer):
+    name: str
+    roles: list[str]
+    permissions: list[Permission]
+    created_at: Time | None
+
+
+class AccountsAnswer(Answer):
+    accounts: list[AccountAnswer]
+
+
+class KeyAnswer(Answer):
+    key_id: str
+    account: str
+    label: str
+    created_at: Time
+
+
+class KeysAnswer(Answer):
+    keys: list[KeyAnswer]
+
+
+class NewKeyAnswer(Answer):
+    """The only place where the key itself is ever shown."""
+
+    key_id: str
+    key: str
+    account: str
+    label: str
+
+
+class HealthAnswer(Answer):
+    state: str
+
+
+class RootAnswer(Answer):
+    name: str
+    version: str
+    links: dict[str, str]
+
+
+class Writer:
+    """Makes answers of the broker's values."""
+
+    def __init__(self, times: Timestamps) -> None:
+        self.times = times
+        self._text = times.text
+
+    # --- the frequent ones, as text and bytes
+
+    def receipt(self, receipt: Receipt, queue_json: str) -> str:
+        """queue_json is the queue's name as JSON; the ids need no escaping."""
+        enqueued_at = self._text(receipt.enqueued_at_ms)
+        if receipt.visible_at_ms == receipt.enqueued_at_ms:
+            visible_at = enqueued_at
+        else:
+            visible_at = self._text(receipt.visible_at_ms)
+        return (
+            f'{{"message_id":"{receipt.message_id}","queue_name":{queue_json},"priority":{receipt.priority},'
+            f'"enqueued_at":"{enqueued_at}","visible_at":"{visible_at}"'
+            f"{_DUPLICATE if receipt.duplicate else '}'}"
+        )
+
+    def deliveries(self, deliveries: Sequence[Delivery]) -> bytes:
+        text = self._text
+        parts: list[bytes] = []
+        separator = '{"messages":['
+        for d in deliveries:
+            body, properties = d.body, d.properties
+            start = f'{separator}{{"message_id":"{d.message_id}","priority":{d.priority},'
+            end = (
+                f'"receipt_handle":"{d.token}","enqueued_at":"{text(d.enqueued_at_ms)}",'
+                f'"receive_count":{d.receives},"visible_until":"{text(d.deadline_ms)}"}}'
+            )
+            separator = ","
+            if properties is PLAIN and not d.deaths and is_json_text(body):
+                parts += (f'{start}"payload":'.encode(), body, f',"attributes":{{}},{end}'.encode())
+            else:
+                parts += (start.encode(), self._content(body, properties, d.deaths), b",", end.encode())
+        if not parts:
+            return b'{"messages":[]}'
+        parts.append(b"]}")
+        return b"".join(parts)
+
+    def _content(self, body: bytes, p: Properties, deaths: Sequence[Death]) -> bytes:
+        """Body, properties and history of any message, as members of its JSON object."""
+        members: list[bytes] = []
+        if is_json_type(p.content_type) and is_json_text(body):
+            members += (b'"payload":', body)
+            if p.content_type != JSON_TYPE:
+                members += (b',"content_type":', encode(p.content_type))
+        else:
+            text = _utf8_or_none(body) if is_text_type(p.content_type) else None
+            if text is not None:
+                members += (b'"payload":', encode(text))
+            else:
+                members += (b'"payload_base64":"', base64.b64encode(body), b'"')
+            members += (b',"content_type":', encode(p.content_type))
+        members += (b',"attributes":', encode({name: _attribute(value) for name, value in p.attributes.items()}))
+        for name in ("correlation_id", "group", "key", "tenant", "dedup_id", "exchange", "routing_key"):
+            value = getattr(p, name)
+            if value:
+                members += (b',"', name.encode(), b'":', encode(value))
+        if deaths:
+            members += (b',"dead_letter":', encode(self._dead_letter(deaths)))
+        return b"".join(members)
+
+    def _dead_letter(self, deaths: Sequence[Death]) -> DeadLetterAnswer:
+        last = deaths[-1]
+        return DeadLetterAnswer(
+            origin=last.queue,
+            reason=last.reason,
+            died_at=self._text(last.at_ms),
+            receive_count=last.receives,
+            detail=last.detail,
+            deaths=[
+                DeathAnswer(
+                    queue_name=d.queue,
+                    reason=d.reason,
+                    died_at=self._text(d.at_ms),
+                    receive_count=d.receives,
+                    detail=d.detail,
+                )
+                for d in deaths
+            ],
+        )
+
+    def page(self, glimpses: Sequence[Glimpse], next_cursor: str | None) -> bytes:
+        return b'{"messages":[%b],"next_cursor":%b}' % (b",".join(map(self._glimpse, glimpses)), encode(next_cursor))
+
+    def _glimpse(self, g: Glimpse) -> bytes:
+        consumer = b',"consumer_id":' + encode(g.consumer) if g.consumer else b""
+        start = f'{{"message_id":"{g.message_id}","state":"{g.state}","priority":{g.priority},'
+        end = (
+            f',"enqueued_at":"{self._text(g.enqueued_at_ms)}","visible_at":"{self._text(g.visible_at_ms)}",'
+            f'"receive_count":{g.receives}'
+        )
+        return b"%b%b%b%b}" % (start.encode(), self._content(g.body, g.properties, g.deaths), end.encode(), consumer)
+
+    def results(self, entries: Sequence[bytes | LanewayError]) -> bytes:
+        """A batch's answer: what each entry came to, in order."""
+        return b"[%b]" % b",".join([e if isinstance(e, bytes) else encode_error(e) for e in entries])
+
+    # --- the rare ones, as structs
+
+    def queue(self, info: QueueInfo) -> QueueAnswer:
+        values: dict[str, Any] = {}
+        for core in info.settings.__struct_fields__:
+            value = getattr(info.settings, core)
+            word = BY_CORE.get(core)
+            if value is not None and core.endswith("_ms"):
+                value = seconds(value)
+            values[word.wire if word else core] = value
+        return QueueAnswer(
+            queue_name=info.name,
+            vhost=info.vhost,
+            created_at=self._text(info.created_at_ms),
+            changed_at=self._text(info.changed_at_ms),
+            **values,
+        )
+
+    def stats(self, queue: str, s: QueueStats) -> StatsAnswer:
+        return StatsAnswer(
+            queue_name=queue,
+            approximate_message_count=s.ready + s.delayed,
+            messages_by_priority={str(p): s.ready_by_priority[p] for p in sorted(s.ready_by_priority, reverse=True)},
+            oldest_message_age_seconds=None if s.oldest_age_ms is None else s.oldest_age_ms / 1000,
+            in_flight_count=s.leased,
+            delayed_count=s.delayed,
+            dlq_count=s.dead + s.dead_elsewhere,
+            waiting_bytes=s.waiting_bytes,
+            consumers_waiting=s.consumers_waiting,
+            totals=s.totals,
+            rates={
+                name: RatesAnswer(
+                    per_second_1s=r.per_second_1s, per_second_1m=r.per_second_1m, per_second_5m=r.per_second_5m
+                )
+                for name, r in s.rates.items()
+            },
+        )
+
+    def task(self, t: Task) -> TaskAnswer:
+        return TaskAnswer(
+            task_id=t.task_id,
+            kind=t.kind,
+            queue_name=t.queue,
+            vhost=t.vhost,
+            state=t.state,
+            moved=t.moved,
+            matched=t.matched,
+            failed=t.failed,
+            created_at=self._text(t.created_at_ms),
+            finished_at=self.times.text_or_none(t.finished_at_ms),
+            error=t.error,
+        )
+
+    def account(self, account: Account) -> AccountAnswer:
+        return AccountAnswer(
+            name=account.name,
+            roles=list(account.roles),
+            permissions=list(account.permissions),
+            created_at=self._text(account.created_at_ms) if account.created_at_ms else None,
+        )
+
+    def key(self, info: KeyInfo) -> KeyAnswer:
+        return KeyAnswer(
+            key_id=info.key_id, account=info.account, label=info.label, created_at=self._text(info.created_at_ms)
+        )
+
+
+def _utf8_or_none(body: bytes) -> str | None:
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _attribute(value: Any) -> Any:
+    """Bytes, also inside what other protocols nest, in the form that publishing takes."""
+    if isinstance(value, bytes):
+        return Binary(value)
+    if isinstance(value, dict):
+        return {str(name): _attribute(held) for name, held in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_attribute(held) for held in value]
+    return value

@@ -1,0 +1,129 @@
+"""The one mapping from Laneway's errors, and from msgspec's, to HTTP: status, code, sentence, field."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from laneway.errors import (
+    Conflict,
+    DiskFull,
+    Forbidden,
+    InvalidInput,
+    LanewayError,
+    LimitExceeded,
+    MessageTooLarge,
+    NotFound,
+    QueueFull,
+    Refused,
+    Unauthenticated,
+)
+from laneway.frontends.rest.words import field_on_the_wire, sentence_on_the_wire
+
+#: The nearest class above an error decides; what is not below any of these is a 500.
+STATUSES: dict[type[LanewayError], int] = {
+    InvalidInput: 400,
+    MessageTooLarge: 413,
+    Unauthenticated: 401,
+    Forbidden: 403,
+    NotFound: 404,
+    Conflict: 409,
+    QueueFull: 429,
+    LimitExceeded: 429,
+    Refused: 503,
+    DiskFull: 507,
+}
+
+CHALLENGE = b'WWW-Authenticate: Bearer realm="laneway"\r\nWWW-Authenticate: Basic realm="laneway", charset="UTF-8"\r\n'
+
+
+class HttpError(LanewayError):
+    """What only this protocol can get wrong: its grammar, its limits, its paths."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        field: str | None = None,
+        headers: bytes = b"",
+        closes: bool = False,
+        **details: object,
+    ) -> None:
+        super().__init__(message, field=field, **details)
+        self.status = status
+        self.code = code
+        self.headers = headers  # whole lines
+        self.closes = closes  # what follows on the connection cannot be made sense of
+
+
+def malformed(message: str) -> HttpError:
+    return HttpError(400, "malformed_request", message, closes=True)
+
+
+def status_of(error: LanewayError) -> int:
+    if isinstance(error, HttpError):
+        return error.status
+    for ancestor in type(error).__mro__:
+        status = STATUSES.get(ancestor)
+        if status is not None:
+            return status
+    return 500
+
+
+def headers_of(error: LanewayError) -> bytes:
+    if isinstance(error, HttpError):
+        return error.headers
+    if isinstance(error, Unauthenticated):
+        return CHALLENGE
+    if isinstance(error, Refused):
+        return b"Retry-After: 1\r\n"
+    return b""
+
+
+def error_object(error: LanewayError) -> dict[str, object]:
+    """The value of "error" in an answer, or in one entry of a batch's answer."""
+    told: dict[str, object] = {"code": error.code, "message": sentence_on_the_wire(error.message, error.field)}
+    if error.field is not None:
+        told["field"] = field_on_the_wire(error.field)
+    for name, value in error.details.items():
+        told.setdefault(name, value)
+    return told
+
+
+def encode_error(error: LanewayError) -> bytes:
+    return msgspec.json.encode({"error": error_object(error)}, enc_hook=str)
+
+
+INTERNAL = LanewayError("something went wrong inside the server; its log says more")
+
+_AT = re.compile(r"^(?P<text>.*?)(?: - at `(?P<key>key` in `)?\$(?P<path>.*)`)?$", re.DOTALL)
+_NAMED = re.compile(r"(?:unknown|required) field `(?P<name>.*)`$", re.DOTALL)
+
+
+def invalid_json(error: Exception) -> InvalidInput:
+    """What msgspec found wrong, as our error. Its sentences end in "- at `$.path`", which becomes the field."""
+    if isinstance(error, msgspec.ValidationError):
+        return _invalid_value(str(error))
+    if isinstance(error, RecursionError):
+        return InvalidInput("the JSON is nested too deeply")
+    if isinstance(error, UnicodeDecodeError):
+        return InvalidInput("the body is not valid UTF-8, so it is no JSON")
+    return InvalidInput(f"the body is no valid JSON: {error}")
+
+
+def _invalid_value(sentence: str) -> InvalidInput:
+    found = _AT.match(sentence)
+    assert found is not None  # every part of the pattern is optional
+    path = (found["path"] or "").removeprefix(".")
+    text = found["text"].replace("`", "")
+    named = _NAMED.search(found["text"])
+    if named:
+        path = f"{path}.{named['name']}" if path else named["name"]
+        text = text.replace("Object contains", "contains an").replace("Object missing", "misses the")
+        return InvalidInput(f"the request {text}", field=path)
+    if not path:
+        return InvalidInput(f"the request is not as expected: {text}")
+    return InvalidInput(f"{path}: {text[:1].lower()}{text[1:]}", field=path)

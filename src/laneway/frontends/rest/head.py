@@ -1,0 +1,198 @@
+"""The head of an HTTP request: from bytes, by httptools, to a value that says all the server wants to know.
+
+A head is parsed on its own, without its body: clients repeat their heads, so the server remembers what it made of
+one (see HeadCache) and the next request with the same bytes costs a look-up instead of a parse.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httptools
+
+from laneway.frontends.rest.errors import HttpError, malformed
+from laneway.frontends.rest.limits import RestLimits
+
+_REMEMBERED_HEADS = 4096
+_REMEMBERED_HEAD_BYTES = 2048  # longer ones carry tokens or cookies that rarely come twice
+
+#: The headers that mean something here. One that comes twice would leave room for two readings of a request.
+_READ_HEADERS = frozenset(
+    {b"host", b"origin", b"authorization", b"content-type", b"idempotency-key", b"expect", b"transfer-encoding"}
+)
+
+
+class Head:
+    __slots__ = (
+        "authorization",
+        "chunked",
+        "content_length",
+        "content_type",
+        "expects_continue",
+        "host",
+        "idempotency_key",
+        "is_plain",
+        "keep_alive",
+        "method",
+        "origin",
+        "plan",
+        "target",
+        "version",
+    )
+
+    def __init__(self, method: str, target: bytes, version: str, keep_alive: bool) -> None:
+        self.method = method
+        self.target = target
+        self.version = version
+        self.keep_alive = keep_alive
+        self.content_length = 0
+        self.chunked = False
+        self.expects_continue = False
+        self.host: bytes | None = None
+        self.origin: bytes | None = None
+        self.authorization: bytes | None = None
+        self.content_type: bytes | None = None
+        self.idempotency_key: bytes | None = None
+        self.is_plain = keep_alive and version == "1.1" and method != "HEAD"  # its answer needs nothing special
+        self.plan: Any = None  # what the application made of this head, remembered with it
+
+
+class HeadCache:
+    """What identical bytes were parsed to. Only heads with a plain length are kept, so a hit never changes framing."""
+
+    def __init__(self) -> None:
+        self.known: dict[bytes, Head] = {}
+
+    def remember(self, raw: bytes, head: Head) -> None:
+        if len(raw) > _REMEMBERED_HEAD_BYTES or head.chunked or head.expects_continue or head.idempotency_key:
+            return
+        if len(self.known) >= _REMEMBERED_HEADS:
+            self.known.clear()
+        self.known[raw] = head
+
+
+class _Collector:
+    """What httptools calls while it reads one head."""
+
+    def __init__(self) -> None:
+        self.target = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.begun_count = 0
+        self.is_complete = False
+        self.keep_alive = False
+        self.parser = httptools.HttpRequestParser(self)
+
+    def on_message_begin(self) -> None:
+        self.begun_count += 1
+
+    def on_url(self, url: bytes) -> None:
+        self.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self.is_complete = True
+        self.keep_alive = self.parser.should_keep_alive()  # only told while the head is being read
+
+
+def parse_head(raw: bytes, limits: RestLimits) -> Head | None:
+    """The request whose head ends with these bytes; None if they are nothing but empty lines between requests."""
+    if not raw.strip(b"\r\n"):
+        return None
+    read = _Collector()
+    try:
+        read.parser.feed_data(raw)
+    except httptools.HttpParserUpgrade:
+        pass  # an offer to speak something else: it may be declined by answering in HTTP/1.1
+    except httptools.HttpParserInvalidMethodError:
+        raise malformed("this is no HTTP request: it does not begin with a method") from None
+    except httptools.HttpParserError as error:
+        raise malformed(f"this is no HTTP request: {error}") from None
+    if not read.is_complete or read.begun_count != 1:
+        raise malformed("this is no HTTP request: its head is not complete")
+    version = read.parser.get_http_version()
+    if version not in ("1.0", "1.1"):
+        raise HttpError(505, "version_not_supported", f"HTTP/{version} is not spoken here, HTTP/1.1 is", closes=True)
+    _check_size(raw, read, limits)
+    head = Head(read.parser.get_method().decode("ascii"), read.target, version, read.keep_alive)
+    _take_headers(head, read.headers)
+    if head.content_length > limits.body_bytes:
+        raise body_too_large(head.content_length, limits)
+    return head
+
+
+def check_beginning(raw: bytes, limits: RestLimits) -> None:
+    """Raise if the beginning of a head shows already that it will be none, or that it will be too large."""
+    read = _Collector()
+    try:
+        read.parser.feed_data(raw)
+    except httptools.HttpParserError as error:
+        raise malformed(f"this is no HTTP request: {error}") from None
+    _check_size(raw, read, limits)
+
+
+def body_too_large(size_bytes: int, limits: RestLimits) -> HttpError:
+    return HttpError(
+        413,
+        "body_too_large",
+        f"the body of this request has {size_bytes} bytes or more, {limits.body_bytes} are allowed: send fewer at once",
+        closes=True,
+        limit=limits.body_bytes,
+    )
+
+
+def _check_size(raw: bytes, read: _Collector, limits: RestLimits) -> None:
+    if len(read.target) > limits.target_bytes:
+        raise HttpError(
+            414,
+            "target_too_long",
+            f"the path and query of this request have {len(read.target)} bytes, {limits.target_bytes} are allowed",
+            closes=True,
+            limit=limits.target_bytes,
+        )
+    if len(raw) > limits.head_bytes:
+        raise HttpError(
+            431,
+            "head_too_large",
+            f"the headers of this request have {len(raw)} bytes, {limits.head_bytes} are allowed",
+            closes=True,
+            limit=limits.head_bytes,
+        )
+    if len(read.headers) > limits.header_count:
+        raise HttpError(
+            431,
+            "too_many_headers",
+            f"this request has {len(read.headers)} headers or more, {limits.header_count} are allowed",
+            closes=True,
+            limit=limits.header_count,
+        )
+
+
+def _take_headers(head: Head, headers: list[tuple[bytes, bytes]]) -> None:
+    seen: dict[bytes, bytes] = {}
+    for name, value in headers:
+        name = name.lower()
+        if name in _READ_HEADERS:
+            if name in seen:
+                raise malformed(f"the header {name.decode()} comes more than once")
+            seen[name] = value.strip()
+        elif name == b"content-length":
+            head.content_length = int(value)  # httptools refuses one that is repeated or is no number
+    if head.version == "1.1" and b"host" not in seen:
+        raise malformed("an HTTP/1.1 request needs a Host header")
+    coding = seen.get(b"transfer-encoding")
+    if coding is not None:
+        if coding.lower() != b"chunked" or head.version != "1.1":
+            raise HttpError(501, "coding_not_supported", "only Transfer-Encoding: chunked is understood", closes=True)
+        head.chunked = True
+    expected = seen.get(b"expect")
+    if expected is not None:
+        if expected.lower() != b"100-continue":
+            raise HttpError(417, "expectation_failed", "only Expect: 100-continue is understood", closes=True)
+        head.expects_continue = head.version == "1.1" and (head.chunked or head.content_length > 0)
+    head.host = seen.get(b"host")
+    head.origin = seen.get(b"origin")
+    head.authorization = seen.get(b"authorization")
+    head.content_type = seen.get(b"content-type")
+    head.idempotency_key = seen.get(b"idempotency-key")

@@ -1,0 +1,55 @@
+"""What can be said about a request from its head alone. Made once for identical heads, so nothing here depends on the
+body, the connection, or the moment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from laneway.core.message import JSON_TYPE
+from laneway.frontends.rest.credentials import Credentials
+from laneway.frontends.rest.errors import HttpError
+from laneway.frontends.rest.head import Head
+from laneway.frontends.rest.routing import Route, Router, convert_query
+
+_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+
+
+class Plan:
+    __slots__ = (
+        "content_type",
+        "credentials",
+        "fast",
+        "is_form",
+        "is_json",
+        "is_public",
+        "item",
+        "part",
+        "query",
+        "queue",
+        "queue_json",
+        "refusal",
+        "route",
+        "vhost",
+    )
+
+    def __init__(self, head: Head, router: Router) -> None:
+        match = router.match(head.method, head.target)
+        self.refusal: HttpError | None = match.refusal
+        self.route: Route | None = match.route
+        self.fast = match.route.fast if match.route is not None else None
+        self.is_public = match.route is not None and match.route.public
+        self.vhost = match.vhost
+        self.queue = match.queue
+        self.queue_json = match.queue_json
+        self.item = match.item
+        self.part = match.part
+        self.query = match.query
+        self.credentials = Credentials(head)
+        self.content_type = (head.content_type or b"").decode("latin-1")
+        media_type = self.content_type.partition(";")[0].strip().lower()
+        self.is_json = media_type in ("", JSON_TYPE)
+        self.is_form = media_type in _FORMS
+
+    def options(self, kind: type[Any]) -> Any:
+        """The query string, as this struct."""
+        return convert_query(self.query, kind)

@@ -1,0 +1,487 @@
+"""One HTTP/1.1 connection: bytes to requests, responses back in the order of their requests.
+
+It knows framing, order, limits and back-pressure, and nothing of what a request means: that is the Application's.
+
+    data_received ─▶ _read ─▶ head (cache, or parse_head) ─▶ body ─▶ Exchange ─▶ application.handle
+                                                                       │  … a callback later …
+    transport.write ◀─ _flush, in order ◀─ exchange.answer ◀───────────┘
+
+A request whose head is in the cache and whose body came with it costs no state at all: two slices and a look-up.
+Reading stops at the next request while too many are unanswered, while one is worked on that others must wait for
+(`hold`), and while the client does not take its answers; what was received but not read waits in `_rest`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+from laneway.errors import LanewayError
+from laneway.frontends.rest.chunks import ChunkedBody
+from laneway.frontends.rest.errors import HttpError, encode_error, headers_of, status_of
+from laneway.frontends.rest.head import Head, HeadCache, check_beginning, parse_head
+from laneway.frontends.rest.limits import RestLimits
+from laneway.frontends.rest.responses import CONTINUE, Framer
+
+_LINGER_TICKS = 3  # how long a refused client may go on sending before the connection is cut
+_TURNED_AWAY_COUNT = 64  # connections beyond the limit that are given this time; further ones are cut at once
+
+
+class Cancellable(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Application(Protocol):
+    def plan(self, head: Head) -> object:
+        """All that can be said about a head without its body; kept as head.plan as long as the head is remembered."""
+
+    def handle(self, exchange: Exchange) -> None:
+        """Begin to answer; exchange.answer is called now or later, once. Raises nothing."""
+
+    def end_wait(self, exchange: Exchange) -> None:
+        """Answer an exchange that is waiting for something (exchange.waiter is set) with what there is."""
+
+
+class Ticks:
+    """The time limits of a connection, counted in sweeps of the server: one timer for all connections."""
+
+    def __init__(self, limits: RestLimits, sweep_ms: int) -> None:
+        self.idle = -(-limits.idle_timeout_ms // sweep_ms)
+        self.receive = -(-limits.receive_timeout_ms // sweep_ms)
+        self.send = -(-limits.send_timeout_ms // sweep_ms)
+
+
+def _nothing() -> None:
+    pass
+
+
+class Shared:
+    """What all connections of one server have in common."""
+
+    def __init__(self, application: Application, limits: RestLimits, framer: Framer, ticks: Ticks) -> None:
+        self.application = application
+        self.limits = limits
+        self.framer = framer
+        self.ticks = ticks
+        self.heads = HeadCache()
+        self.connections: set[Connection] = set()
+        self.is_stopping = False
+        self.turned_away: set[Connection] = set()  # told that there are too many, and about to be cut
+        self.on_connection: Callable[[], None] = _nothing  # called when one came
+        self.on_empty: Callable[[], None] = _nothing  # called when the last one is gone
+
+
+class Exchange:
+    """One request and its answer; also its place in the order of answers."""
+
+    __slots__ = ("account", "body", "connection", "head", "is_last", "response", "waiter")
+
+    def __init__(self, connection: Connection, head: Head, body: bytes) -> None:
+        self.connection = connection
+        self.head = head
+        self.body = body
+        self.account: Any = None  # who is asking, once the application knows
+        self.waiter: Cancellable | None = None  # set while the answer waits for something that may never come
+        self.response: bytes | None = None
+        self.is_last = not head.keep_alive
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Nobody is there to read the answer."""
+        return self.connection.is_gone
+
+    def answer(self, status: int, body: bytes = b"", headers: bytes = b"") -> None:
+        connection = self.connection
+        if self.response is not None or connection.is_gone:
+            return
+        framer = connection.shared.framer
+        if self.head.is_plain and not headers and not connection.shared.is_stopping:
+            self.response = framer.no_content() if status == 204 else framer.json(status, body)
+        else:
+            self.is_last = self.is_last or connection.is_ending_with(self)
+            self.response = self._special(framer, status, body, headers)
+        connection.answered(self)
+
+    def refuse(self, error: LanewayError) -> None:
+        self.answer(status_of(error), encode_error(error), headers_of(error))
+
+    def _special(self, framer: Framer, status: int, body: bytes, headers: bytes) -> bytes:
+        word = b"close" if self.is_last else b"keep-alive" if self.head.version == "1.0" else b""
+        return framer.special(status, body, headers, connection=word, omit_body=self.head.method == "HEAD")
+
+
+class Connection(asyncio.Protocol):
+    def __init__(self, shared: Shared) -> None:
+        self.shared = shared
+        self.is_gone = False
+        self.from_loopback = False
+        self._transport: asyncio.Transport
+        self._limits = shared.limits
+        self._known_heads = shared.heads.known
+        self._slots: deque[Exchange] = deque()  # unanswered, or answered behind an unanswered one
+        # Receiving: a head that is not complete, or a body that is not, or data behind a request that must wait.
+        self._rest = b""
+        self._checked_bytes = 0  # of an incomplete head
+        self._head: Head | None = None
+        self._partial: bytearray | None = None  # the body so far, of known length
+        self._chunked: ChunkedBody | None = None
+        self._ticks = 0  # sweeps since the current phase began
+        self._is_receiving = False
+        self._must_continue = False  # 100 Continue is owed once the answers before it are out
+        # Holding back
+        self._held_by: Exchange | None = None
+        self._is_reading_paused = False
+        self._is_writing_paused = False
+        self._is_corked = False  # answers given while reading leave together at its end
+        self._is_flush_planned = False
+        # Ending
+        self._is_deaf = False  # nothing more is read: a request was refused in a way that leaves no next one
+        self._is_lingering = False
+
+    # --- asyncio's calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's only looks like one
+        shared = self.shared
+        peer = transport.get_extra_info("peername")
+        self.from_loopback = is_loopback(peer[0] if isinstance(peer, tuple) else "")
+        transport.set_write_buffer_limits(high=self._limits.unsent_bytes)
+        shared.on_connection()
+        if len(shared.connections) >= self._limits.connection_count or shared.is_stopping:
+            self._turn_away()
+        else:
+            shared.connections.add(self)
+
+    def _turn_away(self) -> None:
+        sentence = "the server is stopping"
+        if not self.shared.is_stopping:
+            sentence = f"there are {self._limits.connection_count} connections already: use fewer, and keep them open"
+        error = HttpError(503, "too_many_connections", sentence, headers=b"Retry-After: 1\r\n")
+        response = self.shared.framer.special(
+            503, encode_error(error), error.headers, connection=b"close", omit_body=False
+        )
+        self._is_deaf = True
+        self._transport.write(response)
+        if len(self.shared.turned_away) < _TURNED_AWAY_COUNT:
+            self.shared.turned_away.add(self)
+            self._linger()
+        else:
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_gone = True
+        shared = self.shared
+        shared.connections.discard(self)
+        shared.turned_away.discard(self)
+        for exchange in self._slots:
+            if exchange.waiter is not None:
+                exchange.waiter.cancel()
+                exchange.waiter = None
+        self._slots.clear()
+        self._rest = b""
+        self._head = self._partial = self._chunked = None
+        if not shared.connections:
+            shared.on_empty()
+
+    def eof_received(self) -> bool:
+        """The client sends no more. It may have gone or only have finished: what waits for an arrival waits for
+        nobody, and what is being done is still answered."""
+        self._is_deaf = True
+        self._rest = b""
+        self._head = None
+        if self._is_lingering:
+            return False
+        self._end_waits()
+        return bool(self._slots)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
+        if self._rest:
+            data = self._rest + data
+            self._rest = b""
+        self._read(data)
+
+    def pause_writing(self) -> None:
+        self._is_writing_paused = True
+        self._ticks = 0
+
+    def resume_writing(self) -> None:
+        self._is_writing_paused = False
+        self._ticks = 0
+        self._go_on()
+
+    # --- reading
+
+    def _read(self, data: bytes) -> None:
+        at, size = 0, len(data)
+        slots, known, most = self._slots, self._known_heads, self._limits.pipelined_count
+        self._is_corked = True
+        try:
+            while at < size and not self._is_deaf:
+                if self._head is not None:
+                    at = self._read_body(data, at)
+                    continue
+                if self._held_by is not None or len(slots) >= most or self._is_writing_paused:
+                    self._rest = data[at:]
+                    self._pause_reading()
+                    break
+                end = data.find(b"\r\n\r\n", at) + 4
+                if end < 4:
+                    self._keep_beginning(data[at:])
+                    break
+                raw = data[at:end]
+                head = known.get(raw)
+                if head is None:
+                    head = self._parse(raw)
+                    if head is None:
+                        at = end
+                        continue
+                at = end
+                stop = end + head.content_length
+                if stop > size or head.chunked or head.expects_continue:
+                    self._begin_body(head)
+                else:
+                    at = stop
+                    self._arrived(head, data[end:stop])
+        except HttpError as error:
+            self._refuse(error)
+        self._is_corked = False
+        if slots and slots[0].response is not None:
+            if self._rest:
+                self._plan_flush()  # there is more to read after it: not from here, or the calls would pile up
+            else:
+                self._flush()
+
+    def _parse(self, raw: bytes) -> Head | None:
+        head = parse_head(raw, self._limits)
+        if head is not None:
+            head.plan = self.shared.application.plan(head)
+            self.shared.heads.remember(raw, head)
+        return head
+
+    def _keep_beginning(self, beginning: bytes) -> None:
+        """The head is not all here. Say so at once if it never can be: by its first bytes, and again at each line."""
+        is_first = not self._is_receiving
+        if is_first:
+            self._is_receiving = True
+            self._ticks = 0
+            self._checked_bytes = 0
+        if is_first or b"\n" in beginning[self._checked_bytes :] or len(beginning) > self._limits.head_bytes:
+            self._checked_bytes = len(beginning)
+            if beginning.strip(b"\r\n"):
+                check_beginning(beginning, self._limits)
+        self._rest = beginning
+
+    def _begin_body(self, head: Head) -> None:
+        self._head = head
+        self._is_receiving = True
+        self._ticks = 0  # a body has its own time, whatever its head took
+        if head.chunked:
+            self._chunked = ChunkedBody(self._limits)
+        else:
+            self._partial = bytearray()
+        if head.expects_continue:
+            self._must_continue = True
+            self._flush()
+
+    def _read_body(self, data: bytes, at: int) -> int:
+        head = self._head
+        assert head is not None
+        if self._chunked is not None:
+            at = self._chunked.feed(data, at)
+            if self._chunked.is_complete:
+                self._finish_body(head, self._chunked.body)
+            return at
+        assert self._partial is not None
+        stop = at + head.content_length - len(self._partial)
+        self._partial += data[at:stop]
+        if stop <= len(data):
+            self._finish_body(head, bytes(self._partial))
+        return min(stop, len(data))
+
+    def _finish_body(self, head: Head, body: bytes) -> None:
+        self._head = self._partial = self._chunked = None
+        self._must_continue = False
+        self._arrived(head, body)
+
+    def _arrived(self, head: Head, body: bytes) -> None:
+        self._is_receiving = False
+        self._ticks = 0
+        exchange = Exchange(self, head, body)
+        self._slots.append(exchange)
+        if not head.keep_alive:
+            self._is_deaf = True
+        self.shared.application.handle(exchange)
+
+    def _refuse(self, error: HttpError) -> None:
+        """Answer what cannot be read as a request, after the answers before it; then there is no next request."""
+        self._is_deaf = True
+        self._rest = b""
+        self._is_receiving = False
+        self._head = self._partial = self._chunked = None
+        exchange = Exchange(self, _UNREADABLE, b"")
+        self._slots.append(exchange)
+        exchange.refuse(error)
+
+    # --- holding back, and going on
+
+    def hold(self, exchange: Exchange) -> None:
+        """Let the requests behind this one wait until it is answered: their effects must come after its own."""
+        self._held_by = exchange
+
+    def release(self, exchange: Exchange) -> None:
+        """Take back a hold before the answer is known."""
+        if self._held_by is exchange:
+            self._held_by = None
+            if self._is_reading_paused:
+                self._plan_flush()
+
+    def _pause_reading(self) -> None:
+        if not self._is_reading_paused:
+            self._is_reading_paused = True
+            self._transport.pause_reading()
+
+    def _go_on(self) -> None:
+        if not self._is_reading_paused or self._held_by is not None or self._is_writing_paused:
+            return
+        if len(self._slots) >= self._limits.pipelined_count or self.is_gone or self._transport.is_closing():
+            return
+        rest, self._rest = self._rest, b""
+        self._is_reading_paused = False
+        if rest:
+            self._read(rest)
+        if not self._is_reading_paused and not self.is_gone and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    # --- answering
+
+    def answered(self, exchange: Exchange) -> None:
+        if self._held_by is exchange:
+            self._held_by = None
+        if self._is_corked or self._is_flush_planned:
+            return
+        if len(self._slots) == 1:
+            self._flush()
+        elif self._slots[0] is exchange or self._is_reading_paused:
+            self._plan_flush()  # its neighbours are probably answered in the same turn of the loop
+
+    def _plan_flush(self) -> None:
+        if not self._is_flush_planned:
+            self._is_flush_planned = True
+            asyncio.get_running_loop().call_soon(self._planned_flush)
+
+    def _planned_flush(self) -> None:
+        self._is_flush_planned = False
+        self._flush()
+
+    def _flush(self) -> None:
+        if self.is_gone:
+            return
+        slots = self._slots
+        ready: list[bytes] = []
+        last: Exchange | None = None
+        while slots and last is None:
+            response = slots[0].response
+            if response is None:
+                break
+            exchange = slots.popleft()
+            ready.append(response)
+            if exchange.is_last:
+                last = exchange
+        if ready:
+            self._transport.write(ready[0] if len(ready) == 1 else b"".join(ready))
+        if last is not None:
+            self._end(last)
+        elif not slots and self._is_deaf:
+            self._transport.close()
+        elif self._must_continue and not slots:
+            self._must_continue = False
+            self._transport.write(CONTINUE)
+        if self._is_reading_paused:
+            self._go_on()
+
+    # --- ending
+
+    def _end(self, last: Exchange) -> None:
+        """Close after the last answer. A client that is still sending would have its answer torn away by a plain
+        close, so it is listened to, deaf, for a little longer."""
+        self._slots.clear()
+        self._is_deaf = True
+        if last.head is _UNREADABLE:
+            self._linger()
+        else:
+            self._transport.close()
+
+    def _linger(self) -> None:
+        if not self._transport.can_write_eof():
+            self._transport.close()
+            return
+        self._transport.write_eof()
+        self._is_lingering = True
+        self._ticks = 0
+        if self._is_reading_paused:
+            self._is_reading_paused = False
+            self._transport.resume_reading()
+
+    def _end_waits(self) -> None:
+        for exchange in list(self._slots):
+            if exchange.waiter is not None:
+                self.shared.application.end_wait(exchange)
+
+    def is_ending_with(self, exchange: Exchange) -> bool:
+        """The server stops and this is the last request that came: no other is read after it."""
+        if not self.shared.is_stopping or self._slots[-1] is not exchange or self._is_receiving or self._rest:
+            return False
+        self._is_deaf = True
+        return True
+
+    def stop(self) -> None:
+        """The server stops: end what waits for arrivals, close if there is nothing to answer, else after the last."""
+        self._end_waits()
+        if not self._slots and not self._is_receiving:
+            self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def sweep(self) -> None:
+        """Called for every connection at every tick."""
+        self._ticks += 1
+        ticks = self.shared.ticks
+        if self._is_lingering:
+            if self._ticks > _LINGER_TICKS:
+                self._transport.abort()
+        elif self._is_writing_paused:
+            if self._ticks > ticks.send:
+                self._transport.abort()
+        elif self._is_receiving:
+            if self._ticks > ticks.receive:
+                self._refuse_slow()
+        elif self._slots:
+            self._ticks = 0
+        elif self._ticks > ticks.idle:
+            self._transport.close()
+
+    def _refuse_slow(self) -> None:
+        part = "body" if self._head is not None else "head"
+        limit_ms = self._limits.receive_timeout_ms
+        self._refuse(
+            HttpError(
+                408,
+                "request_timeout",
+                f"the {part} of this request was not complete after {limit_ms / 1000:g} seconds",
+                closes=True,
+            )
+        )
+
+
+_UNREADABLE = Head("", b"", "1.1", False)
+
+
+def is_loopback(address: str) -> bool:
+    """127.0.0.0/8, ::1, and the former written as the latter's kind."""
+    address = address.removeprefix("::ffff:")
+    return address.startswith("127.") or address == "::1"

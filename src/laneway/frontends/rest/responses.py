@@ -1,0 +1,56 @@
+"""Responses as bytes. The lines before the length are the same for a whole second, so they are made once a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from email.utils import formatdate
+from http import HTTPStatus
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+JSON = b"application/json"
+
+
+class Framer:
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now  # seconds since 1970
+        self._second = -1
+        self._date = b""
+        self._json: dict[int, bytes] = {}  # status -> everything up to the length, for JSON
+        self._empty = b""
+
+    def json(self, status: int, body: bytes) -> bytes:
+        """The usual answer: JSON, on a connection that stays open."""
+        if int(self._now()) != self._second:
+            self._new_second()
+        start = self._json.get(status)
+        if start is None:
+            start = self._json[status] = self._start(status) + b"Content-Type: application/json\r\nContent-Length: "
+        return b"%b%d\r\n\r\n%b" % (start, len(body), body)
+
+    def no_content(self) -> bytes:
+        if int(self._now()) != self._second:
+            self._new_second()
+        if not self._empty:
+            self._empty = self._start(204) + b"\r\n"
+        return self._empty
+
+    def special(self, status: int, body: bytes, headers: bytes, *, connection: bytes, omit_body: bool) -> bytes:
+        """Any answer: with further header lines, a word about the connection, or without its body (to HEAD)."""
+        if int(self._now()) != self._second:
+            self._new_second()
+        if connection:
+            headers += b"Connection: %b\r\n" % connection
+        if status == 204:
+            return self._start(status) + headers + b"\r\n"
+        start = self._start(status) + b"Content-Type: application/json\r\n" + headers
+        return b"%bContent-Length: %d\r\n\r\n%b" % (start, len(body), b"" if omit_body else body)
+
+    def _start(self, status: int) -> bytes:
+        return b"HTTP/1.1 %d %b\r\nDate: %b\r\n" % (status, HTTPStatus(status).phrase.encode(), self._date)
+
+    def _new_second(self) -> None:
+        now = self._now()
+        self._second = int(now)
+        self._date = formatdate(now, usegmt=True).encode()
+        self._json.clear()
+        self._empty = b""

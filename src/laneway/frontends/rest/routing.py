@@ -1,0 +1,186 @@
+"""Paths to handlers. A route says everything about its endpoint once: the router, the reader of requests and the
+OpenAPI document all take it from there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+import msgspec
+
+from laneway.errors import InvalidInput
+from laneway.frontends.rest.errors import HttpError, invalid_json
+from laneway.frontends.rest.protocol import Exchange
+
+DEFAULT_VHOST = "/"
+
+_REMEMBERED_TARGETS = 16_384
+_MAX_OPTIONS = 64  # in one query string
+_BAD_PERCENT = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """The answer of a handler that is awaited."""
+
+    status: int
+    body: bytes = b""
+    headers: bytes = b""
+
+
+FastHandler = Callable[[Exchange], None]
+SlowHandler = Callable[[Exchange], Awaitable[Reply]]
+
+
+class Each(msgspec.Struct, frozen=True):
+    """A list of which each entry is one of these types, for the OpenAPI document."""
+
+    kinds: tuple[Any, ...]
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """One method on one path. `fast` handlers answer through callbacks, the others are awaited in a task."""
+
+    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
+    pattern: str  # "{Q}" stands for /queues/{queue} and for /vhosts/{vhost}/queues/{queue}
+    name: str
+    summary: str
+    fast: FastHandler | None = None
+    slow: SlowHandler | None = None
+    public: bool = False  # no account is needed
+    request: Any = None  # type of the body
+    body_optional: bool = False
+    takes_bytes: bool = False  # a body that is not JSON is fine
+    options: type[msgspec.Struct] | None = None  # of the query string
+    answers: dict[int, Any] = {}  # status -> type or Each, None: no body
+    refusals: tuple[int, ...] = ()  # statuses of errors, beside those that every route has
+
+    def paths(self) -> list[str]:
+        """The pattern in full, once for each form of a queue's path."""
+        if self.pattern.startswith("{Q}"):
+            rest = self.pattern[3:]
+            return [f"/queues/{{queue}}{rest}", f"/vhosts/{{vhost}}/queues/{{queue}}{rest}"]
+        if self.pattern.startswith("{QS}"):
+            return ["/queues", "/vhosts/{vhost}/queues"]
+        return [self.pattern]
+
+
+class Match(msgspec.Struct, frozen=True):
+    """What a method and a target lead to: a route with the names from its path, or why there is none."""
+
+    route: Route | None
+    vhost: str = DEFAULT_VHOST
+    queue: str = ""
+    item: str = ""  # the path's own thing: a message id, a task id, the name of an account
+    part: str = ""  # the id of a key of that account
+    query: bytes = b""
+    refusal: HttpError | None = None
+    queue_json: str = '""'
+
+
+class Router:
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self.routes = tuple(routes)
+        self._by_length: dict[int, list[tuple[list[str], Route]]] = {}
+        self._matches: dict[tuple[str, bytes], Match] = {}
+        for route in routes:
+            for path in route.paths():
+                segments = path.split("/")[1:]
+                self._by_length.setdefault(len(segments), []).append((segments, route))
+
+    def match(self, method: str, target: bytes) -> Match:
+        found = self._matches.get((method, target))
+        if found is None:
+            if len(self._matches) >= _REMEMBERED_TARGETS:
+                self._matches.clear()
+            try:
+                found = self._find(method, target)
+            except HttpError as refusal:
+                found = Match(None, refusal=refusal)
+            self._matches[method, target] = found
+        return found
+
+    def _find(self, method: str, target: bytes) -> Match:
+        path, _, query = _origin_form(target).partition(b"?")
+        segments = [_decode_segment(raw) for raw in path.split(b"/")[1:]]
+        allowed: dict[str, tuple[list[str], Route]] = {}
+        for pattern, route in self._by_length.get(len(segments), ()):
+            if all(p == s or p[:1] == "{" for p, s in zip(pattern, segments, strict=True)):
+                allowed.setdefault(route.method, (pattern, route))
+        if not allowed:
+            raise HttpError(404, "path_not_found", f"there is nothing at {path.decode()}: see /openapi.json")
+        chosen = allowed.get("GET" if method == "HEAD" else method)
+        if chosen is None:
+            raise _wrong_method(method, allowed)
+        pattern, route = chosen
+        names = {p: s for p, s in zip(pattern, segments, strict=True) if p[:1] == "{"}
+        return _match_of(route, names, query)
+
+
+def _match_of(route: Route, names: dict[str, str], query: bytes) -> Match:
+    for part, name in names.items():
+        if not name:
+            raise HttpError(404, "path_not_found", f"the path has nothing where {part} belongs")
+    queue = names.get("{queue}", "")
+    return Match(
+        route,
+        vhost=names.get("{vhost}", DEFAULT_VHOST),
+        queue=queue,
+        item=names.get("{message_id}") or names.get("{task_id}") or names.get("{name}") or "",
+        part=names.get("{key_id}", ""),
+        query=query,
+        queue_json=msgspec.json.encode(queue).decode(),
+    )
+
+
+def _origin_form(target: bytes) -> bytes:
+    """/path?query, also of the form with a scheme and host that proxies send."""
+    if target.startswith(b"/"):
+        return target.partition(b"#")[0]
+    found = re.match(rb"https?://[^/?#]*([^#]*)", target, re.IGNORECASE)
+    if found is None:
+        raise HttpError(400, "malformed_target", f"the target of a request is a path: {target[:80]!r}")
+    rest = found[1]
+    return rest if rest.startswith(b"/") else b"/" + rest
+
+
+def _decode_segment(raw: bytes) -> str:
+    if _BAD_PERCENT.search(raw):
+        raise HttpError(400, "malformed_target", f"a % in a path is followed by two hexadecimal digits: {raw[:80]!r}")
+    try:
+        return unquote_to_bytes(raw).decode()
+    except UnicodeDecodeError:
+        raise HttpError(400, "malformed_target", f"the path is not valid UTF-8: {raw[:80]!r}") from None
+
+
+def _wrong_method(method: str, allowed: dict[str, Any]) -> HttpError:
+    methods = sorted({*allowed, *(["HEAD"] if "GET" in allowed else [])})
+    return HttpError(
+        405,
+        "method_not_allowed",
+        f"{method} is not possible here; possible are {', '.join(methods)}",
+        headers=b"Allow: %b\r\n" % ", ".join(methods).encode(),
+    )
+
+
+def convert_query(query: bytes, kind: type[Any]) -> Any:
+    """The query string as a struct; all its values come as text."""
+    given: dict[str, str] = {}
+    if query:
+        try:
+            pairs = parse_qsl(
+                query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=_MAX_OPTIONS
+            )
+        except UnicodeDecodeError:
+            raise InvalidInput("the query string is not valid UTF-8") from None
+        except ValueError:
+            raise InvalidInput(f"the query string has more than {_MAX_OPTIONS} parts") from None
+        for name, value in pairs:
+            if name in given:
+                raise InvalidInput(f"{name[:80]} comes twice in the query string", field=name[:80])
+            given[name] = value
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid_json(error) from None
