@@ -262,18 +262,23 @@ class Writer:
 
     # --- the frequent ones, as text and bytes
 
-    def receipt(self, receipt: Receipt, queue_json: str) -> str:
-        """queue_json is the queue's name as JSON; the ids need no escaping."""
-        enqueued_at = self._text(receipt.enqueued_at_ms)
-        if receipt.visible_at_ms == receipt.enqueued_at_ms:
-            visible_at = enqueued_at
-        else:
-            visible_at = self._text(receipt.visible_at_ms)
-        return (
-            f'{{"message_id":"{receipt.message_id}","queue_name":{queue_json},"priority":{receipt.priority},'
-            f'"enqueued_at":"{enqueued_at}","visible_at":"{visible_at}"'
-            f"{_DUPLICATE if receipt.duplicate else '}'}"
-        )
+    def receipts(self, results: Sequence[Receipt | LanewayError], queue_json: str) -> list[str]:
+        """What each message of a publish came to. queue_json is the queue's name as JSON; ids need no escaping."""
+        texts: list[str] = []
+        last_ms, enqueued_at = -1, ""
+        for r in results:
+            if isinstance(r, LanewayError):
+                texts.append(encode_error(r).decode())
+                continue
+            if r.enqueued_at_ms != last_ms:
+                last_ms = r.enqueued_at_ms
+                enqueued_at = self._text(last_ms)
+            visible_at = enqueued_at if r.visible_at_ms == last_ms else self._text(r.visible_at_ms)
+            texts.append(
+                f'{{"message_id":"{r.message_id}","queue_name":{queue_json},"priority":{r.priority},'
+                f'"enqueued_at":"{enqueued_at}","visible_at":"{visible_at}"{_DUPLICATE if r.duplicate else "}"}'
+            )
+        return texts
 
     def deliveries(self, deliveries: Sequence[Delivery]) -> bytes:
         text = self._text

@@ -7,9 +7,9 @@ Nothing here awaits. A handler checks, calls the broker, and returns; the broker
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from laneway.access import Access
 from laneway.broker.broker import Broker
@@ -89,7 +89,7 @@ class HotPaths:
         decoded = decode_publish(exchange.body) if plan.is_json else self._draft_of_bytes(exchange, plan)
         key = exchange.head.idempotency_key
         idempotency = None if key is None else _idempotency(exchange, key)
-        if isinstance(decoded, list):
+        if not isinstance(decoded, Draft):
             self._publish_many(exchange, plan, decoded, idempotency)
         else:
             self._broker.publish(vhost, queue, (decoded,), partial(self._published, exchange), idempotency=idempotency)
@@ -99,7 +99,7 @@ class HotPaths:
         if isinstance(result, LanewayError):
             exchange.refuse(result)
             return
-        body = self._writer.receipt(result, exchange.head.plan.queue_json).encode()
+        body = self._writer.receipts(results, exchange.head.plan.queue_json)[0].encode()
         is_replay = result.duplicate and exchange.head.idempotency_key is not None
         exchange.answer(201, body, _REPLAYED if is_replay else b"")
 
@@ -107,12 +107,12 @@ class HotPaths:
         self,
         exchange: Exchange,
         plan: Plan,
-        entries: list[Draft | InvalidInput],
+        entries: Sequence[Draft | InvalidInput],
         idempotency: tuple[str, bytes] | None,
     ) -> None:
         self._check_count(len(entries))
-        drafts = [entry for entry in entries if type(entry) is Draft]
         wrong = [(at, entry) for at, entry in enumerate(entries) if isinstance(entry, InvalidInput)]
+        drafts = cast(Sequence[Draft], entries) if not wrong else [e for e in entries if isinstance(e, Draft)]
         done = partial(self._published_many, exchange, wrong)
         if drafts:
             self._broker.publish(plan.vhost, plan.queue, drafts, done, idempotency=idempotency)
@@ -122,20 +122,10 @@ class HotPaths:
     def _published_many(
         self, exchange: Exchange, wrong: list[tuple[int, InvalidInput]], results: list[Receipt | LanewayError]
     ) -> None:
-        queue_json = exchange.head.plan.queue_json
-        receipt = self._writer.receipt
-        all_well = not wrong
+        texts = self._writer.receipts(results, exchange.head.plan.queue_json)
+        all_well = not wrong and not any(map(_is_error, results))
         has_key = exchange.head.idempotency_key is not None
-        is_replay = has_key and bool(results)
-        texts: list[str] = []
-        for result in results:
-            if isinstance(result, Receipt):
-                texts.append(receipt(result, queue_json))
-                if is_replay and not result.duplicate:
-                    is_replay = False
-            else:
-                texts.append(encode_error(result).decode())
-                all_well = False
+        is_replay = has_key and bool(results) and all(isinstance(r, Receipt) and r.duplicate for r in results)
         for at, error in wrong:
             texts.insert(at, encode_error(error).decode())
         body = f"[{','.join(texts)}]".encode()
@@ -326,6 +316,10 @@ class HotPaths:
         most = self._limits.batch_count
         if not 1 <= count <= most:
             raise InvalidInput(f"a batch has 1 to {most} entries, this one has {count}", limit=most)
+
+
+def _is_error(result: object) -> bool:
+    return isinstance(result, LanewayError)
 
 
 def _ignore(results: object) -> None:
