@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from laneway.broker import peeking
-from laneway.broker.committer import Committer
+from laneway.broker.committer import Committer, NewWriter, WriterThread
 from laneway.broker.engine import Engine, Recovery
 from laneway.broker.tasks import Redrives
 from laneway.broker.upkeep import Upkeep
@@ -102,6 +102,7 @@ class Broker:
         limits: BrokerLimits | None = None,
         on_failed: Callable[[BaseException], None] | None = None,
         sync_interval_ms: int | None = None,
+        new_writer: NewWriter = WriterThread,
     ) -> None:
         self.engine = engine
         self.limits = limits or BrokerLimits()
@@ -109,6 +110,7 @@ class Broker:
         self._last_ms = 0
         self._on_failed = on_failed or (lambda _: None)
         self._sync_interval_ms = sync_interval_ms
+        self._new_writer = new_writer
         self._phase = "starting"
         self._waiters: dict[int, deque[Waiter]] = {}
         self._names: list[tuple[str, str]] = []
@@ -131,6 +133,7 @@ class Broker:
             on_durable=self.upkeep.durable,
             on_failed=self._fail,
             idle_sync_s=None if self._sync_interval_ms is None else self._sync_interval_ms / 1000,
+            new_writer=self._new_writer,
         )
         self.upkeep.start(recovery.event_count, self.committer.touch)
         await self.committer.durable()

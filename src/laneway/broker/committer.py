@@ -1,7 +1,7 @@
 """Group commit: while one commit is being written and synced, the next one gathers. Every confirm leaves through here.
 
 Nothing waits for a timer: batching emerges from load, and a lone message pays one sync. The blocking work happens in
-one writer thread; everything else of this module runs on the loop.
+one writer thread; everything else of this module runs on the loop. The crash simulator stands in a writer of its own.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import logging
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 from laneway.broker.engine import Engine
 from laneway.errors import DiskFull, LanewayError
-from laneway.journal.interface import Commit
+from laneway.journal.interface import Commit, Journal
 
 log = logging.getLogger("laneway.broker")
 
@@ -23,6 +23,52 @@ MAX_COMMIT_BYTES = 8 * 1024 * 1024
 DISK_FULL_RETRY_S = 0.25
 
 Done = Callable[[Any], None]
+OnWritten = Callable[[Commit, BaseException | None], None]
+
+
+class Writer(Protocol):
+    """Who makes commits durable, one after the other, and reports each on the loop."""
+
+    def put(self, commit: Commit) -> None: ...
+
+    async def close(self) -> None:
+        """Return when all that was put has been dealt with."""
+
+
+class WriterThread:
+    def __init__(self, journal: Journal, loop: asyncio.AbstractEventLoop, on_written: OnWritten) -> None:
+        self._journal = journal
+        self._loop = loop
+        self._on_written = on_written
+        self._work: SimpleQueue[Commit | None] = SimpleQueue()
+        self.put = self._work.put
+        self._thread = threading.Thread(target=self._write_forever, name="laneway-writer", daemon=True)
+        self._thread.start()
+
+    def _write_forever(self) -> None:
+        while (commit := self._work.get()) is not None:
+            error = write_or_mark(self._journal, commit)
+            if commit.position or error is not None:
+                self._loop.call_soon_threadsafe(self._on_written, commit, error)
+
+    async def close(self) -> None:
+        self._work.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+
+def write_or_mark(journal: Journal, commit: Commit) -> BaseException | None:
+    """What went wrong, if anything did: it is handed to the loop, which decides."""
+    try:
+        if commit.position:
+            journal.write(commit)
+        else:
+            journal.mark()
+    except BaseException as trouble:
+        return trouble
+    return None
+
+
+NewWriter = Callable[[Journal, asyncio.AbstractEventLoop, OnWritten], Writer]
 
 
 class Committer:
@@ -35,6 +81,7 @@ class Committer:
         on_durable: Callable[[Commit], None],
         on_failed: Callable[[BaseException], None],
         idle_sync_s: float | None = None,
+        new_writer: NewWriter = WriterThread,
     ) -> None:
         self._journal = engine.journal
         self._table = engine.state.table
@@ -52,9 +99,7 @@ class Committer:
         self.durable_next_seq = engine.state.table.next_seq  # messages below this number are durable
         self.stuck = False  # the disk is so full that not even acks can be written
         self.failed: BaseException | None = None
-        self._work: SimpleQueue[Commit | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._write_forever, name="laneway-writer", daemon=True)
-        self._thread.start()
+        self._writer = new_writer(engine.journal, loop, self._written)
 
     def when_durable(self, done: Done, result: Any) -> None:
         """Call done(result) once everything staged so far is durable."""
@@ -82,23 +127,10 @@ class Committer:
         self._writing_next_seq = self._table_next_seq()
         self._told, self._waiting = self._waiting, []
         self._on_sealed(commit)
-        self._work.put(commit)
+        self._writer.put(commit)
 
     def _table_next_seq(self) -> int:
         return self._table.next_seq
-
-    def _write_forever(self) -> None:
-        while (commit := self._work.get()) is not None:
-            error: BaseException | None = None
-            try:
-                if commit.position:
-                    self._journal.write(commit)
-                else:
-                    self._journal.mark()
-            except BaseException as trouble:  # it is handed to the loop, which decides
-                error = trouble
-            if commit.position or error is not None:
-                self._loop.call_soon_threadsafe(self._written, commit, error)
 
     def _written(self, commit: Commit, error: BaseException | None) -> None:
         if error is not None:
@@ -112,7 +144,7 @@ class Committer:
         if self._waiting or self._journal.staged_bytes():
             self._flush()  # before telling: the writer works while callers are answered
         else:
-            self._work.put(_MARK)
+            self._writer.put(_MARK)
             self._sync_later()
         self._tell(told)
 
@@ -121,7 +153,7 @@ class Committer:
             if not self.stuck:
                 log.error("the disk is full: nothing can be written, not even acks: %s", error)
             self.stuck = True
-            self._loop.call_later(DISK_FULL_RETRY_S, self._work.put, commit)
+            self._loop.call_later(DISK_FULL_RETRY_S, self._writer.put, commit)
             return
         if isinstance(error, DiskFull):
             return  # a mark is a convenience
@@ -136,7 +168,7 @@ class Committer:
     def _idle_sync(self) -> None:
         self._idle_timer = None
         if self._writing is None:
-            self._work.put(_MARK)
+            self._writer.put(_MARK)
 
     @staticmethod
     def _tell(told: list[tuple[Done, Any]]) -> None:
@@ -160,13 +192,12 @@ class Committer:
         await future
 
     async def close(self) -> None:
-        """Write what is staged and end the thread."""
+        """Write what is staged and end the writer."""
         if self.failed is None and not self.stuck:
             await self.durable()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
-        self._work.put(None)
-        await asyncio.to_thread(self._thread.join)
+        await self._writer.close()
 
 
 _MARK = Commit(0, 0, 0, None)
