@@ -90,6 +90,14 @@ def test_every_command_helps(name: str, command: click.Command) -> None:
             assert option.help, f"{option.name} of laneway {name} has no help"
 
 
+@pytest.mark.parametrize(
+    ("name", "command"), list(all_commands()), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_no_two_options_of_a_command_share_a_name(name: str, command: click.Command) -> None:
+    names = [parameter.name for parameter in command.params]
+    assert len(names) == len(set(names)), names
+
+
 def test_the_one_line_helps_are_those_of_the_commands() -> None:
     context = click.Context(cli)
     for name, (_, help) in COMMANDS.items():

@@ -27,9 +27,7 @@ def takes_permissions(command: F) -> F:
         click.option("--read", multiple=True, metavar="PATTERN", help="May receive, settle and peek at these queues."),
         click.option("--write", multiple=True, metavar="PATTERN", help="May publish to these queues."),
         click.option("--configure", multiple=True, metavar="PATTERN", help="May create, change, purge, redrive these."),
-        click.option(
-            "--in-vhost", "vhost", default="*", metavar="PATTERN", help="… in these virtual hosts.  [default: *]"
-        ),
+        click.option("--in-vhost", default="*", metavar="PATTERN", help="… in these virtual hosts.  [default: *]"),
         click.option("--permissions", "document", metavar="JSON", help="All permissions, as the API takes them."),
     )
     for option in reversed(options):
@@ -53,7 +51,7 @@ def _permissions(options: dict[str, Any]) -> list[dict[str, Any]] | None:
         return permissions
     if not patterns:
         return None
-    vhost = options["vhost"]
+    vhost = options["in_vhost"]
     return [
         {"queue": pattern, "vhost": vhost, **{need: True for need in NEEDS if pattern in options[need]}}
         for pattern in patterns

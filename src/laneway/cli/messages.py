@@ -39,7 +39,7 @@ STATES = ("ready", "leased", "delayed", "dead")
 @click.option("--content-type", metavar="TYPE", help="What the body is.")
 @click.option("--correlation-id", metavar="TEXT", help="Handed on to whoever receives it.")
 @click.option("--group", metavar="TEXT", help="Messages of one group are delivered in order, one batch at a time.")
-@click.option("--message-key", "key", metavar="TEXT", help="The key of what the message is about.")
+@click.option("--message-key", metavar="TEXT", help="The key of what the message is about.")
 @click.option("--tenant", metavar="TEXT", help="Whose message it is.")
 @click.option(
     "--dedup-id", metavar="TEXT", help="A second message with this id, within the queue's window, is not added."
@@ -60,6 +60,7 @@ def send(session: Session, queue: str, body: str | None, lines: bool, content_ty
     are no UTF-8 are published as they are. --content-type overrules all of that. Attributes that look like numbers or
     true/false are sent as such; put double quotes around a value to keep it text.
     """
+    options["key"] = options.pop("message_key")
     options["attributes"] = {name: attribute_value(text) for name, text in options["attributes"]} or None
     if lines:
         if body not in (None, "-"):

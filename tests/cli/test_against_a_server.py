@@ -1,0 +1,486 @@
+"""The commands against a real server: what they do there, and what they print."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from laneway.cli import cli
+
+from .conftest import Server, StartServer
+
+Run = Callable[..., Result]
+
+
+def runner(url: str) -> Run:
+    def run(*arguments: str, stdin: str | bytes | None = None, code: int = 0, **env: str) -> Result:
+        clean = dict.fromkeys(("LANEWAY_KEY", "LANEWAY_USER", "LANEWAY_PASSWORD", "LANEWAY_VHOST"))
+        done = CliRunner().invoke(
+            cli, arguments, input=stdin, env={**clean, "LANEWAY_URL": url, **env}, prog_name="laneway"
+        )
+        assert done.exit_code == code, f"{arguments} ended with {done.exit_code}: {done.output}\n{done.exception!r}"
+        return done
+
+    return run
+
+
+@pytest.fixture
+def run(server: Server) -> Run:
+    return runner(server.url)
+
+
+@pytest.fixture
+def queue(run: Run, request: pytest.FixtureRequest) -> str:
+    name = re.sub(r"\W+", "-", request.node.name)
+    run("queue", "create", name)
+    return name
+
+
+def json_lines(done: Result) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+# --- queues
+
+
+def test_a_queue_from_creation_to_deletion(run: Run) -> None:
+    assert (
+        run("queue", "create", "life", "--lease", "2m", "--max-bytes", "1MiB", "--ttl", "1d").stdout == "life created\n"
+    )
+    made = json.loads(run("queue", "describe", "life", "--json").stdout)
+    assert (made["visibility_timeout"], made["max_bytes"], made["message_ttl_seconds"]) == (120, 1 << 20, 86_400)
+    assert "already" in run("queue", "create", "life", code=1).stderr
+    assert run("queue", "create", "life", "--exist-ok", "--lease", "1s").stdout == "life exists already\n"
+    assert (
+        run("queue", "change", "life", "--max-bytes", "none", "--dead-letter-queue", "none").stdout == "life changed\n"
+    )
+    described = run("queue", "describe", "life").stdout
+    assert re.search(r"^visibility_timeout +2m *$", described, re.MULTILINE)
+    assert re.search(r"^max_bytes +none *$", described, re.MULTILINE)
+    assert "life" in run("queue", "list", "--prefix", "lif").stdout
+    assert run("queue", "delete", "life", stdin="y\n").stdout == "deleted life\n"
+    assert run("queue", "list", "--prefix", "lif").stdout == ""
+    gone = run("queue", "describe", "life", code=1)
+    assert gone.stderr.count("\n") == 1 and "`laneway queue create` makes one" in gone.stderr
+
+
+def test_listing_stops_at_the_limit_and_says_so(run: Run) -> None:
+    for n in range(3):
+        run("queue", "create", f"many-{n}")
+    listed = run("queue", "list", "--prefix", "many-", "--limit", "2", "--json")
+    assert [one["queue_name"] for one in json_lines(listed)] == ["many-0", "many-1"]
+    assert "more than 2" in listed.stderr
+    assert run("queue", "list", "--prefix", "many-", "--limit", "3").stderr == ""
+
+
+def test_a_setting_out_of_range_is_refused_in_wire_words(run: Run) -> None:
+    refused = run("queue", "create", "wrong", "--lease", "13h", "--json", code=1)
+    error = json.loads(refused.stderr)["error"]
+    assert (error["code"], error["field"]) == ("invalid_input", "visibility_timeout")
+
+
+def test_another_virtual_host_is_another_place(run: Run) -> None:
+    run("queue", "create", "here", "--vhost", "elsewhere")
+    assert run("queue", "describe", "here", code=1).stderr.startswith("laneway: ")
+    assert json.loads(run("--vhost", "elsewhere", "queue", "describe", "here", "--json").stdout)["vhost"] == "elsewhere"
+
+
+def test_a_queue_that_is_not_empty_is_not_deleted_if_that_was_asked(run: Run, queue: str) -> None:
+    run("send", queue, "1")
+    run("queue", "delete", queue, "--if-empty", code=1)
+    run("queue", "delete", queue, "--yes")
+
+
+# --- messages
+
+
+def test_sending_and_receiving_with_all_options(run: Run, queue: str) -> None:
+    sent = run(
+        "send", queue, '{"id": 1}', "-p", "8", "-a", "region=eu", "-a", "size=3", "-a", 'zip="04109"',
+        "--correlation-id", "c", "--group", "g", "--message-key", "k", "--tenant", "t", "--dedup-id", "d",
+        "--ttl", "1h",
+    ).stdout.strip()  # fmt: skip
+    [message] = json_lines(run("receive", queue, "--lease", "5m", "--consumer", "me", "--json"))
+    assert message["message_id"] == sent
+    assert message["payload"] == {"id": 1}
+    assert message["attributes"] == {"region": "eu", "size": 3, "zip": "04109"}
+    assert [message[name] for name in ("priority", "correlation_id", "group", "key", "tenant", "dedup_id")] == [
+        8, "c", "g", "k", "t", "d",
+    ]  # fmt: skip
+    [leased] = json_lines(run("peek", queue, "--state", "leased", "--json"))
+    assert leased["consumer_id"] == "me"
+
+
+@pytest.mark.parametrize(
+    ("body", "flags", "payload", "content_type"),
+    [
+        (b'{"a": 1}\n', (), {"a": 1}, None),
+        (b"hello there", (), "hello there", "text/plain"),
+        (b"5", ("--content-type", "text/plain"), "5", "text/plain"),
+        (b"[1]", ("--content-type", "application/json"), [1], None),
+        (b"\xff\x00", (), "/wA=", "application/octet-stream"),
+        (b"\x89PNG", ("--content-type", "image/png"), "iVBORw==", "image/png"),
+    ],
+)
+def test_a_body_from_stdin_is_taken_for_what_it_is(
+    run: Run, queue: str, body: bytes, flags: tuple[str, ...], payload: object, content_type: str | None
+) -> None:
+    run("send", queue, "-", *flags, stdin=body)
+    [message] = json_lines(run("receive", queue, "--json", "--ack"))
+    assert message.get("payload", message.get("payload_base64")) == payload
+    assert message.get("content_type") == content_type
+
+
+def test_a_body_that_is_not_the_json_it_claims_to_be_is_refused(run: Run, queue: str) -> None:
+    assert "not JSON" in run("send", queue, "{", "--content-type", "application/json", code=1).stderr
+
+
+def test_lines_become_messages_in_order(run: Run, queue: str) -> None:
+    lines = "".join(f'{{"n":{n}}}\n' for n in range(2500)) + "\n"
+    assert run("send", queue, "--lines", stdin=lines).stdout == "published 2500 messages\n"
+    received: list[Any] = []
+    for _ in range(3):
+        received += [
+            message["payload"]["n"] for message in json_lines(run("receive", queue, "--max", "1000", "--ack", "--json"))
+        ]
+    assert received == list(range(2500))
+    assert "no message" in run("receive", queue).stderr
+
+
+def test_lines_that_are_refused_are_named_and_the_others_are_sent(run: Run) -> None:
+    run("queue", "create", "narrow", "--max-message-bytes", "16")
+    refused = run("send", "narrow", "--lines", stdin="1\n" + "x" * 100 + "\n3\n", code=1)
+    assert "published 2 messages" in refused.stdout
+    assert "1 of 3 messages were refused" in refused.stderr
+
+
+def test_messages_are_shown_for_people(run: Run, queue: str) -> None:
+    run("send", queue, "ring\x07 the bell", "-a", "region=eu", "-p", "3")
+    shown = run("receive", queue).stdout
+    assert "priority 3" in shown and "region=eu" in shown and "receipt " in shown
+    assert "ring\\x07 the bell" in shown
+    run("send", queue, '{"a":1}')
+    assert run("receive", queue, "--bodies", "--ack").stdout == '{"a":1}\n'
+
+
+def test_received_messages_are_settled_by_their_receipts(run: Run, queue: str) -> None:
+    run("send", queue, "--lines", stdin="\n".join(map(str, range(5))))
+    received = run("receive", queue, "--max", "5", "--json").stdout
+    receipts = [json.loads(line)["receipt_handle"] for line in received.splitlines()]
+    assert run("ack", queue, receipts[0]).stdout == "acked 1 message\n"
+    assert run("release", queue, receipts[1], "--delay", "5m").stdout == "released 1 message\n"
+    assert run("reject", queue, receipts[2], "--reason", "no customer").stdout == "rejected 1 message\n"
+    assert run("extend", queue, receipts[3], "--lease", "10m").stdout == "extended 1 message\n"
+    late = run("ack", queue, "-", stdin=received, code=1)
+    assert "acked 2 messages" in late.stdout
+    assert "3 of 5 messages could not be acked" in late.stderr
+    [dead] = json_lines(run("peek", queue, "--state", "dead", "--json"))
+    assert dead["dead_letter"]["detail"] == "no customer"
+
+
+def test_receipts_come_from_stdin_plain_or_as_json(run: Run, queue: str) -> None:
+    run("send", queue, "--lines", stdin="1\n2\n")
+    lines = run("receive", queue, "--max", "2", "--json").stdout.splitlines()
+    plain = json.loads(lines[0])["receipt_handle"]
+    assert run("ack", queue, "-", stdin=f"{plain}\n\n{lines[1]}\n").stdout == "acked 2 messages\n"
+    assert "line 1 of stdin" in run("ack", queue, "-", stdin='{"other": 1}\n', code=1).stderr
+
+
+def test_peeking_shows_what_is_chosen(run: Run, queue: str) -> None:
+    run("send", queue, "first", "-p", "9", "-a", "region=eu")
+    run("send", queue, "second", "-p", "1", "--delay", "10m")
+    table = run("peek", queue, "--state", "ready", "--state", "delayed").stdout.splitlines()
+    assert table[0].split() == ["message", "state", "priority", "age", "receives", "payload"]
+    assert [line.split()[1] for line in table[1:]] == ["ready", "delayed"]
+    assert [one["payload"] for one in json_lines(run("peek", queue, "--attribute", "region=eu", "--json"))] == ["first"]
+    assert "no such message" in run("peek", queue, "--older-than", "1h").stderr
+
+
+def test_waiting_longer_than_one_request_may(run: Run, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("laneway.cli.messages.LONGEST_WAIT_SECONDS", 0.1)
+    began_at = time.monotonic()
+    assert "no message" in run("receive", queue, "--wait", "350ms").stderr
+    assert 0.3 < time.monotonic() - began_at < 10
+
+
+# --- statistics, dead letters
+
+
+def test_statistics_of_one_and_of_all(run: Run, queue: str) -> None:
+    run("send", queue, "--lines", stdin="1\n2\n3\n")
+    run("receive", queue)
+    one = json.loads(run("stats", queue, "--json").stdout)
+    assert (one["approximate_message_count"], one["in_flight_count"]) == (2, 1)
+    shown = run("stats", queue).stdout
+    assert re.search(r"^waiting +2 *$", shown, re.MULTILINE) and re.search(r"^leased +1 *$", shown, re.MULTILINE)
+    table = run("stats", "--prefix", queue).stdout.splitlines()
+    assert table[0].split() == [
+        "queue",
+        "waiting",
+        "delayed",
+        "leased",
+        "dead",
+        "oldest",
+        "bytes",
+        "in/s",
+        "out/s",
+        "acked/s",
+    ]
+    assert table[1].split()[:5] == [queue, "2", "0", "1", "0"]
+    assert [line["queue_name"] for line in json_lines(run("stats", "--prefix", queue, "--json"))] == [queue]
+    assert "no queues" in run("stats", "--prefix", "no-such-prefix").stderr
+
+
+def test_watching_prints_again_and_again(server: Server, run: Run, queue: str) -> None:
+    watching = subprocess.Popen(
+        [sys.executable, "-m", "laneway", "stats", queue, "--watch", "--every", "10ms", "--json", "--url", server.url],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert watching.stdout is not None
+    assert [json.loads(watching.stdout.readline())["queue_name"] for _ in range(3)] == [queue] * 3
+    watching.send_signal(signal.SIGINT)
+    watching.communicate(timeout=10)
+
+
+def dead_letters(run: Run, queue: str, count: int) -> None:
+    run("send", queue, "--lines", stdin="\n".join(map(str, range(count))))
+    run("reject", queue, "-", stdin=run("receive", queue, "--max", str(count), "--json").stdout)
+
+
+def test_redriving_waits_and_says_how_many(run: Run, queue: str) -> None:
+    dead_letters(run, queue, 5)
+    assert re.search(r"completed: moved 5( of 5)?\n", run("redrive", queue).stdout)
+    assert len(json_lines(run("receive", queue, "--max", "10", "--json"))) == 5
+
+
+def test_redriving_some_to_another_queue(run: Run, queue: str) -> None:
+    run("queue", "create", f"{queue}-other")
+    dead_letters(run, queue, 3)
+    chosen = json_lines(run("peek", queue, "--state", "dead", "--json"))[1]
+    task = json.loads(run("redrive", queue, "--id", chosen["message_id"], "--to", f"{queue}-other", "--json").stdout)
+    assert (task["state"], task["moved"]) == ("completed", 1)
+    assert [one["payload"] for one in json_lines(run("receive", f"{queue}-other", "--json"))] == [chosen["payload"]]
+
+
+def test_a_slow_redrive_is_looked_at_and_cancelled(run: Run, queue: str) -> None:
+    dead_letters(run, queue, 100)
+    task = json.loads(run("redrive", queue, "--rate", "1", "--no-wait", "--json").stdout)
+    assert task["state"] == "running"
+    assert task["task_id"] in run("redrive", "--status", task["task_id"]).stdout
+    assert "cancelled" in run("redrive", "--cancel", task["task_id"]).stdout
+    assert json.loads(run("redrive", "--status", task["task_id"], "--json").stdout)["state"] == "cancelled"
+
+
+def test_interrupting_the_wait_leaves_the_redrive_running(server: Server, run: Run, queue: str) -> None:
+    dead_letters(run, queue, 100)
+    waiting = subprocess.Popen(
+        [sys.executable, "-m", "laneway", "redrive", queue, "--rate", "1", "--url", server.url],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 20
+    while json.loads(run("stats", queue, "--json").stdout)["dlq_count"] == 100:
+        assert time.monotonic() < deadline
+    waiting.send_signal(signal.SIGINT)
+    _, said = waiting.communicate(timeout=10)
+    assert waiting.returncode == 1
+    task_id = re.search(r"--cancel (\S+)`", said)
+    assert task_id, said
+    assert "cancelled" in run("redrive", "--cancel", task_id[1]).stdout
+
+
+def test_purging_messages_and_dead_letters(run: Run, queue: str) -> None:
+    dead_letters(run, queue, 3)
+    run("send", queue, "1")
+    assert run("purge", queue, stdin="y\n").stdout == "deleted 1 message\n"
+    assert run("purge", queue, "--dead", "--reason", "expired", "--yes").stdout == "deleted 0 dead letters\n"
+    assert json.loads(run("purge", queue, "--dead", "--yes", "--json").stdout) == {"deleted": 3}
+
+
+# --- bench, completion
+
+
+def test_bench_measures_and_cleans_up(run: Run) -> None:
+    options = ("--messages", "300", "--connections", "4", "--size", "100", "--priorities", "3")
+    for batch in ("1", "50"):
+        measured = json.loads(run("bench", *options, "--batch", batch, "--json").stdout)
+        for phase in ("publish", "receive", "ack"):
+            assert measured[phase]["messages"] == 300
+            assert measured[phase]["messages_per_second"] > 0
+            assert 0 < measured[phase]["latency_ms"]["p50"] <= measured[phase]["latency_ms"]["max"]
+    assert run("queue", "list", "--prefix", "laneway-bench").stdout == ""
+    assert len(run("bench", *options).stdout.splitlines()) == 4
+
+
+def test_names_of_queues_are_completed(server: Server, run: Run) -> None:
+    for name in ("complete-a", "complete-b"):
+        run("queue", "create", name)
+    env = {"_LANEWAY_COMPLETE": "bash_complete", "COMP_WORDS": "laneway stats compl", "COMP_CWORD": "2"}
+    done = subprocess.run(
+        [sys.executable, "-m", "laneway"],
+        env={**env, "LANEWAY_URL": server.url},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert [line.partition(",")[2] for line in done.stdout.splitlines()] == ["complete-a", "complete-b"]
+
+
+# --- accounts: each test with a server of its own, because the first account changes it for all
+
+
+def test_accounts_and_keys_from_the_first_admin_on(start_server: StartServer) -> None:
+    run = runner(start_server().url)
+    run("account", "create", "ann", "--role", "admin", "--new-password", "-", stdin="secret\n")
+    locked_out = run("stats", code=1)
+    assert "give --key" in locked_out.stderr
+    ann = ("--user", "ann", "--password", "secret")
+    run("account", "delete", "guest", "--yes", *ann)
+    run("account", "create", "shop", "--write", "orders.*", "--read", "orders.eu", "--no-password", *ann)
+    assert "already" in run("account", "create", "shop", "--no-password", *ann, code=1).stderr
+    listed = run("account", "list", *ann).stdout.splitlines()
+    assert [line.split()[0] for line in listed] == ["account", "ann", "shop"]
+    assert listed[2].endswith("read orders.eu; write orders.*")
+
+    created = run("key", "create", "shop", "--label", "till", *ann)
+    key = created.stdout.strip()
+    assert key.startswith("lw_") and "not shown again" in created.stderr
+    run("queue", "create", "orders.eu", *ann)
+    run("queue", "create", "other", *ann)
+    run("send", "orders.eu", "1", LANEWAY_KEY=key)
+    assert json_lines(run("receive", "orders.eu", "--json", "--key", key))
+    refused = run("send", "other", "1", LANEWAY_KEY=key, code=1)
+    assert "no write permission" in refused.stderr and "`laneway account change`" in refused.stderr
+
+    run("account", "change", "shop", "--no-permissions", *ann)
+    run("send", "orders.eu", "1", LANEWAY_KEY=key, code=1)
+    key_id = json_lines(run("key", "list", "shop", "--json", *ann))[0]["key_id"]
+    assert "till" in run("key", "list", "shop", *ann).stdout
+    run("key", "delete", "shop", key_id, *ann)
+    assert "not known" in run("stats", LANEWAY_KEY=key, code=1).stderr
+    assert "last admin" in run("account", "delete", "ann", "--yes", *ann, code=1).stderr
+
+
+def test_everybody_changes_their_own_password(start_server: StartServer) -> None:
+    run = runner(start_server().url)
+    run("account", "create", "bob", "--new-password", "old", "--role", "monitor")
+    bob = {"LANEWAY_USER": "bob", "LANEWAY_PASSWORD": "old"}
+    assert "needs the role admin" in run("account", "change", "bob", "--role", "admin", code=1, **bob).stderr
+    run("account", "change", "bob", "--new-password", "new", **bob)
+    run("stats", code=1, **bob)
+    run("stats", **{**bob, "LANEWAY_PASSWORD": "new"})
+    assert (
+        "no account 'nobody'"
+        in run(
+            "account", "change", "nobody", "--role", "user", code=1, LANEWAY_USER="guest", LANEWAY_PASSWORD="guest"
+        ).stderr
+    )
+
+
+# --- serve
+
+
+def test_a_server_stops_gracefully_and_leases_stay_valid_across_the_restart(start_server: StartServer) -> None:
+    first = start_server()
+    run = runner(first.url)
+    run("queue", "create", "kept")
+    run("send", "kept", "--lines", stdin="1\n2\n")
+    [leased] = json_lines(run("receive", "kept", "--lease", "1h", "--json"))
+    assert first.stop(signal.SIGTERM) == 0, first.output
+
+    second = start_server(data=first.data)
+    run = runner(second.url)
+    assert [one["payload"] for one in json_lines(run("receive", "kept", "--max", "10", "--json"))] == [2]
+    assert run("ack", "kept", leased["receipt_handle"]).stdout == "acked 1 message\n"
+    assert second.stop(signal.SIGINT) == 0, second.output
+
+
+def test_accounts_survive_kill_9(start_server: StartServer) -> None:
+    first = start_server()
+    runner(first.url)("account", "create", "ann", "--role", "admin", "--new-password", "secret")
+    key = runner(first.url)("key", "create", "ann", "--user", "ann", "--password", "secret").stdout.strip()
+    first.stop(signal.SIGKILL)
+    run = runner(start_server(data=first.data).url)
+    run("stats", code=1)
+    run("account", "list", "--user", "ann", "--password", "secret")
+    run("account", "list", "--key", key)
+
+
+def fails_to_serve(*flags: str, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "laneway", "serve", *flags], cwd=cwd, capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    [said] = [line for line in done.stderr.splitlines() if line.startswith("laneway: ")]
+    return said
+
+
+def test_a_folder_in_use_is_refused_with_one_line(start_server: StartServer, tmp_path: Path) -> None:
+    server = start_server()
+    said = fails_to_serve("--data", str(server.data), "--http", "127.0.0.1:0", cwd=tmp_path)
+    assert "another server uses this folder" in said
+
+
+def test_a_port_in_use_is_refused_with_one_line(start_server: StartServer, tmp_path: Path) -> None:
+    server = start_server()
+    said = fails_to_serve("--data", "other", "--http", server.url.removeprefix("http://"), cwd=tmp_path)
+    assert "cannot listen on" in said and "--http" in said
+
+
+def test_listening_beyond_loopback_with_guest_alone_is_refused(tmp_path: Path) -> None:
+    assert "`laneway account create" in fails_to_serve("--http", "0.0.0.0:0", cwd=tmp_path)
+
+
+def test_settings_come_from_the_file_and_the_environment(start_server: StartServer, tmp_path: Path) -> None:
+    (tmp_path / "laneway.toml").write_text("max_queues = 1\n")
+    run = runner(start_server(env={"LANEWAY_LOG_FORMAT": "json"}).url)
+    run("queue", "create", "one")
+    assert "1" in run("queue", "create", "two", code=1).stderr
+
+
+# --- journal
+
+
+def test_a_journal_is_checked_and_dumped(start_server: StartServer) -> None:
+    server = start_server()
+    run = runner(server.url)
+    run("queue", "create", "dumped")
+    run("send", "dumped", "1")
+    run("receive", "dumped", "--ack")
+    server.stop()
+    assert run("journal", "check", str(server.data)).stdout
+    assert json.loads(run("journal", "check", str(server.data), "--json").stdout)
+    events = json_lines(run("journal", "dump", str(server.data)))
+    kinds = [event["kind"] for event in events]
+    assert "published" in kinds and "acked" in kinds
+    assert len(json_lines(run("journal", "dump", str(server.data), "--limit", "1"))) == 1
+    assert {event["kind"] for event in json_lines(run("journal", "dump", str(server.data), "--kind", "acked"))} == {
+        "acked"
+    }
+
+
+def test_a_damaged_journal_is_found(start_server: StartServer) -> None:
+    server = start_server()
+    run = runner(server.url)
+    run("queue", "create", "damaged")
+    run("send", "damaged", "--lines", stdin="\n".join(["x" * 1000] * 50))
+    server.stop()
+    largest = max((path for path in server.data.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[20_000] ^= 0xFF
+    largest.write_bytes(content)
+    found = run("journal", "check", str(server.data), code=1)
+    assert largest.name in found.output
