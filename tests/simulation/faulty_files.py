@@ -69,7 +69,10 @@ class FaultyFiles:
     # --- what a test does -------------------------------------------------------------------------------------------
 
     def restart(self, *, power_loss: bool) -> None:
-        """The process is gone. With a power loss, so is whatever the seed takes of what was not synced."""
+        """The process is gone. With a power loss, so is whatever the seed takes of what was not synced.
+
+        The disk is well again: faults that were armed are not any more.
+        """
         self._files.clear()
         self._locked.clear()
         for inode in self._names.values():
@@ -77,7 +80,7 @@ class FaultyFiles:
         if power_loss:
             self._lose_unsynced()
         self.crashed = False
-        self.crash_at_operation = None
+        self.crash_at_operation = self.fail_sync_at = self.fail_writes_with = None
         inodes = {id(inode): inode for inode in self._names.values()}
         for inode in inodes.values():
             inode.links = 0

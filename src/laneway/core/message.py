@@ -4,7 +4,7 @@ The record is the only stored form of a message. It never changes after it was w
 message, so it can be read back from the journal, checked, and handed out without knowing anything else.
 
     record      0 u32 checksum        low half of xxh3_64 over everything after it
-                4 u32 props_size      0: content type application/json and nothing else
+                4 u32 props_size      0: the body is valid JSON, and there is nothing else
                 8 u64 seq             the number given at the first publish
                16 u64 enqueued_at_ms
                24 props, props_size bytes
@@ -61,6 +61,8 @@ class Properties(msgspec.Struct, frozen=True, gc=False):
     extra: dict[str, Any] = {}  # what one protocol needs back verbatim
 
 
+#: Nothing but a body that is known to be valid JSON. Whoever publishes unchecked JSON makes a Properties of their own,
+#: so that a reader can pass on the body of a PLAIN message as JSON without looking at it.
 PLAIN = Properties()
 
 
@@ -176,8 +178,6 @@ def encode_props(p: Properties) -> bytes:
             raise InvalidInput(
                 f"the attributes take {len(rest)} bytes, {MAX_ATTRIBUTE_BYTES} are allowed", field="attributes"
             )
-    elif p.content_type == JSON_TYPE and not any(texts[1:]):
-        return b""
     return _LENGTHS.pack(*map(len, texts)) + b"".join(texts) + rest
 
 

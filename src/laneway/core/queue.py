@@ -5,7 +5,7 @@ Plain state: state.py changes it.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
@@ -115,7 +115,7 @@ class Queue:
         self.dedup: OrderedDict[str, tuple[str, int]] = OrderedDict()  # id -> (message id, when)
         self.retention_armed_ms = 0
         self.totals = [0] * len(TOTALS)
-        self.rates: deque[list[int]] = deque()  # [second, published, delivered, acked]
+        self.rates: list[list[int]] = []  # [second, published, delivered, acked], of the last seconds with traffic
 
     def lane(self, priority: int) -> Lane:
         lane = self.lanes.get(priority)
@@ -131,7 +131,7 @@ class Queue:
             if not rates or rates[-1][0] < second:
                 rates.append([second, 0, 0, 0])
                 while rates[0][0] < second - RATE_WINDOW_S:
-                    rates.popleft()
+                    del rates[0]
             rates[-1][rated + 1] += count
 
     def rate(self, rated: int, now_ms: int, window_s: int) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -63,18 +64,41 @@ def freeze(state: State) -> Frozen:
     return Frozen(head, list(state.table.slabs.items()))
 
 
-def _freeze_queue(queue: Queue) -> dict[str, Any]:
+class _FrozenQueue(NamedTuple):
+    """One queue, cheap to take: most of many queues are idle, and then `contents` is None."""
+
+    number: int
+    vhost: str
+    name: str
+    settings: QueueSettings
+    created_at_ms: int
+    changed_at_ms: int
+    retention_armed_ms: int
+    counts: tuple[int, int, int, int, int]
+    totals: list[int]
+    rates: list[list[int]]
+    contents: dict[str, Any] | None
+
+
+def _freeze_queue(q: Queue) -> _FrozenQueue:
+    contents = _freeze_contents(q) if q.ready or q.leased or q.delayed or q.dead or q.dedup or q.groups else None
+    return _FrozenQueue(
+        q.number,
+        q.vhost,
+        q.name,
+        q.settings,
+        q.created_at_ms,
+        q.changed_at_ms,
+        q.retention_armed_ms,
+        (q.ready, q.leased, q.delayed, q.bytes_waiting, q.dead_elsewhere),
+        q.totals[:],
+        [r[:] for r in q.rates] if q.rates else [],
+        contents,
+    )
+
+
+def _freeze_contents(queue: Queue) -> dict[str, Any]:
     return {
-        "number": queue.number,
-        "vhost": queue.vhost,
-        "name": queue.name,
-        "settings": queue.settings,
-        "created_at_ms": queue.created_at_ms,
-        "changed_at_ms": queue.changed_at_ms,
-        "counts": [queue.ready, queue.leased, queue.delayed, queue.bytes_waiting, queue.dead_elsewhere],
-        "totals": list(queue.totals),
-        "rates": [list(r) for r in queue.rates],
-        "retention_armed_ms": queue.retention_armed_ms,
         "dead": array("Q", queue.dead).tobytes(),
         "grouped_ready": dict(queue.grouped_ready),
         "groups": [(g.name, g.outstanding, array("Q", g.members).tobytes()) for g in queue.groups.values()],
@@ -85,9 +109,11 @@ def _freeze_queue(queue: Queue) -> dict[str, Any]:
                 p,
                 lane.count,
                 lane.head,
-                [*list(lane.chunks)[:-1], *(c[:] for c in list(lane.chunks)[-1:])],
+                [*islice(lane.chunks, len(lane.chunks) - 1), lane.chunks[-1][:]],
                 lane.returned[:],
             )
+            if lane.chunks
+            else (p, lane.count, 0, [], lane.returned[:])
             for p, lane in queue.lanes.items()
             if lane.count
         ],
@@ -96,10 +122,7 @@ def _freeze_queue(queue: Queue) -> dict[str, Any]:
 
 def chunks(frozen: Frozen) -> Iterator[bytes]:
     head = dict(frozen.head)
-    head["queues"] = [
-        {**q, "lanes": [(p, n, h, [c.tobytes() for c in cs], r) for p, n, h, cs, r in q["lanes"]]}
-        for q in head["queues"]
-    ]
+    head["queues"] = [_queue_head(q) for q in head["queues"]]
     yield _pack(head)
     for i in range(0, len(frozen.slabs), SLABS_PER_CHUNK):
         yield _pack(
@@ -109,6 +132,15 @@ def chunks(frozen: Frozen) -> Iterator[bytes]:
             ]
         )
     yield _pack([])
+
+
+def _queue_head(q: _FrozenQueue) -> dict[str, Any]:
+    head = q._asdict()
+    contents = head.pop("contents")
+    if contents is not None:
+        lanes = [(p, n, h, [part.tobytes() for part in parts], r) for p, n, h, parts, r in contents.pop("lanes")]
+        head.update(contents, lanes=lanes)
+    return head
 
 
 class _QueueHead(msgspec.Struct):
@@ -122,11 +154,11 @@ class _QueueHead(msgspec.Struct):
     totals: list[int]
     rates: list[list[int]]
     retention_armed_ms: int
-    dead: bytes
-    grouped_ready: dict[int, int]
-    groups: list[tuple[str, int, bytes]]
-    dedup: list[tuple[str, tuple[str, int]]]
-    lanes: list[tuple[int, int, int, list[bytes], list[int]]]
+    dead: bytes = b""
+    grouped_ready: dict[int, int] = {}
+    groups: list[tuple[str, int, bytes]] = []
+    dedup: list[tuple[str, tuple[str, int]]] = []
+    lanes: list[tuple[int, int, int, list[bytes], list[int]]] = []
 
 
 class _Head(msgspec.Struct):
@@ -196,7 +228,7 @@ def _thaw_queue(state: State, q: _QueueHead) -> None:
     queue.changed_at_ms = q.changed_at_ms
     queue.ready, queue.leased, queue.delayed, queue.bytes_waiting, queue.dead_elsewhere = q.counts
     queue.totals[: len(q.totals)] = q.totals
-    queue.rates = deque(q.rates)
+    queue.rates = q.rates
     queue.dead = dict.fromkeys(array("Q", q.dead))
     queue.grouped_ready = q.grouped_ready
     queue.dedup = OrderedDict(q.dedup)
