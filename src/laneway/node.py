@@ -56,7 +56,7 @@ class Node:
                 snapshot_events=config.snapshot_events,
             ),
             on_failed=lambda _: self.failed.set(),
-            sync_interval_ms=config.sync_interval_ms if config.durability == "interval" else None,
+            idle_ms=config.sync_interval_ms if config.durability == "interval" else 20,
         )
         self.access: Access | None = None
         self.rest: RestServer | None = None

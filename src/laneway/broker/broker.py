@@ -101,7 +101,7 @@ class Broker:
         now_ms: Callable[[], int],
         limits: BrokerLimits | None = None,
         on_failed: Callable[[BaseException], None] | None = None,
-        sync_interval_ms: int | None = None,
+        idle_ms: int = 20,
         new_writer: NewWriter = WriterThread,
     ) -> None:
         self.engine = engine
@@ -109,7 +109,7 @@ class Broker:
         self._now_ms = now_ms
         self._last_ms = 0
         self._on_failed = on_failed or (lambda _: None)
-        self._sync_interval_ms = sync_interval_ms
+        self._idle_ms = idle_ms
         self._new_writer = new_writer
         self._phase = "starting"
         self._waiters: dict[int, deque[Waiter]] = {}
@@ -132,7 +132,7 @@ class Broker:
             on_sealed=self.upkeep.sealed,
             on_durable=self.upkeep.durable,
             on_failed=self._fail,
-            idle_sync_s=None if self._sync_interval_ms is None else self._sync_interval_ms / 1000,
+            idle_s=self._idle_ms / 1000,
             new_writer=self._new_writer,
         )
         self.upkeep.start(recovery.event_count, self.committer.touch)

@@ -80,7 +80,7 @@ class Committer:
         on_sealed: Callable[[Commit], None],
         on_durable: Callable[[Commit], None],
         on_failed: Callable[[BaseException], None],
-        idle_sync_s: float | None = None,
+        idle_s: float = 0.02,
         new_writer: NewWriter = WriterThread,
     ) -> None:
         self._journal = engine.journal
@@ -89,7 +89,7 @@ class Committer:
         self._on_sealed = on_sealed
         self._on_durable = on_durable
         self._on_failed = on_failed
-        self._idle_sync_s = idle_sync_s  # durability by interval: how long after the last commit to sync
+        self._idle_s = idle_s  # so long after the last commit a mark is left, which also syncs what is to be synced
         self._idle_timer: asyncio.TimerHandle | None = None
         self._waiting: list[tuple[Done, Any]] = []  # to be told when the commit now gathering is durable
         self._told: list[tuple[Done, Any]] = []  # … the commit now being written
@@ -144,8 +144,7 @@ class Committer:
         if self._waiting or self._journal.staged_bytes():
             self._flush()  # before telling: the writer works while callers are answered
         else:
-            self._writer.put(_MARK)
-            self._sync_later()
+            self._mark_later()
         self._tell(told)
 
     def _not_written(self, commit: Commit, error: BaseException) -> None:
@@ -161,13 +160,14 @@ class Committer:
         log.critical("the journal cannot be written, nothing more is confirmed: %s", error)
         self._on_failed(error)
 
-    def _sync_later(self) -> None:
-        if self._idle_sync_s is not None and self._idle_timer is None:
-            self._idle_timer = self._loop.call_later(self._idle_sync_s, self._idle_sync)
+    def _mark_later(self) -> None:
+        """Once nothing was written for a while, leave a mark: under load the next commit proves as much."""
+        if self._idle_timer is None:
+            self._idle_timer = self._loop.call_later(self._idle_s, self._mark)
 
-    def _idle_sync(self) -> None:
+    def _mark(self) -> None:
         self._idle_timer = None
-        if self._writing is None:
+        if self._writing is None and self.failed is None:
             self._writer.put(_MARK)
 
     @staticmethod

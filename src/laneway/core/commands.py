@@ -40,8 +40,8 @@ from laneway.core.message import (
 )
 from laneway.core.queue import Queue
 from laneway.core.settings import DAY_MS, RANGES, SECOND_MS, QueueSettings, check_queue_name, check_settings
-from laneway.core.state import QueueDocument, State
-from laneway.core.table import DEAD, DELAYED, LEASED, OVERDUE, READY, SLAB_BITS, SLAB_MASK
+from laneway.core.state import QueueDocument, State, runs
+from laneway.core.table import DEAD, DELAYED, LEASED, OVERDUE, READY, SLAB_BITS, SLAB_MASK, Slab
 from laneway.errors import (
     Conflict,
     IdempotencyConflict,
@@ -327,12 +327,17 @@ def lease(state: State, queue: Queue, limit: int, lease_ms: int | None, consumer
     seqs = queue.select(limit, state.table)
     if seqs:
         slabs = state.table.slabs
-        receives = [slabs[s >> SLAB_BITS].receives[s & SLAB_MASK] + 1 for s in seqs]
+        receives = [n + 1 for first, count in runs(seqs) for n in _receives(slabs, first, count)]
         try:
             yield Leased(queue.number, now_ms, seqs, receives, state.next_lease, now_ms + lease_ms, consumer)
         except GeneratorExit:  # the journal did not take it: they are next again
             queue.unselect(seqs, state.table)
             raise
+
+
+def _receives(slabs: dict[int, Slab], first: int, count: int) -> Sequence[int]:
+    i = first & SLAB_MASK
+    return slabs[first >> SLAB_BITS].receives[i : i + count]
 
 
 def check_lease(lease_ms: int | None, consumer: str) -> None:
@@ -365,15 +370,19 @@ def settle(
     state: State, queue: Queue, settlements: Sequence[Settlement], now_ms: int, results: list[int | LanewayError]
 ) -> Iterator[Event]:
     batch = _Settling()
-    seen, acked, leases = batch.seen, batch.acked, batch.leases
-    for s in settlements:
+    rest = settlements
+    if len(settlements) > 1 and all(s.action == "ack" and s.message_id is None for s in settlements):
+        rest = _ack_plain(state, queue, settlements, now_ms, batch)
+        results += [0] * len(batch.acked)
+    seen = batch.seen
+    for s in rest:
         try:
             seq, lease_id = _held(state, queue, s, now_ms)
             if seq in seen:
                 raise LeaseStale("this receipt handle was settled earlier in the same batch", field="token")
             if s.action == "ack":
-                acked.append(seq)
-                leases.append(lease_id)
+                batch.acked.append(seq)
+                batch.leases.append(lease_id)
                 results.append(0)
             else:
                 results.append(_settle_otherwise(state, queue, s, seq, batch, now_ms))
@@ -388,6 +397,40 @@ def settle(
         yield Extended(queue.number, now_ms, seqs, deadline_ms)
     for (cause, detail), seqs in batch.buried.items():
         yield from bury(state, queue, seqs, cause, detail, now_ms)
+
+
+def _ack_plain(
+    state: State, queue: Queue, settlements: Sequence[Settlement], now_ms: int, batch: _Settling
+) -> Sequence[Settlement]:
+    """Hot: acks that are in order, up to the first that is not; that one and the rest, to be looked at closely."""
+    slabs, number = state.table.slabs, queue.number
+    seen, acked, leases = batch.seen, batch.acked, batch.leases
+    slab_number, slab = -1, None
+    for at, s in enumerate(settlements):
+        lease_text, _, seq_text = s.token.partition(".")
+        try:
+            seq, lease_id = int(seq_text, 16), int(lease_text, 16)
+        except ValueError:
+            return settlements[at:]
+        if seq >> SLAB_BITS != slab_number:
+            slab_number = seq >> SLAB_BITS
+            slab = slabs.get(slab_number)
+            if slab is None or not slab.lease:
+                return settlements[at:]
+        i = seq & SLAB_MASK
+        if (
+            slab is None
+            or slab.lease[i] != lease_id
+            or slab.state[i] != LEASED
+            or slab.due_ms[i] <= now_ms
+            or slab.queue[i] != number
+            or seq in seen
+        ):
+            return settlements[at:]
+        seen.add(seq)
+        acked.append(seq)
+        leases.append(lease_id)
+    return ()
 
 
 def _held(state: State, queue: Queue, s: Settlement, now_ms: int) -> tuple[int, int]:
