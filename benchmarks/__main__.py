@@ -1,0 +1,257 @@
+"""make bench: durable publishing, end to end, and lone latency, each beside its peers in the same run."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import os
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from benchmarks import laneway_load as laneway
+from benchmarks.http_load import HttpConnection, ask, queue_path
+from benchmarks.load import Load, LoadFailed
+from benchmarks.machine import Cores, assign_cores, describe, usage
+from benchmarks.postgres import Crew, PostgresQueue
+from benchmarks.report import Goal, Report, percentile
+from benchmarks.servers import ROOT, LanewayServer, PostgresServer, Server, StarletteEcho
+
+BATCH = 100
+KILOBYTE = 1024
+SMALL_BYTES = 40
+CONNECTIONS = 32
+VARIANTS = 64  # different messages (and so requests) that a case goes through
+PUBLISHERS, CONSUMERS = 4, 4  # connections of the end-to-end case
+CREWS = (Crew(1, 1), Crew(2, 2), Crew(1, 3), Crew(4, 4))  # what PostgreSQL is tried with; its best counts
+PAGE = ROOT / "docs" / "performance.md"
+
+
+class Bench:
+    """The servers, the report, and one method a case."""
+
+    def __init__(self, options: argparse.Namespace, cores: Cores, folder: Path) -> None:
+        self.options = options
+        self.report = Report("bench", describe(folder, cores))
+        self.laneway = LanewayServer(folder / "laneway", cores.server)
+        self.starlette = StarletteEcho(folder / "starlette", cores.server)
+        self.postgres = PostgresServer(folder / "postgres", cores.server)
+        self._queue_count = 0
+        self._crew: Crew | None = None
+
+    def new_queue(self) -> str:
+        self._queue_count += 1
+        name = f"bench-{self._queue_count}"
+        ask(self.laneway.address, "PUT", queue_path(name), {})
+        return name
+
+    def rounds(self, case: str, turns: Sequence[Callable[[str], None]]) -> None:
+        """Every system takes its turn in every round, in alternating order so that none always goes first."""
+        for number in range(self.options.rounds):
+            for turn in turns if number % 2 == 0 else reversed(turns):
+                turn(case)
+
+    def note(self, case: str, server: Server, unit: str, value: float, **notes: float) -> None:
+        self.report.add(case, server.name, unit, value, **notes)
+        said = ", ".join(f"{key.replace('_', ' ')} {number:.3g}" for key, number in notes.items())
+        print(f"  {case:38} {server.name:10} {value:12,.1f} {unit:6} {said}", file=sys.stderr, flush=True)
+
+    def throughput(
+        self, case: str, server: Server, requests: Sequence[bytes], batch: int, connections: int, seconds: float
+    ) -> None:
+        """Publishes per second with every connection asking again as soon as it was answered."""
+        tally = laneway.Tally()
+        scripts = [laneway.publisher(requests[at:] + requests[:at], batch, tally) for at in range(connections)]
+        clients = [HttpConnection(server.address, script) for script in scripts]
+        with Load(clients) as load:
+            load.run(seconds=seconds / 4)
+            replies_before, used_before = sum(one.reply_count for one in clients), usage(server.pid)
+            span = load.run(seconds=seconds)
+            replies, used = sum(one.reply_count for one in clients) - replies_before, usage(server.pid)
+        used = used.since(used_before)
+        self.note(
+            case,
+            server,
+            "msg/s",
+            replies * batch / span.seconds,
+            server_us_per_message=used.cpu_seconds * 1e6 / (replies * batch),
+            generator_busy=span.generator_busy,
+            bytes_written_per_message=used.written_bytes / (replies * batch),
+        )
+
+    def singles(self, size_bytes: int, case: str) -> None:
+        payloads = laneway.payload_texts(size_bytes, VARIANTS)
+
+        def turn(server: Server, queue: str) -> Callable[[str], None]:
+            requests = [laneway.single_publish(queue, payload) for payload in payloads]
+            return lambda case: self.throughput(case, server, requests, 1, CONNECTIONS, self.options.seconds)
+
+        ask(self.laneway.address, "PUT", queue_path("bench"), {})
+        self.rounds(case, [turn(self.laneway, "bench"), turn(self.starlette, "bench")])
+        ask(self.laneway.address, "POST", queue_path("bench", "/purge"), {})
+
+    def batches(self, case: str) -> None:
+        payloads = laneway.payload_texts(KILOBYTE, VARIANTS)
+
+        def turn(case: str) -> None:
+            queue = self.new_queue()
+            requests = [laneway.batch_publish(queue, _rotated(payloads, at, BATCH), [5] * BATCH) for at in range(8)]
+            self.throughput(case, self.laneway, requests, BATCH, 8, self.options.seconds)
+            ask(self.laneway.address, "DELETE", queue_path(queue))
+
+        self.rounds(case, [turn])
+
+    def end_to_end(self, case: str, priorities: Sequence[int], *, beside_postgres: bool = True) -> None:
+        payloads = laneway.payload_texts(KILOBYTE, VARIANTS)
+        pg_queue = PostgresQueue(self.postgres.port)
+
+        def laneway_turn(case: str) -> None:
+            queue, count = self.new_queue(), self.options.messages
+            ask(self.laneway.address, "POST", queue_path(queue, "/messages"), {"payload": {"order": 0}})
+            check = ask(self.laneway.address, "POST", queue_path(queue, "/dequeue"), {"max_messages": 1})
+            laneway.check_delivery(check, '{"order": 0}')
+            tally = laneway.Tally()
+            requests = [
+                laneway.batch_publish(queue, _rotated(payloads, at, BATCH), _rotated(priorities, at, BATCH))
+                for at in range(8)
+            ]
+            clients = [
+                HttpConnection(self.laneway.address, script)
+                for script in (
+                    *(laneway.publisher(requests, BATCH, tally, limit=count) for _ in range(PUBLISHERS)),
+                    *(laneway.consumer(queue, BATCH, tally) for _ in range(CONSUMERS)),
+                )
+            ]
+            before = usage(self.laneway.pid)
+            with Load(clients) as load:
+                span = load.run(seconds=300, until=lambda: tally.acked >= count)
+            used = usage(self.laneway.pid).since(before)
+            self.note(
+                case,
+                self.laneway,
+                "msg/s",
+                count / span.seconds,
+                server_us_per_message=used.cpu_seconds * 1e6 / count,
+                generator_busy=span.generator_busy,
+                bytes_written_per_message=used.written_bytes / count,
+            )
+            ask(self.laneway.address, "DELETE", queue_path(queue))
+
+        def postgres_turn(case: str) -> None:
+            count = self.options.messages // BATCH * BATCH
+            texts = _rotated(payloads, 0, count)
+            levels = _rotated(priorities, 0, count)
+
+            crew = self._crew or self._best_crew(pg_queue, texts[:20_000], levels[:20_000])
+            before = time.process_time()
+            took = _on_loop(pg_queue.end_to_end(texts, levels, BATCH, crew))
+            busy = min(1.0, (time.process_time() - before) / took)
+            crew_notes = {"publishers": float(crew.publishers), "consumers": float(crew.consumers)}
+            self.note(case, self.postgres, "msg/s", count / took, generator_busy=busy, **crew_notes)
+
+        self.rounds(case, [laneway_turn, postgres_turn] if beside_postgres else [laneway_turn])
+
+    def _best_crew(self, queue: PostgresQueue, texts: list[str], levels: list[int]) -> Crew:
+        """The number of connections that PostgreSQL does best with; tried once, then kept."""
+        taken = {crew: min(_on_loop(queue.end_to_end(texts, levels, BATCH, crew)) for _ in range(2)) for crew in CREWS}
+        self._crew = min(taken, key=taken.__getitem__)
+        return self._crew
+
+    def lone(self, case: str) -> None:
+        """One connection, one publish at a time: what a caller waits for when nothing else is going on."""
+        payload = laneway.payload_texts(KILOBYTE, 1)[0]
+        pg_queue = PostgresQueue(self.postgres.port)
+
+        def add(server: Server, taken_ns: Sequence[int]) -> None:
+            ordered = sorted(taken_ns)
+            p50, p99 = percentile(ordered, 0.5) / 1e6, percentile(ordered, 0.99) / 1e6
+            self.note(f"{case}, p99", server, "ms", p99, p50_ms=p50, max_ms=ordered[-1] / 1e6)
+
+        def laneway_turn(_: str) -> None:
+            queue, latencies_ns = self.new_queue(), array("q")
+            script = laneway.publisher([laneway.single_publish(queue, payload)], 1, laneway.Tally())
+            client = HttpConnection(self.laneway.address, script, latencies_ns=latencies_ns)
+            with Load([client]) as load:
+                load.run(seconds=60, until=lambda: len(latencies_ns) >= self.options.lone)
+            add(self.laneway, latencies_ns)
+            ask(self.laneway.address, "DELETE", queue_path(queue))
+
+        def postgres_turn(_: str) -> None:
+            add(self.postgres, _on_loop(pg_queue.lone_publishes(payload, self.options.lone)))
+
+        self.rounds(case, [laneway_turn, postgres_turn])
+
+
+def _rotated(values: Sequence[Any], start: int, count: int) -> list[Any]:
+    """`count` of these values, beginning at `start` and over and over."""
+    repeated = list(values) * math.ceil((start + count) / len(values))
+    return repeated[start : start + count]
+
+
+def _on_loop(work: Coroutine[Any, Any, Any]) -> Any:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
+
+
+def run(bench: Bench, only: str) -> None:
+    """All cases whose name contains `only`, with what each should reach."""
+    goals, small, large = bench.report.goals, "single publish, small", "single publish, 1 KB"
+    batches, plain, mixed = "batches of 100 × 1 KB", "end to end, 100 × 1 KB", "end to end, ten priorities"
+    lone = "lone publish, 1 KB"
+    goals.append(Goal(small, "Laneway", at_least=2, beside="Starlette"))
+    goals.append(Goal(large, "Laneway", at_least=2, beside="Starlette"))
+    goals.append(Goal(plain, "Laneway", at_least=100_000))
+    goals.append(Goal(plain, "Laneway", at_least=10, beside="PostgreSQL"))
+    goals.append(Goal(f"{lone}, p99", "Laneway", below=5))
+    cases: list[tuple[str, Callable[[str], None]]] = [
+        (small, lambda case: bench.singles(SMALL_BYTES, case)),
+        (large, lambda case: bench.singles(KILOBYTE, case)),
+        (batches, bench.batches),
+        (plain, lambda case: bench.end_to_end(case, [5])),
+        (mixed, lambda case: bench.end_to_end(case, range(1, 11))),
+        (lone, bench.lone),
+    ]
+    for case, measure in cases:
+        if only in case:
+            measure(case)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="how often each system takes its turn (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of a turn of publishing (%(default)s)")
+    parser.add_argument("--messages", type=int, default=200_000, help="messages of an end-to-end turn (%(default)s)")
+    parser.add_argument("--lone", type=int, default=2_000, help="publishes of a latency turn (%(default)s)")
+    parser.add_argument("--only", default="", help="only the cases whose name contains this")
+    parser.add_argument("--quick", action="store_true", help="a short look: 1 round, 1 s, 20,000 messages")
+    parser.add_argument("--folder", type=Path, default=Path("/var/tmp"), help="the disk to measure on (%(default)s)")
+    parser.add_argument("--docs", action="store_true", help=f"put the table into {PAGE.relative_to(ROOT)}")
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.seconds, options.messages, options.lone = 1, 1.0, 20_000, 500
+    cores = assign_cores()
+    with tempfile.TemporaryDirectory(prefix="laneway-bench-", dir=options.folder) as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # PostgreSQL runs as a user of its own
+        bench = Bench(options, cores, folder)
+        os.sched_setaffinity(0, cores.generator)
+        with bench.laneway, bench.starlette, bench.postgres:
+            run(bench, options.only)
+    print(bench.report.markdown())
+    print(f"\nsaved as {bench.report.save().relative_to(ROOT)}")
+    if options.docs:
+        bench.report.write_into(PAGE)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except LoadFailed as failure:
+        sys.exit(f"bench: {failure}")

@@ -1,0 +1,120 @@
+"""The machine under the benchmarks: which core does what, what a process has used, how fast the disk syncs.
+
+The server under test has one core and the load generator another, for every system alike, so that neither steals time
+from the other and a rate is a rate per core.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_CORES = sorted(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True)
+class Cores:
+    """Who runs where. With a single core all share it, and the report says so."""
+
+    server: frozenset[int]
+    generator: frozenset[int]
+    everything: frozenset[int]
+
+    @property
+    def separate(self) -> bool:
+        return not self.server & self.generator
+
+
+def assign_cores() -> Cores:
+    everything = frozenset(_CORES)
+    if len(_CORES) < 2:
+        return Cores(everything, everything, everything)
+    return Cores(frozenset(_CORES[:1]), frozenset(_CORES[1:2]), everything)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a process and its children have used up to now."""
+
+    cpu_seconds: float
+    written_bytes: int
+
+    def since(self, earlier: Usage) -> Usage:
+        return Usage(self.cpu_seconds - earlier.cpu_seconds, self.written_bytes - earlier.written_bytes)
+
+
+def usage(pid: int) -> Usage:
+    cpu_seconds, written_bytes = 0.0, 0
+    for one in [pid, *_descendants(pid)]:
+        try:
+            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+            io = Path(f"/proc/{one}/io").read_text()
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # a child that just ended; its share is small
+        cpu_seconds += (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+        written_bytes += int(io.split("\nwrite_bytes: ")[1].split("\n")[0])
+    return Usage(cpu_seconds, written_bytes)
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = [int(child) for child in task.read_text().split()]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        for child in children:
+            found += [child, *_descendants(child)]
+    return found
+
+
+def resident_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise ProcessLookupError(f"process {pid} has no VmRSS: it has ended")
+
+
+def sync_ms(folder: Path, *, size_bytes: int = 4096, rounds: int = 100) -> float:
+    """The median time of appending a little and fdatasync: the floor under every durable answer on this disk."""
+    taken: list[float] = []
+    with tempfile.NamedTemporaryFile(dir=folder, buffering=0) as file:
+        block = os.urandom(size_bytes)
+        for _ in range(rounds):
+            began = time.perf_counter()
+            file.write(block)
+            os.fdatasync(file.fileno())
+            taken.append((time.perf_counter() - began) * 1000)
+    return statistics.median(taken)
+
+
+def describe(folder: Path, cores: Cores) -> dict[str, object]:
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(cores.everything),
+        "pinned": cores.separate,
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "commit": _commit(),
+        "sync_ms": round(sync_ms(folder), 3),
+    }
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _commit() -> str:
+    said = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return said.stdout.strip() or "unknown"

@@ -1,0 +1,140 @@
+"""From rounds to a report: medians, their spread, ratios taken round by round; a table for people, JSON for programs.
+
+Machines are noisy, and two systems measured minutes apart were measured on two machines. So systems take turns within
+each round, a ratio is formed within a round, and the claim is the median of the ratios.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+_BLOCK = "<!-- {}: begin -->\n{}\n<!-- {}: end -->"
+
+
+@dataclass
+class Series:
+    """One figure of one system, measured in several rounds."""
+
+    case: str
+    system: str
+    unit: str
+    rounds: list[float] = field(default_factory=list)
+    notes: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.rounds)
+
+
+@dataclass
+class Goal:
+    """What a figure should reach: of one system alone, or of one beside another."""
+
+    case: str
+    system: str
+    at_least: float | None = None
+    below: float | None = None
+    beside: str | None = None
+
+
+class Report:
+    def __init__(self, name: str, machine: dict[str, object]) -> None:
+        self.name = name
+        self.machine = machine
+        self.series: list[Series] = []
+        self.goals: list[Goal] = []
+
+    def add(self, case: str, system: str, unit: str, value: float, **notes: float) -> None:
+        series = self.find(case, system)
+        if series is None:
+            series = Series(case, system, unit)
+            self.series.append(series)
+        series.rounds.append(value)
+        series.notes.update(notes)
+
+    def find(self, case: str, system: str) -> Series | None:
+        return next((one for one in self.series if (one.case, one.system) == (case, system)), None)
+
+    def ratios(self, case: str, system: str, beside: str) -> list[float]:
+        ours, theirs = self.find(case, system), self.find(case, beside)
+        if ours is None or theirs is None:
+            return []
+        return [a / b for a, b in zip(ours.rounds, theirs.rounds, strict=False)]
+
+    def verdicts(self) -> list[tuple[Goal, float, bool]]:
+        """(goal, the figure, reached) of every goal that was measured."""
+        found = []
+        for goal in self.goals:
+            series = self.find(goal.case, goal.system)
+            if goal.beside is not None:
+                ratios = self.ratios(goal.case, goal.system, goal.beside)
+                value = statistics.median(ratios) if ratios else None
+            else:
+                value = series.median if series else None
+            if value is None:
+                continue
+            reached = (goal.at_least is None or value >= goal.at_least) and (goal.below is None or value < goal.below)
+            found.append((goal, value, reached))
+        return found
+
+    def markdown(self) -> str:
+        machine = ", ".join(f"{key} {value}" for key, value in self.machine.items())
+        lines = [f"Measured {time.strftime('%Y-%m-%d')} on: {machine}.", ""]
+        lines += ["| case | system | median | spread | |", "|---|---|---:|---:|---|"]
+        for one in self.series:
+            spread = f"{_number(min(one.rounds))} – {_number(max(one.rounds))}" if len(one.rounds) > 1 else ""
+            notes = ", ".join(f"{key.replace('_', ' ')} {_number(value)}" for key, value in one.notes.items())
+            lines.append(f"| {one.case} | {one.system} | {_number(one.median)} {one.unit} | {spread} | {notes} |")
+        verdicts = self.verdicts()
+        if verdicts:
+            lines += ["", "| to reach | figure | |", "|---|---:|---|"]
+        for goal, value, reached in verdicts:
+            bound = (
+                f"at least {_number(goal.at_least)}" if goal.at_least is not None else f"below {_number(goal.below)}"
+            )
+            what = f"{goal.case}: {goal.system}"
+            if goal.beside is not None:
+                spread = self.ratios(goal.case, goal.system, goal.beside)
+                what += f" ÷ {goal.beside}"
+                figure = f"{value:.2f}× ({min(spread):.2f} – {max(spread):.2f})"
+                bound += "×"
+            else:
+                figure = _number(value)
+            lines.append(f"| {what}, {bound} | {figure} | {'reached' if reached else '**missed**'} |")
+        return "\n".join(lines)
+
+    def save(self) -> Path:
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / f"{self.name}-{time.strftime('%Y%m%d-%H%M%S')}.json"
+        verdicts = [{**asdict(goal), "value": value, "reached": reached} for goal, value, reached in self.verdicts()]
+        content = {"machine": self.machine, "series": [asdict(one) for one in self.series], "goals": verdicts}
+        path.write_text(json.dumps(content, indent=1) + "\n")
+        return path
+
+    def write_into(self, page: Path) -> None:
+        """Put the table between this report's marks in a page, in place of the one before."""
+        text = page.read_text()
+        pattern = re.compile(_BLOCK.format(self.name, ".*?", self.name), re.DOTALL)
+        if not pattern.search(text):
+            raise ValueError(f"{page} has no marks for {self.name}")
+        block = _BLOCK.format(self.name, self.markdown(), self.name)
+        page.write_text(pattern.sub(lambda _: block, text))
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    if value == 0 or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def percentile(ordered: list[int], share: float) -> int:
+    """The smallest value that at least this share of all values does not exceed."""
+    return ordered[max(0, -(-int(len(ordered) * share * 10000) // 10000) - 1)]
