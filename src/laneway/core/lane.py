@@ -65,11 +65,11 @@ class Lane:
 
     def pop(self, limit: int, table: Table) -> list[int]:
         """Take up to `limit` ready messages off the front, in order."""
-        if not self.returned and self.entries == self.count:
-            return self._pop_plain(limit)
         out: list[int] = []
         last = 0
         while len(out) < limit:
+            if not self.returned and self.entries == self.count - len(out):
+                return out + self._pop_plain(limit - len(out))  # nothing came back, nothing is stale from here on
             seq = self._pop_entry()
             if seq == 0:
                 break
