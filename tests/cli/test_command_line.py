@@ -211,7 +211,19 @@ def test_wrong_usage_is_exit_code_2_and_explained(arguments: tuple[str, ...], sa
     failed = run(*arguments)
     assert failed.exit_code == 2, failed.output
     assert says in failed.stderr
+    assert failed.stderr.startswith("laneway: ") and failed.stderr.count("\n") == 1
     assert failed.stdout == ""
+
+
+def test_wrong_usage_with_json_is_json() -> None:
+    failed = run("stats", "--json", "--key", "k", "--user", "u")
+    assert failed.exit_code == 2
+    assert json.loads(failed.stderr)["error"]["code"] == "usage"
+
+
+@pytest.mark.parametrize("arguments", [(), ("queue",)])
+def test_a_group_alone_shows_its_help(arguments: tuple[str, ...]) -> None:
+    assert "Commands:" in run(*arguments).output
 
 
 @pytest.mark.parametrize("arguments", [("purge", "q"), ("queue", "delete", "q"), ("account", "delete", "a")])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import click
 import pytest
 from hypothesis import given
@@ -106,7 +108,16 @@ def test_nothing_that_is_printed_can_steer_a_terminal(text: str) -> None:
 def test_a_table_prints_names_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     show.print_table(("queue", "n"), [("[red]x[/red]", 5), ("bell\x07", 12)], numeric=("n",))
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split() for line in lines] == [["queue", "n"], ["[red]x[/red]", "5"], ["bell\\x07", "12"]]
+    assert lines == ["queue          n", "[red]x[/red]   5", "bell\\x07      12"]
+
+
+def test_a_person_sees_the_same_cells_in_a_narrow_terminal() -> None:
+    from rich.console import Console
+
+    terminal = Console(width=40, force_terminal=True, record=True, file=io.StringIO())
+    terminal.print(show.Rows(("queue", "n"), [("[red]x[/red]", 5), ("bell\x07", 12)], ("n",)).for_a_person())
+    cells = [line.split() for line in terminal.export_text().splitlines()]
+    assert cells == [["queue", "n"], ["[red]x[/red]", "5"], ["bell\\x07", "12"]]
 
 
 def test_a_long_line_is_not_wrapped_into_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:

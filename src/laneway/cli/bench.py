@@ -57,6 +57,8 @@ def bench(
 def _run(
     session: Session, queue: str, messages: int, body_bytes: int, batch: int, connections: int, priorities: int
 ) -> list[Phase]:
+    import uvloop
+
     from laneway.cli.load import LoadFailed, Phase, Target, publishing, receiving, run_phase
 
     key, user, password = session.credentials()
@@ -77,7 +79,8 @@ def _run(
                 await run_phase(target, phase, connections, step, told)
 
     try:
-        asyncio.run(both())
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+            loop.run(both())
     except (LoadFailed, OSError, asyncio.IncompleteReadError) as error:
         raise Failure(f"the measurement ended early: {error}", code="bench_failed") from error
     ack.seconds = receive.seconds  # the two take turns on the same connections

@@ -117,8 +117,30 @@ class Unreachable(Failure):
     exit_code = UNREACHABLE
 
 
+class WrongUsage(click.UsageError):
+    """click's own, in one line like every other failure."""
+
+    as_json = False
+
+    def show(self, file: Any = None) -> None:
+        message = self.format_message()
+        if self.as_json:
+            click.echo(json.dumps({"error": {"code": "usage", "message": message}}), err=True)
+            return
+        command = self.ctx.command_path if self.ctx is not None else "laneway"
+        click.echo(f"laneway: {message.rstrip('.')} (`{command} --help` explains)", err=True)
+
+
 class FailingGroup(click.Group):
     """A group that turns what the client and the node raise into a Failure, and suggests commands."""
+
+    def make_context(self, *arguments: Any, **extra: Any) -> click.Context:
+        try:
+            return super().make_context(*arguments, **extra)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            raise WrongUsage(error.format_message(), error.ctx) from error
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -130,7 +152,10 @@ class FailingGroup(click.Group):
             if failure is None:
                 raise
             session = ctx.find_object(Session)
-            failure.as_json = session is not None and session.json
+            if isinstance(failure, Failure | WrongUsage):
+                failure.as_json = session is not None and session.json
+            if failure is error:
+                raise
             raise failure from error
 
     def resolve_command(
@@ -144,12 +169,14 @@ class FailingGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def as_failure(error: Exception) -> Failure | None:
+def as_failure(error: Exception) -> click.ClickException | None:
     """What the error means on the command line; None if it is a mistake of ours, to be seen in full."""
-    if isinstance(error, Failure):
+    if isinstance(error, Failure | WrongUsage | click.exceptions.NoArgsIsHelpError):
         return error
+    if isinstance(error, click.UsageError):
+        return WrongUsage(error.format_message(), error.ctx)
     if isinstance(error, click.ClickException):
-        return None
+        return error
 
     from laneway.client import ClientError
     from laneway.errors import LanewayError

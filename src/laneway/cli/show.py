@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -24,35 +26,61 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, numeric: Sequence[str] = ()) -> Table:
-    from rich.table import Table
-    from rich.text import Text
+@dataclass(frozen=True)
+class Rows:
+    """A table before it is known who will look at it."""
 
-    shown = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    for column in columns:
-        shown.add_column(column, justify="right" if column in numeric else "left", overflow="fold")
-    for row in rows:
-        # Text is taken as it is: a queue called [red] must not turn the rest red.
-        shown.add_row(*(Text(printable(str(cell))) for cell in row))
-    return shown
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    numeric: Sequence[str] = ()
+
+    def for_a_person(self) -> Table:
+        from rich.table import Table
+        from rich.text import Text
+
+        shown = Table(box=None, pad_edge=False, header_style="bold", show_header=any(self.columns))
+        for at, column in enumerate(self.columns):
+            justify: Literal["right", "left"] = "right" if column in self.numeric else "left"
+            shown.add_column(column, justify=justify, overflow="fold", no_wrap=at == 0)
+        for row in self.rows:
+            # Text is taken as it is: a queue called [red] must not turn the rest red.
+            shown.add_row(*(Text(printable(str(cell))) for cell in row))
+        return shown
+
+    def plain(self) -> str:
+        """The same for a pipe or a file: lines as long as they need to be, and no waiting for rich."""
+        lines = [[printable(str(cell)) for cell in row] for row in self.rows]
+        if any(self.columns):
+            lines.insert(0, list(self.columns))
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        right = [column in self.numeric for column in self.columns]
+        aligned = (
+            (cell.rjust(width) if is_right else cell.ljust(width))
+            for line in lines
+            for cell, width, is_right in zip(line, widths, right, strict=True)
+        )
+        return "\n".join("  ".join(islice(aligned, len(widths))).rstrip() for _ in lines)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, numeric: Sequence[str] = ()) -> None:
-    console().print(table(columns, rows, numeric=numeric), soft_wrap=not sys.stdout.isatty())
+def print_rows(rows: Rows) -> None:
+    if sys.stdout.isatty():
+        console().print(rows.for_a_person())
+    else:
+        click.echo(rows.plain())
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, numeric: Sequence[str] = ()) -> None:
+    print_rows(Rows(columns, rows, numeric))
 
 
 def print_fields(fields: Mapping[str, object]) -> None:
-    shown = table(("", ""), fields.items())
-    shown.show_header = False
-    console().print(shown, soft_wrap=not sys.stdout.isatty())
+    print_rows(Rows(("", ""), list(fields.items())))
 
 
 def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
-    stream = sys.stderr if stderr else sys.stdout
-    # Into a file or a pipe, a line is as long as it needs to be.
-    return Console(file=stream, width=None if stream.isatty() else 10_000, highlight=False, markup=False)
+    return Console(stderr=stderr, highlight=False, markup=False)
 
 
 def progress(*, as_json: bool) -> AbstractContextManager[Progress | None]:

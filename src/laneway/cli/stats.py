@@ -11,11 +11,9 @@ import click
 
 from laneway.cli.kinds import duration as seconds
 from laneway.cli.session import Session, complete_queue, pass_session, talks_to_a_server
-from laneway.cli.show import console, duration, print_json, size, table
+from laneway.cli.show import Rows, console, duration, print_json, print_rows, size
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from laneway.client import Client
 
 COLUMNS = ("queue", "waiting", "delayed", "leased", "dead", "oldest", "bytes", "in/s", "out/s", "acked/s")
@@ -46,7 +44,7 @@ def stats(session: Session, queue: str | None, watch: bool, every_seconds: float
         def fetch() -> list[dict[str, Any]]:
             return [client.stats(queue)] if queue is not None else _all(client, prefix, limit)
 
-        def render(found: list[dict[str, Any]]) -> Table:
+        def render(found: list[dict[str, Any]]) -> Rows:
             return _one(found[0]) if queue is not None else _many(found)
 
         if session.json:
@@ -58,7 +56,7 @@ def stats(session: Session, queue: str | None, watch: bool, every_seconds: float
         else:
             found = fetch()
             if found:
-                console().print(render(found), soft_wrap=True)
+                print_rows(render(found))
             if not found:
                 click.echo("laneway: there are no queues", err=True)
             elif queue is None and len(found) == limit:
@@ -75,14 +73,14 @@ def _rounds(
 
 
 def _watch(
-    fetch: Callable[[], list[dict[str, Any]]], render: Callable[[list[dict[str, Any]]], Table], every_seconds: float
+    fetch: Callable[[], list[dict[str, Any]]], render: Callable[[list[dict[str, Any]]], Rows], every_seconds: float
 ) -> None:
     from rich.live import Live
 
     try:
         with Live(console=console(), auto_refresh=False) as live:
             for found in _rounds(fetch, True, every_seconds):
-                live.update(render(found), refresh=True)
+                live.update(render(found).for_a_person(), refresh=True)
     except KeyboardInterrupt:
         pass  # the way to end watching, not a failure
 
@@ -100,7 +98,7 @@ def _all(client: Client, prefix: str, limit: int) -> list[dict[str, Any]]:
     return found
 
 
-def _many(found: list[dict[str, Any]]) -> Table:
+def _many(found: list[dict[str, Any]]) -> Rows:
     rows = [
         (
             one["queue_name"],
@@ -114,10 +112,10 @@ def _many(found: list[dict[str, Any]]) -> Table:
         )
         for one in found
     ]
-    return table(COLUMNS, rows, numeric=COLUMNS[1:])
+    return Rows(COLUMNS, rows, COLUMNS[1:])
 
 
-def _one(one: dict[str, Any]) -> Table:
+def _one(one: dict[str, Any]) -> Rows:
     by_priority = sorted(one["messages_by_priority"].items(), key=lambda pair: -int(pair[0]))
     rows: list[tuple[str, object]] = [
         ("queue", one["queue_name"]),
@@ -137,9 +135,7 @@ def _one(one: dict[str, Any]) -> Table:
         )
         rows.append((name, rates_shown))
     rows.extend((f"{name} so far", count) for name, count in one["totals"].items())
-    shown = table(("", ""), rows)
-    shown.show_header = False
-    return shown
+    return Rows(("", ""), rows)
 
 
 def _rate(per_second: float) -> str:
