@@ -7,7 +7,7 @@ so, and the entry is skipped when its turn comes), but every ready message has a
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator
 from heapq import heappop, heappush
@@ -43,18 +43,20 @@ class Lane:
     def give_back(self, seq: int) -> None:
         heappush(self.returned, seq)
 
-    def skip(self, seq: int) -> None:
-        """Drop the entry of a message that just left, if it is the next one: keeps replayed lanes short."""
-        if self.entries and self.chunks[0][self.head] == seq:
-            self._advance(1)
+    def skip(self, first: int, count: int, table: Table) -> None:
+        """Drop the entries of neighbours that just left, if they are next, and the dead ones that are next then.
 
-    def skip_run(self, first: int, count: int) -> None:
-        """As skip, for neighbours that all stand next in the first chunk."""
-        if self.entries and self.chunks[0][self.head] == first:
-            chunk = self.chunks[0]
-            last = self.head + count - 1
-            if last < len(chunk) and chunk[last] == first + count - 1:
-                self._advance(count)
+        A live lane gave them out itself and has nothing to drop; a replayed one would only grow without this.
+        """
+        end, dropped = first + count, False
+        while self.entries and first <= self.chunks[0][self.head] < end:
+            self._advance(bisect_left(self.chunks[0], end, self.head) - self.head)
+            dropped = True
+        while self.returned and first <= self.returned[0] < end:
+            heappop(self.returned)
+            dropped = True
+        if dropped:
+            self.peek(table)
 
     def _advance(self, count: int) -> None:
         self.head += count
@@ -97,11 +99,23 @@ class Lane:
 
     def peek(self, table: Table) -> int:
         """The next ready message, 0 if there is none; drops dead entries on the way."""
-        found = self.pop(1, table)
-        if not found:
-            return 0
-        heappush(self.returned, found[0])
-        return found[0]
+        while seq := self._next_entry():
+            if table.state(seq) == READY:
+                return seq
+            self._pop_entry()
+        return 0
+
+    def take(self, seq: int) -> None:
+        """Take the message that peek() found off the front: all its entries, as its state still says ready."""
+        while self._next_entry() == seq:
+            self._pop_entry()
+
+    def _next_entry(self) -> int:
+        returned = self.returned
+        if self.entries:
+            first = self.chunks[0][self.head]
+            return first if not returned or first <= returned[0] else returned[0]
+        return returned[0] if returned else 0
 
     def after(self, seq: int, table: Table) -> Iterator[int]:
         """Ready messages with a number above `seq`, in order, without taking them."""

@@ -213,7 +213,7 @@ class Queue:
                 break
             out.append(best[1])
             if source == 1:
-                self.lanes[-best[0]].pop(1, table)
+                self.lanes[-best[0]].take(best[1])
                 continue
             if source == 2:
                 group = heappop(self.heads)[2]

@@ -360,7 +360,7 @@ class State:
         lane.count -= n
         if not lane.count:
             queue.bitmap &= ~(1 << priority)
-        lane.skip_run(first, n)
+        lane.skip(first, n, self.table)
         return True
 
     def _lease_one(self, queue: Queue, seq: int, receives: int, lease: int, deadline_ms: int) -> None:
@@ -583,7 +583,7 @@ class State:
             return
         lane = queue.lanes[priority]
         lane.count -= 1
-        lane.skip(seq)
+        lane.skip(seq, 1, self.table)
         if not lane.count:
             queue.bitmap &= ~(1 << priority)
         else:
