@@ -8,7 +8,6 @@ import math
 import os
 import sys
 import tempfile
-import time
 from array import array
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ import uvloop
 from benchmarks import laneway_load as laneway
 from benchmarks.http_load import HttpConnection, ask, queue_path
 from benchmarks.load import Load, LoadFailed
-from benchmarks.machine import Cores, assign_cores, describe, usage
+from benchmarks.machine import Cores, Watch, assign_cores, describe
 from benchmarks.postgres import Crew, PostgresQueue
 from benchmarks.report import Goal, Report, percentile
 from benchmarks.servers import ROOT, LanewayServer, PostgresServer, Server, StarletteEcho
@@ -68,23 +67,15 @@ class Bench:
     ) -> None:
         """Publishes per second with every connection asking again as soon as it was answered."""
         tally = laneway.Tally()
-        scripts = [laneway.publisher(requests[at:] + requests[:at], batch, tally) for at in range(connections)]
+        scripts = [laneway.publisher(_rotated(requests, at, len(requests)), batch, tally) for at in range(connections)]
         clients = [HttpConnection(server.address, script) for script in scripts]
         with Load(clients) as load:
             load.run(seconds=seconds / 4)
-            replies_before, used_before = sum(one.reply_count for one in clients), usage(server.pid)
-            span = load.run(seconds=seconds)
-            replies, used = sum(one.reply_count for one in clients) - replies_before, usage(server.pid)
-        used = used.since(used_before)
-        self.note(
-            case,
-            server,
-            "msg/s",
-            replies * batch / span.seconds,
-            server_us_per_message=used.cpu_seconds * 1e6 / (replies * batch),
-            generator_busy=span.generator_busy,
-            bytes_written_per_message=used.written_bytes / (replies * batch),
-        )
+            replies_before, watch = sum(one.reply_count for one in clients), Watch(server.pid)
+            took = load.run(seconds=seconds)
+            count = (sum(one.reply_count for one in clients) - replies_before) * batch
+            notes = watch.notes(count)
+        self.note(case, server, "msg/s", count / took, **notes)
 
     def singles(self, size_bytes: int, case: str) -> None:
         payloads = laneway.payload_texts(size_bytes, VARIANTS)
@@ -108,9 +99,9 @@ class Bench:
 
         self.rounds(case, [turn])
 
-    def end_to_end(self, case: str, priorities: Sequence[int], *, beside_postgres: bool = True) -> None:
+    def end_to_end(self, case: str, priorities: Sequence[int]) -> None:
         payloads = laneway.payload_texts(KILOBYTE, VARIANTS)
-        pg_queue = PostgresQueue(self.postgres.port)
+        pg_queue = PostgresQueue(self.postgres)
 
         def laneway_turn(case: str) -> None:
             queue, count = self.new_queue(), self.options.messages
@@ -129,19 +120,10 @@ class Bench:
                     *(laneway.consumer(queue, BATCH, tally) for _ in range(CONSUMERS)),
                 )
             ]
-            before = usage(self.laneway.pid)
+            watch = Watch(self.laneway.pid)
             with Load(clients) as load:
-                span = load.run(seconds=300, until=lambda: tally.acked >= count)
-            used = usage(self.laneway.pid).since(before)
-            self.note(
-                case,
-                self.laneway,
-                "msg/s",
-                count / span.seconds,
-                server_us_per_message=used.cpu_seconds * 1e6 / count,
-                generator_busy=span.generator_busy,
-                bytes_written_per_message=used.written_bytes / count,
-            )
+                took = load.run(seconds=300, until=lambda: tally.acked >= count)
+            self.note(case, self.laneway, "msg/s", count / took, **watch.notes(count))
             ask(self.laneway.address, "DELETE", queue_path(queue))
 
         def postgres_turn(case: str) -> None:
@@ -150,24 +132,25 @@ class Bench:
             levels = _rotated(priorities, 0, count)
 
             crew = self._crew or self._best_crew(pg_queue, texts[:20_000], levels[:20_000])
-            before = time.process_time()
-            took = _on_loop(pg_queue.end_to_end(texts, levels, BATCH, crew))
-            busy = min(1.0, (time.process_time() - before) / took)
-            crew_notes = {"publishers": float(crew.publishers), "consumers": float(crew.consumers)}
-            self.note(case, self.postgres, "msg/s", count / took, generator_busy=busy, **crew_notes)
+            run = _on_loop(pg_queue.end_to_end(texts, levels, BATCH, crew))
+            connections = {"publishers": float(crew.publishers), "consumers": float(crew.consumers)}
+            self.note(case, self.postgres, "msg/s", count / run.seconds, **run.notes, **connections)
 
-        self.rounds(case, [laneway_turn, postgres_turn] if beside_postgres else [laneway_turn])
+        self.rounds(case, [laneway_turn, postgres_turn])
 
     def _best_crew(self, queue: PostgresQueue, texts: list[str], levels: list[int]) -> Crew:
         """The number of connections that PostgreSQL does best with; tried once, then kept."""
-        taken = {crew: min(_on_loop(queue.end_to_end(texts, levels, BATCH, crew)) for _ in range(2)) for crew in CREWS}
+        taken = {
+            crew: min(_on_loop(queue.end_to_end(texts, levels, BATCH, crew)).seconds for _ in range(2))
+            for crew in CREWS
+        }
         self._crew = min(taken, key=taken.__getitem__)
         return self._crew
 
     def lone(self, case: str) -> None:
         """One connection, one publish at a time: what a caller waits for when nothing else is going on."""
         payload = laneway.payload_texts(KILOBYTE, 1)[0]
-        pg_queue = PostgresQueue(self.postgres.port)
+        pg_queue = PostgresQueue(self.postgres)
 
         def add(server: Server, taken_ns: Sequence[int]) -> None:
             ordered = sorted(taken_ns)

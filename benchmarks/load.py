@@ -2,7 +2,7 @@
 
 It knows nothing of a protocol. A Connection is told when its socket can be read and when more can be written; what the
 bytes mean is its own business (http_load.py; other protocols go beside it). One process drives any number of
-connections; the loop reports how busy it was, so that a report can show that it was not the bottleneck.
+connections; machine.Watch tells how busy it was, so that a report can show that it was not the bottleneck.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import select
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 _READ, _READ_WRITE = select.EPOLLIN, select.EPOLLIN | select.EPOLLOUT
 _SOCKET_BUFFER_BYTES = 1 << 20
@@ -58,14 +57,6 @@ class Connection:
             self.watch_writable(False)
 
 
-@dataclass(frozen=True)
-class Span:
-    """One stretch of load: how long it took, and how much of that this process was working."""
-
-    seconds: float
-    generator_busy: float
-
-
 class Load:
     """Drives connections until a time has passed or a condition holds. May be run again: requests under way stay so."""
 
@@ -79,14 +70,14 @@ class Load:
                 fileno, _READ_WRITE if on else _READ
             )
 
-    def run(self, *, seconds: float, until: Callable[[], bool] | None = None) -> Span:
-        """Without `until`, exactly this long. With it, until it holds; not holding within `seconds` is a failure."""
+    def run(self, *, seconds: float, until: Callable[[], bool] | None = None) -> float:
+        """The seconds it took: exactly these, or, with `until`, until it holds, which it must within that time."""
         connections, poll, clock = self._connections, self._epoll.poll, time.perf_counter
         # A collection in the middle would show up as a server's slow answer.
         gc.collect()
         gc.disable()
         try:
-            cpu_before, began = time.process_time(), clock()
+            began = clock()
             deadline = began + seconds
             if not self._begun:
                 self._begun = True
@@ -104,8 +95,7 @@ class Load:
             else:
                 if until is not None:
                     raise LoadFailed(f"the work was not done within {seconds:.0f} s")
-            took = clock() - began
-            return Span(took, (time.process_time() - cpu_before) / took)
+            return clock() - began
         finally:
             gc.enable()
 

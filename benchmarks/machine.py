@@ -75,6 +75,35 @@ def _descendants(pid: int) -> list[int]:
     return found
 
 
+def busy_seconds() -> float:
+    """CPU time that all cores together have spent on anything, since the machine started."""
+    user, nice, system, _idle, _waiting, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / _TICKS_PER_SECOND
+
+
+class Watch:
+    """What was used since its making: by the server, by this process, and by what is no part of the measurement."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._usage = usage(pid)
+        self._generator_seconds = time.process_time()
+        self._busy_seconds = busy_seconds()
+        self._began = time.perf_counter()
+
+    def notes(self, message_count: int) -> dict[str, float]:
+        took = time.perf_counter() - self._began
+        used = usage(self._pid).since(self._usage)
+        generator_seconds = time.process_time() - self._generator_seconds
+        elsewhere = busy_seconds() - self._busy_seconds - used.cpu_seconds - generator_seconds
+        return {
+            "server_us_per_message": used.cpu_seconds * 1e6 / message_count,
+            "bytes_written_per_message": used.written_bytes / message_count,
+            "generator_busy": generator_seconds / took,
+            "elsewhere_busy": max(0.0, elsewhere) / took,
+        }
+
+
 def resident_bytes(pid: int) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):

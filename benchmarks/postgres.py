@@ -10,8 +10,12 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import asyncpg
+
+from benchmarks.machine import Watch
+from benchmarks.servers import PostgresServer
 
 QUEUE = "bench"
 
@@ -64,12 +68,17 @@ class Crew:
     consumers: int
 
 
+class Run(NamedTuple):
+    seconds: float
+    notes: dict[str, float]
+
+
 class PostgresQueue:
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
 
     async def connect(self) -> asyncpg.Connection:
-        return await asyncpg.connect(host="127.0.0.1", port=self._port, user="laneway", database="postgres")
+        return await asyncpg.connect(host="127.0.0.1", port=self._server.port, user="laneway", database="postgres")
 
     async def reset(self) -> None:
         """An empty table and nothing left to write, so that every round starts from the same place."""
@@ -78,8 +87,8 @@ class PostgresQueue:
         await connection.execute("CHECKPOINT")
         await connection.close()
 
-    async def end_to_end(self, payloads: Sequence[str], priorities: Sequence[int], batch: int, crew: Crew) -> float:
-        """Seconds from the first publish to the last ack of all these messages, publishing and consuming at once."""
+    async def end_to_end(self, payloads: Sequence[str], priorities: Sequence[int], batch: int, crew: Crew) -> Run:
+        """From the first publish to the last ack of all these messages, publishing and consuming at once."""
         await self.reset()
         publishing = [await self.connect() for _ in range(crew.publishers)]
         consuming = [await self.connect() for _ in range(crew.consumers)]
@@ -102,12 +111,13 @@ class PostgresQueue:
                 else:
                     await asyncio.sleep(0.002)  # what there is was leased by the others; it is soon acked
 
-        began = time.perf_counter()
+        watch, began = Watch(self._server.pid), time.perf_counter()
         await asyncio.gather(*map(publisher, publishing), *map(consumer, consuming))
-        took = time.perf_counter() - began
+        # Each connection is a process of the server's, whose use cannot be read once it has ended.
+        run = Run(time.perf_counter() - began, watch.notes(len(payloads)))
         for connection in (*publishing, *consuming):
             await connection.close()
-        return took
+        return run
 
     async def lone_publishes(self, payload: str, count: int) -> list[int]:
         """The nanoseconds of each of `count` single inserts, one after another on one connection."""

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
-_BLOCK = "<!-- {}: begin -->\n{}\n<!-- {}: end -->"
+_BLOCK = "<!-- {}: begin -->\n{}<!-- {}: end -->"
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Series:
     system: str
     unit: str
     rounds: list[float] = field(default_factory=list)
-    notes: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, list[float]] = field(default_factory=dict)
 
     @property
     def median(self) -> float:
@@ -56,7 +56,8 @@ class Report:
             series = Series(case, system, unit)
             self.series.append(series)
         series.rounds.append(value)
-        series.notes.update(notes)
+        for key, number in notes.items():
+            series.notes.setdefault(key, []).append(number)
 
     def find(self, case: str, system: str) -> Series | None:
         return next((one for one in self.series if (one.case, one.system) == (case, system)), None)
@@ -89,7 +90,9 @@ class Report:
         lines += ["| case | system | median | spread | |", "|---|---|---:|---:|---|"]
         for one in self.series:
             spread = f"{_number(min(one.rounds))} – {_number(max(one.rounds))}" if len(one.rounds) > 1 else ""
-            notes = ", ".join(f"{key.replace('_', ' ')} {_number(value)}" for key, value in one.notes.items())
+            notes = ", ".join(
+                f"{key.replace('_', ' ')} {_number(statistics.median(values))}" for key, values in one.notes.items()
+            )
             lines.append(f"| {one.case} | {one.system} | {_number(one.median)} {one.unit} | {spread} | {notes} |")
         verdicts = self.verdicts()
         if verdicts:
@@ -100,9 +103,9 @@ class Report:
             )
             what = f"{goal.case}: {goal.system}"
             if goal.beside is not None:
-                spread = self.ratios(goal.case, goal.system, goal.beside)
+                ratios = self.ratios(goal.case, goal.system, goal.beside)
                 what += f" ÷ {goal.beside}"
-                figure = f"{value:.2f}× ({min(spread):.2f} – {max(spread):.2f})"
+                figure = f"{value:.2f}× ({min(ratios):.2f} – {max(ratios):.2f})"
                 bound += "×"
             else:
                 figure = _number(value)
@@ -123,7 +126,7 @@ class Report:
         pattern = re.compile(_BLOCK.format(self.name, ".*?", self.name), re.DOTALL)
         if not pattern.search(text):
             raise ValueError(f"{page} has no marks for {self.name}")
-        block = _BLOCK.format(self.name, self.markdown(), self.name)
+        block = _BLOCK.format(self.name, self.markdown() + "\n", self.name)
         page.write_text(pattern.sub(lambda _: block, text))
 
 

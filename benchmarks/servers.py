@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Self
 
 from benchmarks.http_load import ask
 from benchmarks.load import LoadFailed
@@ -110,7 +111,7 @@ class Server:
         words = self.log.read_text(errors="replace")[-2000:] if self.log.exists() else ""
         return f"; it said:\n{words}" if words else ""
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> Self:
         self.start()
         return self
 

@@ -1,0 +1,215 @@
+"""make bench-scale: a deep backlog, many outstanding leases, many idle queues; what they cost and what they change."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import laneway_load as laneway
+from benchmarks.http_load import HttpConnection, Script, ask, queue_path, request
+from benchmarks.load import Load, LoadFailed
+from benchmarks.machine import assign_cores, describe, resident_bytes, usage
+from benchmarks.report import Goal, Report, percentile
+from benchmarks.servers import ROOT, LanewayServer
+
+BATCH = 100
+KILOBYTE = 1024
+SMALL_BYTES = 100
+CLIENTS = 8
+SAMPLE = 200_000  # messages of a rate that is measured beside another
+LONGEST_LEASE_SECONDS = 43_200
+IDLE_SECONDS = 10
+HOUR = 3600.0
+PAGE = ROOT / "docs" / "performance.md"
+
+
+class Scale:
+    def __init__(self, options: argparse.Namespace, server: LanewayServer, report: Report) -> None:
+        self.options = options
+        self.server = server
+        self.report = report
+
+    def note(self, case: str, system: str, unit: str, value: float, **notes: float) -> None:
+        self.report.add(case, system, unit, value, **notes)
+        said = ", ".join(f"{key.replace('_', ' ')} {number:.3g}" for key, number in notes.items())
+        print(f"  {case:44} {system:16} {value:14,.3f} {unit:7} {said}", file=sys.stderr, flush=True)
+
+    # --- what the cases are made of
+
+    def create(self, queue: str) -> None:
+        ask(self.server.address, "PUT", queue_path(queue), {})
+
+    def stats(self, queue: str) -> dict[str, Any]:
+        answer = ask(self.server.address, "GET", queue_path(queue, "/stats"))
+        assert isinstance(answer, dict)
+        return answer
+
+    def drive(self, scripts: Sequence[Script]) -> float:
+        """Seconds until all of these scripts have ended."""
+        clients = [HttpConnection(self.server.address, script) for script in scripts]
+        with Load(clients) as load:
+            return load.run(seconds=HOUR, until=lambda: all(client.finished for client in clients))
+
+    def publish(self, queue: str, count: int, size_bytes: int, *, show: bool = False) -> float:
+        """Messages per second. With `show`, progress: a backlog of millions takes minutes."""
+        payloads = laneway.payload_texts(size_bytes, BATCH)
+        requests = [laneway.batch_publish(queue, payloads, [5] * BATCH)]
+        step, seconds = (max(count // 10, BATCH) if show else count), 0.0
+        for done in range(0, count, step):
+            tally = laneway.Tally()
+            limit = min(step, count - done)
+            seconds += self.drive([laneway.publisher(requests, BATCH, tally, limit=limit) for _ in range(CLIENTS)])
+            if show:
+                print(f"  … {done + limit:,} of {count:,} published", file=sys.stderr, flush=True)
+        return count / seconds
+
+    def consume(self, queue: str, count: int) -> float:
+        """Messages dequeued and acked per second."""
+        tally = laneway.Tally()
+        clients = [HttpConnection(self.server.address, laneway.consumer(queue, BATCH, tally)) for _ in range(CLIENTS)]
+        with Load(clients) as load:
+            took = load.run(seconds=HOUR, until=lambda: tally.acked >= count)
+        return tally.acked / took
+
+    def lone_dequeues(self, queue: str, count: int) -> list[int]:
+        """The nanoseconds of each of `count` dequeues of one message, one after another."""
+        latencies_ns, tally = array("q"), laneway.Tally()
+        script = laneway.leaser(queue, 1, tally, limit=count, lease_seconds=LONGEST_LEASE_SECONDS)
+        client = HttpConnection(self.server.address, script, latencies_ns=latencies_ns)
+        with Load([client]) as load:
+            load.run(seconds=HOUR, until=lambda: client.finished)
+        return sorted(latencies_ns)
+
+    def memory_mb(self) -> float:
+        return resident_bytes(self.server.pid) / 1e6
+
+    # --- the cases
+
+    def backlog(self) -> None:
+        count, sample = self.options.messages, min(SAMPLE, self.options.messages // 4)
+        deep, name = f"{count:,} deep", "backlog of 1 KB messages"
+        self.note(f"{name}, memory", "empty", "MB", self.memory_mb())
+        self.create("short")
+        for _ in range(self.options.rounds):
+            self.note(f"{name}, publish", "short queue", "msg/s", self.publish("short", sample, KILOBYTE))
+            self.note(f"{name}, dequeue and ack", "short queue", "msg/s", self.consume("short", sample))
+        self.create("deep")
+        rate = self.publish("deep", count, KILOBYTE, show=True)
+        self.note(f"{name}, filling", deep, "msg/s", rate)
+        self.note(f"{name}, memory", deep, "MB", self.memory_mb())
+        for _ in range(self.options.rounds):
+            self.note(f"{name}, publish", deep, "msg/s", self.publish("deep", sample, KILOBYTE))
+            self.note(f"{name}, dequeue and ack", deep, "msg/s", self.consume("deep", sample))
+        self.note(f"{name}, memory", f"{deep}, served", "MB", self.memory_mb())
+        for how, number in (("SIGTERM", signal.SIGTERM), ("kill -9", signal.SIGKILL)):
+            self.restart(name, deep, how, number)
+        self.report.goals += [
+            Goal(f"{name}, memory", f"{deep}, served", below=1000),
+            Goal(f"{name}, dequeue and ack", deep, at_least=0.9, beside="short queue"),
+            Goal(f"{name}, restart after SIGTERM", deep, below=15),
+            Goal(f"{name}, restart after kill -9", deep, below=15),
+        ]
+        ask(self.server.address, "DELETE", queue_path("deep"))
+
+    def restart(self, name: str, deep: str, how: str, signal_number: signal.Signals) -> None:
+        waiting = self.stats("deep")["approximate_message_count"]
+        stopping = self.server.stop(signal_number, timeout_seconds=300)
+        starting = self.server.start(timeout_seconds=900)
+        self.note(
+            f"{name}, restart after {how}", deep, "s", starting, stop_seconds=stopping, memory_mb=self.memory_mb()
+        )
+        if self.stats("deep")["approximate_message_count"] != waiting:
+            raise LoadFailed(f"{waiting} messages before the restart, {self.stats('deep')} after it")
+
+    def leases(self) -> None:
+        count, sample = self.options.leases, 5_000
+        self.create("leases")
+        self.publish("leases", count + 2 * sample + BATCH * CLIENTS, SMALL_BYTES)
+        case = "dequeue of one message, p50"
+
+        def measure(system: str) -> None:
+            taken = self.lone_dequeues("leases", sample)
+            p99, longest = percentile(taken, 0.99) / 1e3, taken[-1] / 1e3
+            self.note(case, system, "µs", percentile(taken, 0.5) / 1e3, p99_us=p99, max_us=longest)
+
+        measure("few leases")
+        before, tally = self.memory_mb(), laneway.Tally()
+        lease = [
+            laneway.leaser("leases", 1000, tally, limit=count - 1000 * CLIENTS, lease_seconds=LONGEST_LEASE_SECONDS)
+            for _ in range(CLIENTS)
+        ]
+        seconds = self.drive(lease)
+        held = self.stats("leases")["in_flight_count"]
+        many = f"{held:,} leases"
+        self.note("leasing", many, "msg/s", tally.received / seconds, memory_added_mb=self.memory_mb() - before)
+        measure(many)
+        self.report.goals.append(Goal(case, many, below=1.2, beside="few leases"))
+        ask(self.server.address, "DELETE", queue_path("leases"))
+
+    def queues(self) -> None:
+        count = self.options.queues
+        before = self.memory_mb()
+
+        def creator(first: int) -> Script:
+            for number in range(first, count, CLIENTS):
+                yield request("PUT", queue_path(f"idle-{number:06d}"), {})
+
+        seconds = self.drive([creator(first) for first in range(CLIENTS)])
+        many = f"{count:,} queues"
+        self.note("creating queues", many, "per s", count / seconds, memory_added_mb=self.memory_mb() - before)
+        self.settle_down()
+        cpu_before = usage(self.server.pid).cpu_seconds
+        time.sleep(IDLE_SECONDS)  # the measurement is of doing nothing for this long
+        used_ms = (usage(self.server.pid).cpu_seconds - cpu_before) * 1000
+        self.note(f"CPU used in {IDLE_SECONDS} s of idling", many, "ms", used_ms)
+        self.report.goals.append(Goal(f"CPU used in {IDLE_SECONDS} s of idling", many, below=50))
+        starting = self.server.stop() and self.server.start()
+        self.note("restart", many, "s", starting, memory_mb=self.memory_mb())
+
+    def settle_down(self) -> None:
+        """Until a second passes in which the server does next to nothing: snapshots after the creation are over."""
+        for _ in range(60):
+            before = usage(self.server.pid).cpu_seconds
+            time.sleep(1)
+            if usage(self.server.pid).cpu_seconds - before <= 0.02:
+                return
+        raise LoadFailed("the server is still busy a minute after the last request")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make bench-scale", description=__doc__)
+    parser.add_argument("--messages", type=int, default=10_000_000, help="depth of the backlog (%(default)s)")
+    parser.add_argument("--leases", type=int, default=1_000_000, help="leases held at once (%(default)s)")
+    parser.add_argument("--queues", type=int, default=100_000, help="queues that exist and do nothing (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="how often a rate is measured (%(default)s)")
+    parser.add_argument("--only", choices=["backlog", "leases", "queues"], help="one of the three")
+    parser.add_argument("--folder", type=Path, default=Path("/var/tmp"), help="the disk to measure on (%(default)s)")
+    parser.add_argument("--docs", action="store_true", help=f"put the table into {PAGE.relative_to(ROOT)}")
+    options = parser.parse_args()
+    cores = assign_cores()
+    with tempfile.TemporaryDirectory(prefix="laneway-scale-", dir=options.folder) as name:
+        folder = Path(name)
+        report = Report("scale", describe(folder, cores))
+        os.sched_setaffinity(0, cores.generator)
+        for case in ["queues", "leases", "backlog"] if options.only is None else [options.only]:
+            with LanewayServer(folder / case, cores.server) as server:
+                getattr(Scale(options, server, report), case)()
+    print(report.markdown())
+    print(f"\nsaved as {report.save().relative_to(ROOT)}")
+    if options.docs:
+        report.write_into(PAGE)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except LoadFailed as failure:
+        sys.exit(f"bench-scale: {failure}")
