@@ -6,7 +6,9 @@ event of the same command sees what the earlier one did. What cannot be done is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import merge
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -30,6 +32,7 @@ from laneway.core.events import (
 )
 from laneway.core.message import (
     PLAIN,
+    RECORD_PREFIX_BYTES,
     Draft,
     Receipt,
     Settlement,
@@ -158,6 +161,7 @@ def publish(
     groups: dict[int, str] = {}
     dedups: dict[int, str] = {}
     fresh: dict[str, Receipt] = {}
+    total_bytes = 0
     for draft in drafts:
         priority, properties, body = draft.priority, draft.properties, draft.body
         props = b""
@@ -188,7 +192,9 @@ def publish(
                     queue.totals[q_.DEDUPLICATED] += 1
                     continue
             if bounded:
-                _check_room(queue, len(records), sum(sizes) + len(body) + len(props))
+                size = RECORD_PREFIX_BYTES + len(props) + len(body)
+                _check_room(queue, len(records), total_bytes + size)
+                total_bytes += size
         except LanewayError as wrong:
             results.append(wrong)
             continue
@@ -278,20 +284,23 @@ def _shed(state: State, queue: Queue, now_ms: int) -> Iterator[Event]:
 
 
 def _lowest(state: State, queue: Queue, limit: int) -> list[int]:
-    lowest = (queue.bitmap & -queue.bitmap).bit_length() - 1
+    """The oldest ready messages of the lowest priority, in groups or not; of delayed ones if nothing is ready."""
+    table = state.table
+
+    def priority(seq: int) -> int:
+        return table.slabs[seq >> SLAB_BITS].priority[seq & SLAB_MASK]
+
+    plain = (queue.bitmap & -queue.bitmap).bit_length() - 1
     grouped = min(queue.grouped_ready, default=-1)
-    if lowest >= 0 and (grouped < 0 or lowest <= grouped):
-        seqs = []
-        for seq in queue.lanes[lowest].after(0, state.table):
-            seqs.append(seq)
-            if len(seqs) == limit:
-                break
-        return seqs
-    if grouped >= 0:
-        table = state.table
-        waiting = (s for s in sorted(queue.group_of) if table.state(s) == READY)
-        return [s for s in waiting if table.slabs[s >> SLAB_BITS].priority[s & SLAB_MASK] == grouped][:1]
-    return list(state.table.find(queue.number, DELAYED))[:limit]
+    lowest = min((p for p in (plain, grouped) if p >= 0), default=-1)
+    if lowest < 0:
+        return sorted(table.find(queue.number, DELAYED), key=priority)[:limit]
+    sources: list[Iterable[int]] = []
+    if plain == lowest:
+        sources.append(queue.lanes[lowest].after(0, table))
+    if grouped == lowest:
+        sources.append(s for s in sorted(queue.group_of) if table.state(s) == READY and priority(s) == lowest)
+    return list(islice(merge(*sources), limit))
 
 
 def check_key(
@@ -420,6 +429,7 @@ def _ack_plain(
         i = seq & SLAB_MASK
         if (
             slab is None
+            or i >= len(slab.state)
             or slab.lease[i] != lease_id
             or slab.state[i] != LEASED
             or slab.due_ms[i] <= now_ms
@@ -538,10 +548,12 @@ def redrive(
 ) -> Iterator[Event]:
     """Dead letters back to their origins, or all to one queue, as fresh messages with their history kept."""
     by_target: dict[int, list[int]] = {}
+    seen: set[int] = set()
     for seq in seqs:
-        if not is_dead_letter(state, queue, seq):
+        if seq in seen or not is_dead_letter(state, queue, seq):
             failed.append(seq)
             continue
+        seen.add(seq)
         told = state.stories[seq]
         number = target.number if target is not None else told.origin or queue.number
         if number in state.queues:
@@ -553,7 +565,7 @@ def redrive(
 
 
 def delete_dead(state: State, queue: Queue, seqs: Sequence[int], now_ms: int) -> Iterator[Event]:
-    found = [seq for seq in seqs if is_dead_letter(state, queue, seq)]
+    found = [seq for seq in dict.fromkeys(seqs) if is_dead_letter(state, queue, seq)]
     if found:
         yield Removed(queue.number, now_ms, found, Cause.DELETED)
 

@@ -222,8 +222,8 @@ class State:
             i += SLAB_ROWS
             if slab is None or slab.state != whole or any(slab.flags) or first + SLAB_ROWS > before_seq:
                 continue
-            low, high = slab.location[0] >> 32, slab.location[-1] >> 32
-            if low != high or self.extents.get(low, 0) < SLAB_ROWS:
+            extent = min(slab.location) >> 32
+            if max(slab.location) >> 32 != extent:
                 continue
             priority = slab.priority[0]
             queue.ready -= SLAB_ROWS
@@ -232,7 +232,7 @@ class State:
             lane.count -= SLAB_ROWS
             if not lane.count:
                 queue.bitmap &= ~(1 << priority)
-            self._extent_loses(low, SLAB_ROWS)
+            self._extent_loses(extent, SLAB_ROWS)
             self.table.free_slab(number)
 
     # The life of messages
@@ -434,8 +434,10 @@ class State:
             self._leave_group(queue, slab, seq)
             slab.state[i] = DEAD
             slab.flags[i] |= STORIED
+            told = self.stories.get(seq)
             story = self._died(queue, seq, slab.receives[i], e)
-            self.stories[seq] = msgspec.structs.replace(story, origin=0)
+            # A dead letter of another queue that dies here stays that queue's: it is counted and redriven there.
+            self.stories[seq] = msgspec.structs.replace(story, origin=told.origin if told else 0)
             queue.dead[seq] = None
         self._count_deaths(queue, e)
         if not queue.retention_armed_ms:
