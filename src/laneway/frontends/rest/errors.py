@@ -59,6 +59,10 @@ class HttpError(LanewayError):
         self.closes = closes  # what follows on the connection cannot be made sense of
 
 
+class InvalidRequest(InvalidInput):
+    """Found before the broker was asked, so it speaks of the wire's names already."""
+
+
 def malformed(message: str) -> HttpError:
     return HttpError(400, "malformed_request", message, closes=True)
 
@@ -85,9 +89,13 @@ def headers_of(error: LanewayError) -> bytes:
 
 def error_object(error: LanewayError) -> dict[str, object]:
     """The value of "error" in an answer, or in one entry of a batch's answer."""
-    told: dict[str, object] = {"code": error.code, "message": sentence_on_the_wire(error.message, error.field)}
-    if error.field is not None:
-        told["field"] = field_on_the_wire(error.field)
+    message, field = error.message, error.field
+    if not isinstance(error, (InvalidRequest, HttpError)):
+        message = sentence_on_the_wire(message, field)
+        field = field_on_the_wire(field) if field is not None else None
+    told: dict[str, object] = {"code": error.code, "message": message}
+    if field is not None:
+        told["field"] = field
     for name, value in error.details.items():
         told.setdefault(name, value)
     return told
@@ -103,18 +111,18 @@ _AT = re.compile(r"^(?P<text>.*?)(?: - at `(?P<key>key` in `)?\$(?P<path>.*)`)?$
 _NAMED = re.compile(r"(?:unknown|required) field `(?P<name>.*)`$", re.DOTALL)
 
 
-def invalid_json(error: Exception) -> InvalidInput:
+def invalid_json(error: Exception) -> InvalidRequest:
     """What msgspec found wrong, as our error. Its sentences end in "- at `$.path`", which becomes the field."""
     if isinstance(error, msgspec.ValidationError):
         return _invalid_value(str(error))
     if isinstance(error, RecursionError):
-        return InvalidInput("the JSON is nested too deeply")
+        return InvalidRequest("the JSON is nested too deeply")
     if isinstance(error, UnicodeDecodeError):
-        return InvalidInput("the body is not valid UTF-8, so it is no JSON")
-    return InvalidInput(f"the body is no valid JSON: {error}")
+        return InvalidRequest("the body is not valid UTF-8, so it is no JSON")
+    return InvalidRequest(f"the body is no valid JSON: {error}")
 
 
-def _invalid_value(sentence: str) -> InvalidInput:
+def _invalid_value(sentence: str) -> InvalidRequest:
     found = _AT.match(sentence)
     assert found is not None  # every part of the pattern is optional
     path = (found["path"] or "").removeprefix(".")
@@ -123,7 +131,7 @@ def _invalid_value(sentence: str) -> InvalidInput:
     if named:
         path = f"{path}.{named['name']}" if path else named["name"]
         text = text.replace("Object contains", "contains an").replace("Object missing", "misses the")
-        return InvalidInput(f"the request {text}", field=path)
+        return InvalidRequest(f"the request {text}", field=path)
     if not path:
-        return InvalidInput(f"the request is not as expected: {text}")
-    return InvalidInput(f"{path}: {text[:1].lower()}{text[1:]}", field=path)
+        return InvalidRequest(f"the request is not as expected: {text}")
+    return InvalidRequest(f"{path}: {text[:1].lower()}{text[1:]}", field=path)

@@ -106,7 +106,7 @@ class Router:
         segments = [_decode_segment(raw) for raw in path.split(b"/")[1:]]
         allowed: dict[str, tuple[list[str], Route]] = {}
         for pattern, route in self._by_length.get(len(segments), ()):
-            if all(p == s or p[:1] == "{" for p, s in zip(pattern, segments, strict=True)):
+            if all(p == s or (s and p[:1] == "{") for p, s in zip(pattern, segments, strict=True)):
                 allowed.setdefault(route.method, (pattern, route))
         if not allowed:
             raise HttpError(404, "path_not_found", f"there is nothing at {path.decode()}: see /openapi.json")
@@ -119,9 +119,6 @@ class Router:
 
 
 def _match_of(route: Route, names: dict[str, str], query: bytes) -> Match:
-    for part, name in names.items():
-        if not name:
-            raise HttpError(404, "path_not_found", f"the path has nothing where {part} belongs")
     queue = names.get("{queue}", "")
     return Match(
         route,

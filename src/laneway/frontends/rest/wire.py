@@ -159,9 +159,10 @@ def _decode_plain(body: bytes) -> list[Draft] | Draft | None:
         decoded = _plain_decoder.decode(body)
     except msgspec.ValidationError:
         return None
+    is_list = isinstance(decoded, list)
     messages = decoded if isinstance(decoded, list) else (decoded,)
     drafts: list[Draft] = []
-    shortest = 1
+    shortest = 1 if is_list else -1  # a list has its brackets, and no comma after its last entry
     for message in messages:
         payload, priority = bytes(message.payload), message.priority
         shortest += len(payload) + _AROUND[priority]
@@ -170,7 +171,7 @@ def _decode_plain(body: bytes) -> list[Draft] | Draft | None:
         colons = sum(draft.body.count(b":") + 1 + (draft.priority is not None) for draft in drafts)
         if colons != body.count(b":"):
             check_names_once(body)
-    return drafts if isinstance(decoded, list) else drafts[0]
+    return drafts if is_list else drafts[0]
 
 
 def _check_names(messages: Sequence[PublishRequest], body: bytes) -> None:

@@ -1,0 +1,264 @@
+"""A whole server for the tests here: journal in a folder, broker, access and HTTP front end, on a loop in a thread.
+
+Tests talk to it from outside, over sockets, with bytes (`connect`) or with httpx (`client`). `transcript` hands bytes
+to a connection in exactly the pieces that a test wants, which a real socket would not promise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import uvloop
+
+from laneway.access import Access
+from laneway.broker.broker import Broker
+from laneway.broker.engine import Engine
+from laneway.frontends.rest.limits import RestLimits
+from laneway.frontends.rest.protocol import Connection
+from laneway.frontends.rest.server import RestServer
+from laneway.journal.segments.journal import SegmentJournal
+
+T = TypeVar("T")
+
+DEADLINE_S = 10.0
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    """Poll until it holds; for what happens in another thread and announces itself nowhere."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"never came true: {what}"
+        time.sleep(0.005)
+
+
+class Response:
+    def __init__(self, head: bytes, body: bytes) -> None:
+        lines = head.decode("latin-1").split("\r\n")
+        self.version, status, self.reason = lines[0].split(" ", 2)
+        self.status = int(status)
+        self.headers = [tuple(line.split(": ", 1)) for line in lines[1:]]
+        self.body = body
+
+    def header(self, name: str) -> str | None:
+        found = [value for key, value in self.headers if key.lower() == name.lower()]
+        return ", ".join(found) if found else None
+
+    def json(self) -> Any:
+        return httpx.Response(200, content=self.body).json()
+
+    @property
+    def error(self) -> dict[str, Any]:
+        return dict(self.json()["error"])
+
+
+def take_response(data: bytes, *, to_head: bool = False) -> tuple[Response, bytes] | None:
+    """The first response in these bytes and what follows it; None if it is not all there."""
+    head, found, rest = data.partition(b"\r\n\r\n")
+    if not found:
+        return None
+    response = Response(head, b"")
+    size = 0 if to_head else int(response.header("content-length") or 0)
+    if len(rest) < size:
+        return None
+    response.body = rest[:size]
+    return response, rest[size:]
+
+
+def take_responses(data: bytes) -> list[Response]:
+    responses = []
+    while data:
+        taken = take_response(data)
+        assert taken is not None, f"half a response: {data!r}"
+        responses.append(taken[0])
+        data = taken[1]
+    return responses
+
+
+class Wire:
+    """One TCP connection, spoken byte by byte."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.socket = socket.create_connection(address, timeout=DEADLINE_S)
+        self._received = b""
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def read(self, *, to_head: bool = False) -> Response:
+        while True:
+            taken = take_response(self._received, to_head=to_head)
+            if taken is not None:
+                self._received = taken[1]
+                return taken[0]
+            more = self.socket.recv(1 << 16)
+            assert more, f"closed after {self._received!r}"
+            self._received += more
+
+    def read_to_the_end(self) -> bytes:
+        """Everything until the server closes; a time-out means that it did not."""
+        while more := self.socket.recv(1 << 16):
+            self._received += more
+        received, self._received = self._received, b""
+        return received
+
+    def ask(self, method: str, target: str, body: bytes = b"", headers: str = "") -> Response:
+        self.send(request(method, target, body, headers))
+        return self.read(to_head=method == "HEAD")
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def request(method: str, target: str, body: bytes = b"", headers: str = "") -> bytes:
+    length = f"Content-Length: {len(body)}\r\n" if body or method in ("POST", "PUT", "PATCH") else ""
+    kind = "Content-Type: application/json\r\n" if body and "content-type" not in headers.lower() else ""
+    return f"{method} {target} HTTP/1.1\r\nHost: localhost\r\n{kind}{length}{headers}\r\n".encode() + body
+
+
+class RecordingTransport:
+    """What a connection needs of a transport, with everything written kept."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.writes = 0
+        self.closed = False
+        self.reading = True
+
+    def write(self, data: bytes) -> None:
+        assert not self.closed, f"written after the end: {data!r}"
+        self.written += data
+        self.writes += 1
+
+    def get_extra_info(self, name: str) -> object:
+        return ("127.0.0.1", 40000)
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        pass
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+
+class Serving:
+    def __init__(self, folder: Path, limits: RestLimits | None = None, *, loop: str = "uvloop") -> None:
+        self._folder = folder
+        self._limits = limits or RestLimits()
+        self._new_loop = uvloop.new_event_loop if loop == "uvloop" else asyncio.new_event_loop
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._started = threading.Event()
+        self._stop: asyncio.Event
+        self._failure: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self.ahead_ms = 0  # how far the broker's clock is moved ahead
+        self.broker: Broker
+        self.access: Access
+        self.server: RestServer
+        self.address: tuple[str, int]
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000 + self.ahead_ms
+
+    def _serve(self) -> None:
+        with asyncio.Runner(loop_factory=self._new_loop) as runner:
+            try:
+                runner.run(self._main())
+            except BaseException as failure:
+                self._failure = failure
+                self._started.set()
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self.broker = Broker(Engine(SegmentJournal(self._folder), new_tag=lambda: 7), now_ms=self.now_ms)
+        await self.broker.start()
+        self.access = Access(self.broker, now_ms=self.now_ms)
+        self.server = RestServer(self.broker, self.access, self._limits)
+        self.address = await self.server.start("127.0.0.1", 0)
+        self._started.set()
+        await self._stop.wait()
+        await self.server.stop(2000)
+        await self.broker.stop()
+
+    def __enter__(self) -> Serving:
+        self._thread.start()
+        assert self._started.wait(DEADLINE_S)
+        if self._failure is not None:
+            raise self._failure
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(DEADLINE_S)
+        assert not self._thread.is_alive(), "the server did not stop"
+        if self._failure is not None:
+            raise self._failure
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await something on the server's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(DEADLINE_S)
+
+    def call(self, function: Callable[..., T], *args: object) -> T:
+        """Call something on the server's loop."""
+
+        async def called() -> T:
+            return function(*args)
+
+        return self.run(called())
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address[0]}:{self.address[1]}"
+
+    def client(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=DEADLINE_S + 25, **options)
+
+    def connect(self) -> Wire:
+        return Wire(self.address)
+
+    def transcript(self, pieces: Sequence[bytes], responses: int) -> tuple[bytes, RecordingTransport]:
+        """What a connection writes when it is given these pieces, once that many responses are there."""
+
+        async def spoken() -> tuple[bytes, RecordingTransport]:
+            transport = RecordingTransport()
+            connection = Connection(self.server._shared)
+            connection.connection_made(transport)  # type: ignore[arg-type]
+            for piece in pieces:
+                connection.data_received(piece)
+            deadline = time.monotonic() + DEADLINE_S
+            while transport.written.count(b"HTTP/1.1 ") < responses:
+                assert time.monotonic() < deadline, f"only {transport.written!r}"
+                await asyncio.sleep(0.0005)
+            connection.connection_lost(None)
+            return transport.written, transport
+
+        return self.run(spoken())
