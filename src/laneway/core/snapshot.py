@@ -20,7 +20,6 @@ import msgspec
 
 from laneway.core.deadlines import DEDUP, DELAY, KEYS, LEASE, TTL
 from laneway.core.lane import Lane
-from laneway.core.message import Death
 from laneway.core.queue import Group, Queue
 from laneway.core.settings import QueueSettings
 from laneway.core.state import Remembered, State, Story
@@ -169,7 +168,7 @@ class _Head(msgspec.Struct):
     next_queue: int
     next_lease: int
     extents: list[tuple[int, int]]
-    stories: dict[int, tuple[int, int, list[Death]]]
+    stories: dict[int, Story]
     consumers: dict[int, str]
     keys: list[tuple[int, str, Remembered]]
     documents: dict[str, dict[str, bytes]]
@@ -190,10 +189,8 @@ def thaw(source: Iterable[bytes]) -> State:
     state.table.next_seq = head.next_seq
     state.next_queue, state.next_lease = head.next_queue, head.next_lease
     state.extents = dict(head.extents)
-    for seq, (record_seq, origin, deaths) in head.stories.items():
-        state.stories[seq] = Story(record_seq, origin, tuple(deaths))
-        if record_seq != seq:
-            state.moved[record_seq] = seq
+    state.stories = head.stories
+    state.moved = {story.record_seq: seq for seq, story in head.stories.items() if story.record_seq != seq}
     state.consumers = head.consumers
     state.keys = OrderedDict(((number, key), value) for number, key, value in head.keys)
     if state.keys:

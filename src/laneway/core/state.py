@@ -54,6 +54,7 @@ from laneway.core.table import (
     GROUPED,
     HAS_CONSUMER,
     LEASED,
+    OVERDUE,
     READY,
     SLAB_BITS,
     SLAB_MASK,
@@ -70,6 +71,9 @@ REASONS = {
     Cause.OVERFLOW: "overflow",
 }
 
+
+#: A message that goes round between queues keeps its first death and the latest ones.
+MAX_DEATHS = 32
 
 #: From so many neighbours on, they are handled at once instead of one by one.
 RUN_ROWS = 4
@@ -95,8 +99,9 @@ class Story(msgspec.Struct, frozen=True, array_like=True):
     """What a message that died or moved carries on: the number its record was written under, and its deaths."""
 
     record_seq: int
-    origin: int  # number of the queue it last died in, 0 if it was redriven since
+    origin: int  # number of the queue it died in, if it is kept in another; 0 if it was redriven since
     deaths: tuple[Death, ...]
+    group: str = ""  # of one that is dead in its queue: it has left its group, and joins it again when redriven
 
 
 class QueueDocument(msgspec.Struct):
@@ -431,13 +436,14 @@ class State:
             self._leave(queue, seq)
             slab = self.table.owned(seq)
             i = seq & SLAB_MASK
+            group = queue.group_of[seq].name if slab.flags[i] & GROUPED else ""
             self._leave_group(queue, slab, seq)
             slab.state[i] = DEAD
-            slab.flags[i] |= STORIED
+            slab.flags[i] = slab.flags[i] & ~OVERDUE | STORIED
             told = self.stories.get(seq)
             story = self._died(queue, seq, slab.receives[i], e)
             # A dead letter of another queue that dies here stays that queue's: it is counted and redriven there.
-            self.stories[seq] = msgspec.structs.replace(story, origin=told.origin if told else 0)
+            self.stories[seq] = Story(story.record_seq, told.origin if told else 0, story.deaths, group)
             queue.dead[seq] = None
         self._count_deaths(queue, e)
         if not queue.retention_armed_ms:
@@ -447,6 +453,8 @@ class State:
         told = self.stories.get(seq)
         death = Death(queue.name, REASONS.get(e.cause, "moved"), e.at_ms, receives, e.detail)
         deaths = (*told.deaths, death) if told else (death,)
+        if len(deaths) > MAX_DEATHS:
+            deaths = (deaths[0], *deaths[2:])
         return Story(told.record_seq if told else seq, queue.number, deaths)
 
     def _count_deaths(self, queue: Queue, e: DeadLettered | Moved) -> None:
@@ -468,11 +476,12 @@ class State:
         for seq in e.seqs:
             old = self.table.slabs[seq >> SLAB_BITS]
             i = seq & SLAB_MASK
-            group = queue.group_of.get(seq) if old.flags[i] & GROUPED else None
+            group = queue.group_of[seq].name if old.flags[i] & GROUPED else ""
             location, size, priority, receives = old.location[i], old.size[i], old.priority[i], old.receives[i]
             if redriven:
-                told = self.stories.get(seq)
-                story = Story(told.record_seq if told else seq, 0, told.deaths if told else ())
+                told = self.stories[seq]
+                story = Story(told.record_seq, 0, told.deaths)
+                group = group or told.group
             else:
                 story = self._died(queue, seq, receives, e)
             self._leave(queue, seq)
@@ -486,8 +495,8 @@ class State:
             self.moved[story.record_seq] = new
             if story.origin:
                 queue.dead_elsewhere += 1
-            if group is not None:
-                self._join_group(target, slab, new, group.name)
+            if group:
+                self._join_group(target, slab, new, group)
             self._make_ready(target, slab, new, priority, fresh=True)
             target.bytes_waiting += size
             if ttl_ms is not None:
