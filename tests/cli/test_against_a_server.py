@@ -461,8 +461,8 @@ def test_a_journal_is_checked_and_dumped(start_server: StartServer) -> None:
     run("send", "dumped", "1")
     run("receive", "dumped", "--ack")
     server.stop()
-    assert run("journal", "check", str(server.data)).stdout
-    assert json.loads(run("journal", "check", str(server.data), "--json").stdout)
+    assert "intact: " in run("journal", "check", str(server.data)).stdout
+    assert json.loads(run("journal", "check", str(server.data), "--json").stdout)["is_sound"] is True
     events = json_lines(run("journal", "dump", str(server.data)))
     kinds = [event["kind"] for event in events]
     assert "published" in kinds and "acked" in kinds
@@ -483,4 +483,16 @@ def test_a_damaged_journal_is_found(start_server: StartServer) -> None:
     content[20_000] ^= 0xFF
     largest.write_bytes(content)
     found = run("journal", "check", str(server.data), code=1)
-    assert largest.name in found.output
+    assert re.search(rf"problem: .*{largest.name}, byte \d+: ", found.stdout)
+    assert "keep a copy" in found.stderr
+    assert json.loads(run("journal", "check", str(server.data), "--json", code=1).stdout)["is_sound"] is False
+    said = fails_to_serve("--data", str(server.data), "--http", "127.0.0.1:0", cwd=server.data.parent)
+    assert "`laneway journal check`" in said
+
+
+def test_a_folder_without_a_journal_is_told_from_a_damaged_one(tmp_path: Path) -> None:
+    assert "there is no journal in" in runner("http://127.0.0.1:1")("journal", "check", str(tmp_path), code=1).stderr
+    assert (
+        "no kind of event"
+        in runner("http://127.0.0.1:1")("journal", "dump", str(tmp_path), "--kind", "x", code=1).stderr
+    )

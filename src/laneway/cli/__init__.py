@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "purge": ("laneway.cli.dead_letters:purge", "Delete the waiting messages or the dead letters of a queue."),
     "account": ("laneway.cli.accounts:account", "List, create, change and delete accounts."),
     "key": ("laneway.cli.accounts:key", "Create, list and delete API keys."),
-    "journal": ("laneway.cli.journal:journal", "Look into the journal of a server that is not running."),
+    "journal": ("laneway.cli.journal:journal", "Look into the journal in a data folder."),
     "bench": ("laneway.cli.bench:bench", "Measure a running server with a quick load."),
     "completion": ("laneway.cli.completion:completion", "Print the completion script of a shell."),
 }
