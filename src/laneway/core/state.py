@@ -607,11 +607,12 @@ class State:
         slab.flags[i] &= ~GROUPED
         group = queue.group_of.pop(seq)
         del group.members[seq]
-        if not group.members:
-            del queue.groups[group.name]
-            group.offered = 0
-        else:
+        if group.offered == seq:
+            group.offered = 0  # the next head may be delayed: then nothing of the group is on offer
+        if group.members:
             queue.offer(group, self.table)
+        else:
+            del queue.groups[group.name]
 
     def _forget(self, seq: int) -> None:
         """The end of a message that has already left its state."""
