@@ -13,7 +13,7 @@ from laneway.core.deadlines import DEDUP, DELAY, KEYS, LEASE, RETENTION, TTL
 from laneway.core.events import Cause, Event, Released, Removed
 from laneway.core.queue import Queue
 from laneway.core.state import State
-from laneway.core.table import DELAYED, LEASED, OVERDUE, READY, SLAB_BITS, SLAB_MASK
+from laneway.core.table import DELAYED, LEASED, OVERDUE, READY, SCHEDULED, SLAB_BITS, SLAB_MASK
 
 #: One tick handles about so many messages; the rest stays due, so that a mass expiry does not hold up the loop.
 TICK_MESSAGES = 5_000
@@ -82,35 +82,38 @@ def _sweep(state: State, queue: Queue, now_ms: int) -> Iterator[Event]:
     """Remove what the queue's retention no longer covers; look again when the oldest of the rest will be due."""
     if queue.retention_armed_ms > now_ms:
         return  # re-armed since; that reminder is still to come
-    keep_ms = queue.settings.retention_ms
     gone: list[int] = []
     next_ms = 0
     for front in _fronts(state, queue):
-        for since_ms, seq in front:
-            if since_ms + keep_ms > now_ms or len(gone) >= TICK_MESSAGES:
-                next_ms = min(next_ms or since_ms + keep_ms, since_ms + keep_ms)
-                break
-            gone.append(seq)
+        for since_ms, seq, in_order in front:
+            until_ms = queue.keeps_until(since_ms)
+            if until_ms <= now_ms and len(gone) < TICK_MESSAGES:
+                gone.append(seq)
+                continue
+            next_ms = min(next_ms or until_ms, until_ms)
+            if in_order or len(gone) >= TICK_MESSAGES:
+                break  # those behind it are younger still
     queue.retention_armed_ms = 0
     if gone:
         yield Removed(queue.number, now_ms, gone, Cause.RETENTION)
     if queue.ready or queue.delayed or queue.leased or queue.dead:
-        state.arm_retention(queue, max(next_ms or now_ms + keep_ms, now_ms + 1))
+        state.arm_retention(queue, max(next_ms or queue.keeps_until(now_ms), now_ms + 1))
 
 
-def _fronts(state: State, queue: Queue) -> Iterator[Iterator[tuple[int, int]]]:
-    """Per lane and group, and of the dead, (since, number) from the oldest on."""
+def _fronts(state: State, queue: Queue) -> Iterator[Iterator[tuple[int, int, bool]]]:
+    """Per lane and group, and of the dead, (since, number, no older one follows) from the oldest on."""
     table = state.table
 
-    def aged(seqs: Iterable[int]) -> Iterator[tuple[int, int]]:
+    def aged(seqs: Iterable[int]) -> Iterator[tuple[int, int, bool]]:
         for seq in seqs:
-            yield table.slabs[seq >> SLAB_BITS].since_ms[seq & SLAB_MASK], seq
+            slab, i = table.slabs[seq >> SLAB_BITS], seq & SLAB_MASK
+            yield slab.since_ms[i], seq, not slab.flags[i] & SCHEDULED
 
     for lane in queue.lanes.values():
         yield aged(lane.after(0, table))
     for group in queue.groups.values():
         yield aged(s for s in group.members if table.state(s) == READY)
-    yield ((state.stories[seq].deaths[-1].at_ms, seq) for seq in queue.dead)
+    yield ((state.stories[seq].deaths[-1].at_ms, seq, True) for seq in queue.dead)
 
 
 def _forget_dedups(state: State, queue: Queue, now_ms: int) -> None:

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
+from laneway.core.deadlines import coarse
 from laneway.core.lane import Lane
 from laneway.core.settings import QueueSettings
 from laneway.core.table import READY, SLAB_BITS, SLAB_MASK, Table
@@ -122,6 +123,10 @@ class Queue:
         if lane is None:
             lane = self.lanes[priority] = Lane()
         return lane
+
+    def keeps_until(self, since_ms: int) -> int:
+        """When the retention of a message of this age ends; rounded, so that a sweep finds many at once."""
+        return coarse(since_ms + self.settings.retention_ms, since_ms)
 
     def count(self, total: int, at_ms: int, count: int, rated: int = -1) -> None:
         self.totals[total] += count

@@ -56,6 +56,7 @@ from laneway.core.table import (
     LEASED,
     OVERDUE,
     READY,
+    SCHEDULED,
     SLAB_BITS,
     SLAB_MASK,
     SLAB_ROWS,
@@ -261,7 +262,7 @@ class State:
         queue.bytes_waiting += total
         queue.count(q_.PUBLISHED, e.at_ms, count, 0)
         if not queue.retention_armed_ms:
-            self.arm_retention(queue, e.at_ms + queue.settings.retention_ms)
+            self.arm_retention(queue, queue.keeps_until(e.at_ms))
         if e.dedups:
             self._remember_dedups(queue, e)
         if e.groups or any(e.visible_at):
@@ -299,6 +300,7 @@ class State:
                 self._join_group(queue, slab, seq, name)
             if visible_ms > e.at_ms:
                 slab.since_ms[seq & SLAB_MASK] = visible_ms
+                slab.flags[seq & SLAB_MASK] |= SCHEDULED
                 self._delay(queue, slab, seq, visible_ms)
             else:
                 self._make_ready(queue, slab, seq, priority, fresh=True)
@@ -447,7 +449,7 @@ class State:
             queue.dead[seq] = None
         self._count_deaths(queue, e)
         if not queue.retention_armed_ms:
-            self.arm_retention(queue, e.at_ms + queue.settings.retention_ms)
+            self.arm_retention(queue, queue.keeps_until(e.at_ms))
 
     def _died(self, queue: Queue, seq: int, receives: int, e: DeadLettered | Moved) -> Story:
         told = self.stories.get(seq)
@@ -507,7 +509,7 @@ class State:
             self._count_deaths(queue, e)
         target.totals[q_.MOVED_IN] += len(e.seqs)
         if not target.retention_armed_ms:
-            self.arm_retention(target, e.at_ms + target.settings.retention_ms)
+            self.arm_retention(target, target.keeps_until(e.at_ms))
 
     def _removed(self, e: Removed) -> None:
         queue = self.queues[e.queue]
@@ -540,9 +542,14 @@ class State:
     # The steps they share
 
     def _make_ready(self, queue: Queue, slab: Slab, seq: int, priority: int, *, fresh: bool = False) -> None:
-        slab.state[seq & SLAB_MASK] = READY
+        i = seq & SLAB_MASK
+        slab.state[i] = READY
         queue.ready += 1
-        if slab.flags[seq & SLAB_MASK] & GROUPED:
+        if not fresh:  # while it was away, nobody looked at its age
+            until_ms = queue.keeps_until(slab.since_ms[i])
+            if until_ms < queue.retention_armed_ms or not queue.retention_armed_ms:
+                self.arm_retention(queue, until_ms)
+        if slab.flags[i] & GROUPED:
             queue.grouped_ready[priority] = queue.grouped_ready.get(priority, 0) + 1
             queue.offer(queue.group_of[seq], self.table)
             return
@@ -553,8 +560,6 @@ class State:
             lane.give_back(seq)
         lane.count += 1
         queue.bitmap |= 1 << priority
-        if not queue.retention_armed_ms:
-            self.arm_retention(queue, slab.since_ms[seq & SLAB_MASK] + queue.settings.retention_ms)
 
     def _delay(self, queue: Queue, slab: Slab, seq: int, due_ms: int) -> None:
         if not slab.due_ms:

@@ -18,8 +18,8 @@ FREE, READY, LEASED, DELAYED, DEAD = range(5)
 STATE_NAMES = ("free", "ready", "leased", "delayed", "dead")
 
 # Flags: which of the sparse side tables of state.py know this message too; OVERDUE: its time to live ended while
-# it was leased.
-GROUPED, STORIED, HAS_CONSUMER, OVERDUE = 1, 2, 4, 8
+# it was leased; SCHEDULED: published with a delay, so that it is younger than its number says.
+GROUPED, STORIED, HAS_CONSUMER, OVERDUE, SCHEDULED = 1, 2, 4, 8, 16
 
 _ZEROS_8 = bytes(8 * SLAB_ROWS)
 
