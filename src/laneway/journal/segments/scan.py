@@ -75,6 +75,11 @@ class SegmentScan:
             self._piece_at, start = offset, 0
         return memoryview(self._piece)[start : start + size]
 
+    def forget(self) -> None:
+        """Read anew from the file from now on: it may be growing."""
+        self._piece = b""
+        self.size = self._files.size(self._file)
+
     def header_at(self, offset: int) -> CommitHeader | None:
         """The header of the commit that begins here and lies wholly in the file; its body is not looked at."""
         view = self.view(offset, HEADER_BYTES)
