@@ -6,7 +6,7 @@ from collections import Counter
 
 from laneway.core.queue import Queue
 from laneway.core.state import State
-from laneway.core.table import DEAD, DELAYED, FREE, GROUPED, HAS_CONSUMER, LEASED, READY, SLAB_BITS, STORIED
+from laneway.core.table import DEAD, DELAYED, FREE, GROUPED, HAS_CONSUMER, LEASED, READY, SLAB_BITS, SLAB_MASK, STORIED
 
 
 def check_invariants(state: State) -> None:
@@ -41,7 +41,7 @@ def check_invariants(state: State) -> None:
     for queue in state.queues.values():
         _check_queue(state, queue, counts, by_priority, waiting_bytes)
         assert {
-            s for s in flagged[GROUPED] if state.table.slabs[s >> SLAB_BITS].queue[s & 1023] == queue.number
+            s for s in flagged[GROUPED] if state.table.slabs[s >> SLAB_BITS].queue[s & SLAB_MASK] == queue.number
         } == set(queue.group_of), f"{queue.name}: groups and flags differ"
     elsewhere = Counter(story.origin for story in state.stories.values() if story.origin)
     for queue in state.queues.values():
