@@ -108,6 +108,7 @@ def test_decisions_stay_right_when_more_are_remembered_than_allowed(store: DictS
     for _ in range(2):
         for i in range(50):
             assert access.allowed(ann, "/", f"q{i}", "read") is (i % 10 == 5)
+    assert len(access._accounts["ann"].decisions) <= 10
 
 
 def test_everybody_may_change_their_own_password_and_no_more(access: Access) -> None:
@@ -143,6 +144,14 @@ def test_the_last_admin_can_be_neither_deleted_nor_demoted(access: Access) -> No
     with pytest.raises(Conflict, match="last admin"):
         run(access.delete_account("ann"))
     run(access.put_account("ann", password="other"))  # staying an admin, it may change
+
+
+def test_accounts_that_are_no_admins_do_not_stand_in_for_the_last_one(access: Access) -> None:
+    for name, role in (("bob", "operator"), ("cat", "user")):
+        run(access.put_account(name, password="pw", roles=[role]))
+    with pytest.raises(Conflict, match="last admin"):
+        run(access.delete_account("guest"))
+    run(access.delete_account("bob"))  # while guest stays, others may go
 
 
 def test_an_admin_that_cannot_log_in_does_not_count(access: Access) -> None:
