@@ -87,12 +87,17 @@ def _sweep(state: State, queue: Queue, now_ms: int) -> Iterator[Event]:
     for front in _fronts(state, queue):
         for since_ms, seq, in_order in front:
             until_ms = queue.keeps_until(since_ms)
-            if until_ms <= now_ms and len(gone) < TICK_MESSAGES:
+            if until_ms > now_ms:
+                next_ms = min(next_ms or until_ms, until_ms)
+                if in_order:
+                    break  # those behind it are younger still
+            else:
                 gone.append(seq)
-                continue
-            next_ms = min(next_ms or until_ms, until_ms)
-            if in_order or len(gone) >= TICK_MESSAGES:
-                break  # those behind it are younger still
+                if len(gone) == TICK_MESSAGES:
+                    break
+        if len(gone) == TICK_MESSAGES:
+            next_ms = now_ms + 1  # the rest has its turn soon
+            break
     queue.retention_armed_ms = 0
     if gone:
         yield Removed(queue.number, now_ms, gone, Cause.RETENTION)
