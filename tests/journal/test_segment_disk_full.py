@@ -14,12 +14,7 @@ from laneway.core.events import Opened
 from laneway.errors import DiskFull
 from laneway.journal.segments import SegmentJournal
 from tests.journal.contract import commit, published
-from tests.journal.stores import (
-    Clock,
-    positions,
-    start,
-    three_commits,
-)
+from tests.journal.stores import Clock, path_of, positions, start, three_commits
 from tests.simulation.faulty_files import FaultyFiles
 
 
@@ -47,6 +42,17 @@ def test_full_disk_refuses_new_messages_while_settling_goes_on_and_recovers_by_i
     commit(journal, published(1_000))
     journal.close()
     assert positions(start(files)[1]) == list(range(1, published_count + 5 + 2))
+
+
+def test_settling_may_use_the_current_segment_to_its_end_when_there_is_no_next_one() -> None:
+    files = FaultyFiles(0, capacity_bytes=3 * 4096)
+    journal, _ = start(files)
+    fill_up(journal)
+    number = max(journal.extent_bytes()) + 1
+    with pytest.raises(DiskFull):
+        while True:
+            commit(journal, Opened(at_ms=1, epoch=1, tag=1))
+    assert len(files.contents(path_of(number)).rstrip(b"\0")) > 4096 - 2 * 192
 
 
 def test_commit_that_finds_no_space_at_all_can_be_written_later() -> None:

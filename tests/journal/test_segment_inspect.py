@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from laneway.core.events import Acked, DocumentPut, QueuePut
 from laneway.errors import InvalidInput, NotFound
 from laneway.journal.segments import SegmentJournal
-from laneway.journal.segments.format import segment_name, snapshot_name
+from laneway.journal.segments.format import checksum, segment_name, snapshot_name
 from laneway.journal.segments.inspect import CheckReport, check, dump
 from tests.journal.contract import ONE_OF_EACH, commit, fill_extents, published
 from tests.journal.stores import FOLDER, killed, path_of, start, store_of_segments, three_commits
@@ -112,8 +113,6 @@ def test_unfinished_commit_at_the_end_is_a_note_and_no_problem() -> None:
 def test_unknown_version_is_a_problem() -> None:
     files, _ = three_commits(mark_last=True)
     whole = bytearray(files.contents(path_of(1)))
-    from laneway.journal.segments.format import checksum
-
     whole[4] = 9
     whole[56:64] = checksum(bytes(whole[:56])).to_bytes(8, "little")
     files.put_contents(path_of(1), bytes(whole))
@@ -136,6 +135,31 @@ def test_live_folder_can_be_checked_and_dumped(tmp_path: Path) -> None:
     report = check(str(tmp_path))
     assert report.is_sound and len(report.segments) == 4
     assert len(list(dump(str(tmp_path)))) == sum(segment.event_count for segment in report.segments)
+    journal.close()
+
+
+def test_checking_while_a_server_writes_finds_no_problem(tmp_path: Path) -> None:
+    journal = SegmentJournal(tmp_path, segment_bytes=1 << 16, reserve_bytes=0, durability="none")
+    assert list(journal.replay(0)) == []
+    commit(journal, published(1))
+    stop = threading.Event()
+
+    def write() -> None:
+        seq = 2
+        while not stop.is_set() and seq < 40_000:
+            commit(journal, published(seq, 20, size=200))
+            journal.mark()
+            seq += 20
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        seen = [check(str(tmp_path)) for _ in range(10)]
+    finally:
+        stop.set()
+        writer.join()
+    assert [report.problems for report in seen] == [[]] * 10
+    assert seen[0].segments[-1].last_position < seen[-1].segments[-1].last_position, "nothing was written meanwhile"
     journal.close()
 
 

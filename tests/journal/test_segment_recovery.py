@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from laneway.errors import JournalDamaged, JournalVersionUnknown
-from laneway.journal.segments.format import checksum, snapshot_name
+from laneway.journal.segments.format import checksum, pack_commit_header, parse_commit_header, snapshot_name
 from tests.journal.contract import commit, fill_extents, published
 from tests.journal.stores import (
     FOLDER,
@@ -132,6 +132,19 @@ def test_message_body_that_holds_a_copy_of_the_journal_is_no_proof_of_damage() -
     assert offset % 64 == 0, "the copied headers have to stand where headers are looked for"
     killed(files).flip_bit(path_of(1), offset - 64 + 16, 0)  # the last commit is torn
     assert positions(start(files, segment_bytes=1 << 20)[1]) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("position", "epoch"), [(2, 5), (4, 5), (3, 1)])
+def test_sound_commit_out_of_order_is_damage(position: int, epoch: int) -> None:
+    files, offsets = three_commits(mark_last=True)  # epochs 1, 2, 3
+    whole = files.contents(path_of(1))
+    at, location = offsets[2], 1 << 32 | offsets[2]
+    header = parse_commit_header(whole, at, store=77, location=location)
+    assert header is not None
+    forged = pack_commit_header(header._replace(position=position, epoch=epoch), store=77, location=location)
+    files.put_contents(path_of(1), whole[:at] + forged + whole[at + 64 :])
+    with pytest.raises(JournalDamaged, match=f"commit {position} of epoch {epoch} stands where commit 3 of epoch 2"):
+        start(files)
 
 
 def test_unsynced_commits_that_survive_behind_a_lost_one_are_cut_with_it() -> None:
