@@ -142,6 +142,16 @@ def test_a_client_that_takes_no_answers_is_read_no_further_and_cut_in_the_end(ow
         assert http.get("/healthz").status_code == 200
 
 
+def test_large_answers_to_pipelined_requests_are_made_a_few_at_a_time(own_serving: Start) -> None:
+    serving = own_serving(unsent_bytes=100_000, pipelined_count=1000)
+    with serving.client() as http:
+        http.put("/queues/q")
+        publish(http, "/queues/q", *("x" * 60_000 for _ in range(40)))
+    written, transport = serving.transcript([request("POST", "/queues/q/dequeue") * 40], 40)
+    assert [len(r.json()["messages"]) for r in take_responses(written)] == [1] * 40
+    assert transport.writes >= 20, "no more than two of these answers are held in memory at once"
+
+
 def test_pipelined_requests_beyond_the_limit_wait_their_turn(own_serving: Start) -> None:
     serving = own_serving(pipelined_count=2)
     with serving.client() as http:

@@ -7,16 +7,17 @@ Nothing here awaits. A handler checks, calls the broker, and returns; the broker
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple, cast
+import logging
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any, NamedTuple
 
 from laneway.access import Access
 from laneway.broker.broker import Broker
 from laneway.core.message import Delivery, Draft, Receipt, Settlement
 from laneway.errors import InvalidInput, LanewayError
 from laneway.frontends.rest.answers import Writer, encode
-from laneway.frontends.rest.errors import HttpError, encode_error
+from laneway.frontends.rest.errors import INTERNAL, HttpError, InvalidRequest, encode_error
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.plan import Plan
 from laneway.frontends.rest.protocol import Exchange
@@ -39,6 +40,8 @@ from laneway.frontends.rest.wire import (
 )
 from laneway.frontends.rest.words import milliseconds
 
+log = logging.getLogger("laneway.http")
+
 _REPLAYED = b"Idempotency-Replayed: true\r\n"
 _REMEMBERED_BODIES = 1024
 _REMEMBERED_BODY_BYTES = 512
@@ -51,6 +54,20 @@ class _Dequeue(NamedTuple):
     lease_ms: int | None
     wait_ms: int
     consumer: str
+
+
+def _answers_anyway(callback: Callable[..., None]) -> Callable[..., None]:
+    """If an answer cannot be put together, its client is told so, and the log why."""
+
+    @wraps(callback)
+    def guarded(self: HotPaths, exchange: Exchange, *rest: Any) -> None:
+        try:
+            callback(self, exchange, *rest)
+        except Exception:
+            log.exception("the answer to %s %s could not be made", exchange.head.method, exchange.head.target)
+            exchange.refuse(INTERNAL)
+
+    return guarded
 
 
 class SettleForm:
@@ -84,16 +101,28 @@ class HotPaths:
 
     def publish(self, exchange: Exchange) -> None:
         plan: Plan = exchange.head.plan
+        decoded: list[Draft] | Draft
         vhost, queue = plan.vhost, plan.queue
         self._access.check(exchange.account, vhost, queue, "write")
-        decoded = decode_publish(exchange.body) if plan.is_json else self._draft_of_bytes(exchange, plan)
+        if plan.is_json:
+            if plan.query:
+                raise InvalidRequest(
+                    "the body is JSON, so what is said about the message belongs into it", field="query"
+                )
+            decoded = decode_publish(exchange.body)
+        else:
+            decoded = self._draft_of_bytes(exchange, plan)
         key = exchange.head.idempotency_key
         idempotency = None if key is None else _idempotency(exchange, key)
-        if not isinstance(decoded, Draft):
-            self._publish_many(exchange, plan, decoded, idempotency)
+        if isinstance(decoded, list):
+            self._check_count(len(decoded))
+            self._broker.publish(
+                vhost, queue, decoded, partial(self._published_many, exchange), idempotency=idempotency
+            )
         else:
             self._broker.publish(vhost, queue, (decoded,), partial(self._published, exchange), idempotency=idempotency)
 
+    @_answers_anyway
     def _published(self, exchange: Exchange, results: list[Receipt | LanewayError]) -> None:
         result = results[0]
         if isinstance(result, LanewayError):
@@ -103,33 +132,13 @@ class HotPaths:
         is_replay = result.duplicate and exchange.head.idempotency_key is not None
         exchange.answer(201, body, _REPLAYED if is_replay else b"")
 
-    def _publish_many(
-        self,
-        exchange: Exchange,
-        plan: Plan,
-        entries: Sequence[Draft | InvalidInput],
-        idempotency: tuple[str, bytes] | None,
-    ) -> None:
-        self._check_count(len(entries))
-        wrong = [(at, entry) for at, entry in enumerate(entries) if isinstance(entry, InvalidInput)]
-        drafts = cast(Sequence[Draft], entries) if not wrong else [e for e in entries if isinstance(e, Draft)]
-        done = partial(self._published_many, exchange, wrong)
-        if drafts:
-            self._broker.publish(plan.vhost, plan.queue, drafts, done, idempotency=idempotency)
-        else:
-            done([])
-
-    def _published_many(
-        self, exchange: Exchange, wrong: list[tuple[int, InvalidInput]], results: list[Receipt | LanewayError]
-    ) -> None:
+    @_answers_anyway
+    def _published_many(self, exchange: Exchange, results: list[Receipt | LanewayError]) -> None:
         texts = self._writer.receipts(results, exchange.head.plan.queue_json)
-        all_well = not wrong and not any(map(_is_error, results))
-        has_key = exchange.head.idempotency_key is not None
-        is_replay = has_key and bool(results) and all(isinstance(r, Receipt) and r.duplicate for r in results)
-        for at, error in wrong:
-            texts.insert(at, encode_error(error).decode())
+        failed = any(isinstance(result, LanewayError) for result in results)
+        is_replay = exchange.head.idempotency_key is not None and not failed and all(map(_is_duplicate, results))
         body = f"[{','.join(texts)}]".encode()
-        exchange.answer(201 if all_well else 207, body, _REPLAYED if is_replay else b"")
+        exchange.answer(207 if failed else 201, body, _REPLAYED if is_replay else b"")
 
     def _draft_of_bytes(self, exchange: Exchange, plan: Plan) -> Draft:
         """The body is the message itself, whatever it is; what else there is to say is in the query string."""
@@ -192,6 +201,7 @@ class HotPaths:
             self._dequeues[body] = asked
         return asked
 
+    @_answers_anyway
     def _leased(self, exchange: Exchange, deliveries: list[Delivery]) -> None:
         exchange.waiter = None
         if exchange.is_abandoned or exchange.response is not None:
@@ -254,6 +264,7 @@ class HotPaths:
         self._access.check(exchange.account, plan.vhost, plan.queue, "read")
         self._broker.settle(plan.vhost, plan.queue, (settlement,), partial(self._settled, exchange, form))
 
+    @_answers_anyway
     def _settled(self, exchange: Exchange, form: SettleForm, results: list[int | LanewayError]) -> None:
         result = results[0]
         if isinstance(result, LanewayError):
@@ -290,6 +301,7 @@ class HotPaths:
             plan.vhost, plan.queue, settlements, partial(self._settled_many, exchange, form, settlements)
         )
 
+    @_answers_anyway
     def _settled_many(
         self, exchange: Exchange, form: SettleForm, settlements: list[Settlement], results: list[int | LanewayError]
     ) -> None:
@@ -318,8 +330,8 @@ class HotPaths:
             raise InvalidInput(f"a batch has 1 to {most} entries, this one has {count}", limit=most)
 
 
-def _is_error(result: object) -> bool:
-    return isinstance(result, LanewayError)
+def _is_duplicate(result: Receipt | LanewayError) -> bool:
+    return isinstance(result, Receipt) and result.duplicate
 
 
 def _ignore(results: object) -> None:

@@ -16,7 +16,7 @@ from laneway.frontends.rest.routing import Each, Route
 
 _REF = "#/components/schemas/{name}"
 _JSON = "application/json"
-_ALWAYS = (400, 503)  # any request may be refused with these
+_ALWAYS = (400, 408, 414, 431, 503)  # any request may be refused with these
 _WITH_ACCOUNT = (401, 403)
 
 _PATH_PARTS = {
@@ -127,7 +127,7 @@ def _responses(route: Route, schemas: dict[int, Any]) -> dict[str, Any]:
             responses[str(status)]["content"] = {_JSON: {"schema": schemas[id(kind)]}}
     refusals = {*_ALWAYS, *route.refusals, *(() if route.public else _WITH_ACCOUNT)}
     if route.request is not None:
-        refusals |= {413, 415}
+        refusals |= {413, 415, 417}
     for status in sorted(refusals - set(route.answers)):
         responses[str(status)] = {
             "description": HTTPStatus(status).phrase,

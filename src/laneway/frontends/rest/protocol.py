@@ -136,6 +136,7 @@ class Connection(asyncio.Protocol):
         self._is_writing_paused = False
         self._is_corked = False  # answers given while reading leave together at its end
         self._is_flush_planned = False
+        self._ready_bytes = 0  # of answers that wait for the one before them, or for the end of reading
         # Ending
         self._is_deaf = False  # nothing more is read: a request was refused in a way that leaves no next one
         self._is_lingering = False
@@ -224,7 +225,7 @@ class Connection(asyncio.Protocol):
                 if self._head is not None:
                     at = self._read_body(data, at)
                     continue
-                if self._held_by is not None or len(slots) >= most or self._is_writing_paused:
+                if self._held_by is not None or len(slots) >= most or self._has_enough_to_send():
                     self._rest = data[at:]
                     self._pause_reading()
                     break
@@ -254,6 +255,9 @@ class Connection(asyncio.Protocol):
                 self._plan_flush()  # there is more to read after it: not from here, or the calls would pile up
             else:
                 self._flush()
+
+    def _has_enough_to_send(self) -> bool:
+        return self._is_writing_paused or self._ready_bytes > self._limits.unsent_bytes
 
     def _parse(self, raw: bytes) -> Head | None:
         head = parse_head(raw, self._limits)
@@ -345,7 +349,7 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _go_on(self) -> None:
-        if not self._is_reading_paused or self._held_by is not None or self._is_writing_paused:
+        if not self._is_reading_paused or self._held_by is not None or self._has_enough_to_send():
             return
         if len(self._slots) >= self._limits.pipelined_count or self.is_gone or self._transport.is_closing():
             return
@@ -361,6 +365,8 @@ class Connection(asyncio.Protocol):
     def answered(self, exchange: Exchange) -> None:
         if self._held_by is exchange:
             self._held_by = None
+        if exchange.response is not None:
+            self._ready_bytes += len(exchange.response)
         if self._is_corked or self._is_flush_planned:
             return
         if len(self._slots) == 1:
@@ -392,7 +398,9 @@ class Connection(asyncio.Protocol):
             if exchange.is_last:
                 last = exchange
         if ready:
-            self._transport.write(ready[0] if len(ready) == 1 else b"".join(ready))
+            out = ready[0] if len(ready) == 1 else b"".join(ready)
+            self._ready_bytes -= len(out)
+            self._transport.write(out)
         if last is not None:
             self._end(last)
         elif not slots and self._is_deaf:

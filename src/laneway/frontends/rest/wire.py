@@ -19,7 +19,7 @@ from laneway.broker.values import DeadLetterFilter, RedriveRequest
 from laneway.core.message import JSON_TYPE, PLAIN, Draft, Properties, Settlement
 from laneway.core.settings import RANGES
 from laneway.errors import InvalidInput
-from laneway.frontends.rest.errors import invalid_json
+from laneway.frontends.rest.errors import InvalidRequest, invalid_json
 from laneway.frontends.rest.times import at_ms_of
 from laneway.frontends.rest.words import BY_WIRE, milliseconds
 
@@ -107,8 +107,8 @@ def is_text_type(content_type: str) -> bool:
     return content_type[:5].lower() == "text/"
 
 
-def decode_publish(body: bytes) -> Sequence[Draft | InvalidInput] | Draft:
-    """One message or a list of them. A list holds an error where an entry says something that cannot be meant.
+def decode_publish(body: bytes) -> list[Draft] | Draft:
+    """One message or a list of them; a list with an entry that cannot be meant is refused as a whole, by its place.
 
     msgspec lets two things pass that are refused here: bad UTF-8 inside a payload, and a name that comes twice.
     """
@@ -124,12 +124,12 @@ def decode_publish(body: bytes) -> Sequence[Draft | InvalidInput] | Draft:
     _check_names(decoded if isinstance(decoded, list) else [decoded], body)
     if not isinstance(decoded, list):
         return to_draft(decoded)
-    drafts: list[Draft | InvalidInput] = []
-    for one in decoded:
+    drafts: list[Draft] = []
+    for at, one in enumerate(decoded):
         try:
             drafts.append(to_draft(one))
         except InvalidInput as error:
-            drafts.append(error)
+            raise InvalidRequest(error.message, field=f"[{at}].{error.field}") from None
     return drafts
 
 
