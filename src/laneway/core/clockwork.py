@@ -22,26 +22,35 @@ TICK_MESSAGES = 5_000
 def tick(state: State, now_ms: int) -> Iterator[Event]:
     budget = TICK_MESSAGES
     while budget > 0 and (bucket := state.deadlines.pop_due(now_ms)) is not None:
-        for (kind, number), seqs in bucket.items():
-            if len(seqs) > budget:
-                state.deadlines.add(now_ms, kind, number, seqs[max(budget, 0) :])
-                seqs = seqs[: max(budget, 0)]
-            budget -= len(seqs) + 1
-            queue = state.queues.get(number)
-            if kind == KEYS:
-                _forget_keys(state, now_ms)
-            elif queue is None:
-                continue
-            elif kind == LEASE:
-                yield from _expire_leases(state, queue, seqs, now_ms)
-            elif kind == DELAY:
-                state.ripen(queue, seqs, now_ms)
-            elif kind == TTL:
-                yield from _expire_messages(state, queue, seqs, now_ms)
-            elif kind == RETENTION:
-                yield from _sweep(state, queue, now_ms)
-            elif kind == DEDUP:
-                _forget_dedups(state, queue, now_ms)
+        try:
+            for (kind, number), seqs in bucket.items():
+                if len(seqs) > budget:
+                    state.deadlines.add(now_ms, kind, number, seqs[max(budget, 0) :])
+                    seqs = seqs[: max(budget, 0)]
+                budget -= len(seqs) + 1
+                yield from _fall_due(state, kind, number, seqs, now_ms)
+        except GeneratorExit:  # the journal did not take an event: whatever is not done yet stays due
+            for (kind, number), seqs in bucket.items():
+                state.deadlines.add(now_ms, kind, number, seqs)
+            raise
+
+
+def _fall_due(state: State, kind: int, number: int, seqs: array[int], now_ms: int) -> Iterator[Event]:
+    queue = state.queues.get(number)
+    if kind == KEYS:
+        _forget_keys(state, now_ms)
+    elif queue is None:
+        return
+    elif kind == LEASE:
+        yield from _expire_leases(state, queue, seqs, now_ms)
+    elif kind == DELAY:
+        state.ripen(queue, seqs, now_ms)
+    elif kind == TTL:
+        yield from _expire_messages(state, queue, seqs, now_ms)
+    elif kind == RETENTION:
+        yield from _sweep(state, queue, now_ms)
+    elif kind == DEDUP:
+        _forget_dedups(state, queue, now_ms)
 
 
 def _expire_leases(state: State, queue: Queue, seqs: array[int], now_ms: int) -> Iterator[Event]:

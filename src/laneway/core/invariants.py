@@ -80,3 +80,5 @@ def _check_queue(
         if not leased and state.table.state(members[0]) == READY:
             assert group.offered == members[0], f"{name}: group {group.name} waits but is not offered"
             assert any(entry[1] == members[0] for entry in queue.heads)
+        else:
+            assert not group.offered, f"{name}: group {group.name} is offered but must wait"

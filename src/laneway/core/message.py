@@ -162,10 +162,12 @@ def encode_props(p: Properties) -> bytes:
     """The props block of a record; raises InvalidInput naming what is too long."""
     if p is PLAIN:
         return b""
-    texts = [
-        text.encode()
-        for text in (p.content_type, p.group, p.key, p.tenant, p.dedup_id, p.correlation_id, p.exchange, p.routing_key)
-    ]
+    given = (p.content_type, p.group, p.key, p.tenant, p.dedup_id, p.correlation_id, p.exchange, p.routing_key)
+    try:
+        texts = [text.encode() for text in given]
+    except UnicodeEncodeError as wrong:
+        field = Properties.__struct_fields__[given.index(wrong.object)]
+        raise InvalidInput(f"{field} is not valid Unicode: {wrong.object[:80]!r}", field=field) from None
     for text, field in zip(texts, Properties.__struct_fields__, strict=False):
         if len(text) > MAX_TEXT_BYTES:
             raise InvalidInput(f"{field} has {len(text)} bytes, {MAX_TEXT_BYTES} are allowed", field=field)
@@ -173,7 +175,10 @@ def encode_props(p: Properties) -> bytes:
     if p.attributes or p.extra:
         if len(p.attributes) > MAX_ATTRIBUTES:
             raise InvalidInput(f"{len(p.attributes)} attributes, {MAX_ATTRIBUTES} are allowed", field="attributes")
-        rest = msgspec.msgpack.encode({"a": p.attributes, "x": p.extra} if p.extra else {"a": p.attributes})
+        try:
+            rest = msgspec.msgpack.encode({"a": p.attributes, "x": p.extra} if p.extra else {"a": p.attributes})
+        except (OverflowError, RecursionError, TypeError, ValueError) as wrong:
+            raise InvalidInput(f"the attributes cannot be stored: {wrong}", field="attributes") from None
         if len(rest) > MAX_ATTRIBUTE_BYTES:
             raise InvalidInput(
                 f"the attributes take {len(rest)} bytes, {MAX_ATTRIBUTE_BYTES} are allowed", field="attributes"

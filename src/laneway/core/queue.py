@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from laneway.core.deadlines import coarse
 from laneway.core.lane import Lane
@@ -51,6 +51,7 @@ TOTALS = (
 
 RATED = ("published", "delivered", "acked")
 RATE_WINDOW_S = 300
+STALE_OFFERS = 1_000  # so many offers that no longer hold are tolerated
 
 
 class Group:
@@ -162,6 +163,9 @@ class Queue:
         if slab.state[head & SLAB_MASK] == READY:
             group.offered = head
             heappush(self.heads, (-slab.priority[head & SLAB_MASK], head, group))
+            if len(self.heads) > 2 * len(self.groups) + STALE_OFFERS:  # heads that died one after the other
+                self.heads = list({e[1]: e for e in self.heads if e[2].offered == e[1]}.values())
+                heapify(self.heads)
 
     def best_head(self) -> tuple[int, int, Group] | None:
         """The best group that may be leased from; drops offers that no longer hold."""

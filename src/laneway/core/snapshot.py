@@ -28,6 +28,7 @@ from laneway.errors import JournalDamaged, JournalVersionUnknown
 
 VERSION = 1
 SLABS_PER_CHUNK = 64
+CUT_SHORT = "the snapshot ends too early; run `laneway journal check` on the folder"
 
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -179,7 +180,9 @@ class _Head(msgspec.Struct):
 def thaw(source: Iterable[bytes]) -> State:
     """A state from the chunks of a snapshot."""
     it = iter(source)
-    first = next(it)
+    first = next(it, None)
+    if first is None:
+        raise JournalDamaged(CUT_SHORT)
     version = msgspec.msgpack.decode(first, type=dict[str, msgspec.Raw]).get("version")
     if version is None or msgspec.msgpack.decode(version) != VERSION:
         raise JournalVersionUnknown("the snapshot was written by another version of Laneway")
@@ -217,7 +220,7 @@ def _thaw_slabs(state: State, source: Iterator[bytes]) -> None:
             slab.live = live
             for (name, kind), column in zip(COLUMNS, columns, strict=True):
                 setattr(slab, name, bytearray(column) if kind is None else array(kind, column))
-    raise JournalDamaged("the snapshot ends too early; run `laneway journal check` on the folder")
+    raise JournalDamaged(CUT_SHORT)
 
 
 def _thaw_queue(state: State, q: _QueueHead) -> None:
