@@ -7,6 +7,7 @@ each round, a ratio is formed within a round, and the claim is the median of the
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 import time
@@ -140,4 +141,4 @@ def _number(value: float | None) -> str:
 
 def percentile(ordered: list[int], share: float) -> int:
     """The smallest value that at least this share of all values does not exceed."""
-    return ordered[max(0, -(-int(len(ordered) * share * 10000) // 10000) - 1)]
+    return ordered[math.ceil(len(ordered) * share) - 1]
