@@ -83,6 +83,7 @@ class Committer:
         idle_s: float = 0.02,
         new_writer: NewWriter = WriterThread,
     ) -> None:
+        self._engine = engine
         self._journal = engine.journal
         self._table = engine.state.table
         self._loop = loop
@@ -99,6 +100,7 @@ class Committer:
         self.durable_next_seq = engine.state.table.next_seq  # messages below this number are durable
         self.stuck = False  # the disk is so full that not even acks can be written
         self.failed: BaseException | None = None
+        self._closing: asyncio.Future[None] | None = None
         self._writer = new_writer(engine.journal, loop, self._written)
 
     def when_durable(self, done: Done, result: Any) -> None:
@@ -152,12 +154,14 @@ class Committer:
             if not self.stuck:
                 log.error("the disk is full: nothing can be written, not even acks: %s", error)
             self.stuck = True
+            self._end_closing()
             self._loop.call_later(DISK_FULL_RETRY_S, self._writer.put, commit)
             return
         if isinstance(error, DiskFull):
             return  # a mark is a convenience
         self.failed = error
         log.critical("the journal cannot be written, nothing more is confirmed: %s", error)
+        self._end_closing()
         self._on_failed(error)
 
     def _mark_later(self) -> None:
@@ -192,12 +196,20 @@ class Committer:
         await future
 
     async def close(self) -> None:
-        """Write what is staged and end the writer."""
+        """Write what is staged, if it can be written, and end the writer. Nothing is staged from now on: whoever is
+        told something while the last commit is written may want more, and that would be in no commit."""
+        self._engine.closed = True
         if self.failed is None and not self.stuck:
-            await self.durable()
+            self._closing = self._loop.create_future()
+            self.when_durable(self._end_closing, None)
+            await self._closing
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         await self._writer.close()
+
+    def _end_closing(self, _: None = None) -> None:
+        if self._closing is not None and not self._closing.done():
+            self._closing.set_result(None)
 
 
 _MARK = Commit(0, 0, 0, None)

@@ -24,7 +24,7 @@ from laneway.core.message import (
 )
 from laneway.core.state import State
 from laneway.core.table import LEASED, SLAB_BITS, SLAB_MASK, STATE_NAMES
-from laneway.errors import JournalDamaged
+from laneway.errors import JournalDamaged, Unavailable
 from laneway.journal.interface import Commit, Journal
 
 log = logging.getLogger("laneway.broker")
@@ -71,6 +71,7 @@ class Engine:
         self.journal = journal
         self.state = State()
         self.cache = RecordCache(cache_bytes)
+        self.closed = False  # nothing more is taken: what is staged now would not be written any more
         self._new_tag = new_tag
 
     def recover(self, now_ms: int) -> Recovery:
@@ -93,6 +94,8 @@ class Engine:
 
     def run(self, command: Iterator[Event]) -> list[Event]:
         """Stage and apply what a command yields, event by event; the events."""
+        if self.closed:
+            raise Unavailable("the node is stopping; try again later")
         events: list[Event] = []
         stage, apply = self.journal.stage, self.state.apply
         for event in command:

@@ -101,7 +101,10 @@ class Redrives:
         except Exception as trouble:
             log.exception("task %s failed", task_id)
             task = self._ended(self._tasks[task_id], "failed", str(trouble))
-        await self._keep(task)
+        try:
+            await self._keep(task)
+        except LanewayError as trouble:  # stopping, or no space: the next start takes it up again and finds it done
+            log.warning("the end of task %s could not be recorded: %s", task_id, trouble)
 
     async def _redrive(self, task_id: str) -> None:
         broker = self._broker

@@ -14,7 +14,7 @@ from laneway.broker.engine import Engine
 from laneway.core import snapshot
 from laneway.core.events import Relocated
 from laneway.core.table import FREE, SLAB_BITS, SLAB_MASK
-from laneway.errors import DiskFull
+from laneway.errors import DiskFull, LanewayError
 from laneway.journal.interface import Commit
 
 log = logging.getLogger("laneway.broker")
@@ -41,6 +41,7 @@ class Upkeep:
         self._last: Commit | None = None
         self._frozen: tuple[int, snapshot.Frozen, list[int]] | None = None
         self._saving: asyncio.Task[None] | None = None
+        self._stopping = False  # from now on only the final snapshot is saved: one at a time
         self._touch: Callable[[], None] = lambda: None
 
     def start(self, replayed_events: int, touch: Callable[[], None]) -> None:
@@ -52,7 +53,7 @@ class Upkeep:
         self._last = commit
         self._events += commit.event_count
         self._commits += 1
-        if self._frozen is None and self._saving is None and self._is_due():
+        if self._frozen is None and self._saving is None and not self._stopping and self._is_due():
             self._frozen = self._engine.freeze_at(commit)
             self._events = 0
 
@@ -94,10 +95,12 @@ class Upkeep:
         if self._last is not None and self._events >= FINAL_SNAPSHOT_EVENTS:
             try:
                 await asyncio.to_thread(self._save_blocking, self._engine.freeze_at(self._last))
-            except DiskFull as full:
-                log.warning("no space for a snapshot at the end: %s", full)
+            except LanewayError as trouble:  # the journal has everything; the next start replays it
+                log.warning("no snapshot at the end: %s", trouble)
 
     async def stop(self) -> None:
+        self._stopping = True
+        self._frozen = None
         if self._saving is not None:
             await asyncio.gather(self._saving, return_exceptions=True)
 
@@ -111,6 +114,8 @@ class Upkeep:
             return
         survivors = await self._survivors(set(sparse))
         for extent, seqs in survivors.items():
+            if self._stopping:
+                return
             if sum(self._size(s) for s in seqs) <= sparse[extent] * SPARSE_SHARE:
                 await self._relocate(extent, seqs)
 
