@@ -101,6 +101,7 @@ class Committer:
         self.stuck = False  # the disk is so full that not even acks can be written
         self.failed: BaseException | None = None
         self._closing: asyncio.Future[None] | None = None
+        self._awaiting: set[asyncio.Future[None]] = set()  # of durable(): they must hear of a failure too
         self._writer = new_writer(engine.journal, loop, self._written)
 
     def when_durable(self, done: Done, result: Any) -> None:
@@ -162,6 +163,9 @@ class Committer:
         self.failed = error
         log.critical("the journal cannot be written, nothing more is confirmed: %s", error)
         self._end_closing()
+        for future in self._awaiting:
+            if not future.done():
+                future.set_exception(self._failure())
         self._on_failed(error)
 
     def _mark_later(self) -> None:
@@ -190,10 +194,17 @@ class Committer:
             if not future.done():
                 future.set_result(None)
 
-        self.when_durable(resolve, None)
         if self.failed is not None:
-            raise self.failed if isinstance(self.failed, LanewayError) else RuntimeError(str(self.failed))
-        await future
+            raise self._failure()
+        self.when_durable(resolve, None)
+        self._awaiting.add(future)
+        try:
+            await future
+        finally:
+            self._awaiting.discard(future)
+
+    def _failure(self) -> Exception:
+        return self.failed if isinstance(self.failed, LanewayError) else RuntimeError(str(self.failed))
 
     async def close(self) -> None:
         """Write what is staged, if it can be written, and end the writer. Nothing is staged from now on: whoever is
