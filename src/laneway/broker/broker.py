@@ -337,7 +337,9 @@ class Broker:
 
     def _on_timer(self) -> None:
         self._timer = None
-        if self._phase == "ready" and not self.committer.stuck:
+        if self._phase != "ready":
+            return  # stopping, or failed: what is due waits for the next start
+        if not self.committer.stuck:
             self._tick_if_due()
         if self.committer.stuck:
             self._timer_ms = self.now() + 250
