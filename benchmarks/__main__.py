@@ -10,6 +10,7 @@ import sys
 import tempfile
 from array import array
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,24 @@ KILOBYTE = 1024
 SMALL_BYTES = 40
 CONNECTIONS = 32
 VARIANTS = 64  # different messages (and so requests) that a case goes through
-PUBLISHERS, CONSUMERS = 4, 4  # connections of the end-to-end case
-CREWS = (Crew(1, 1), Crew(2, 2), Crew(1, 3), Crew(4, 4))  # what PostgreSQL is tried with; its best counts
 PAGE = ROOT / "docs" / "performance.md"
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Publishing and consuming at once: how many messages a request, and over how many connections."""
+
+    batch: int
+    publishers: int
+    consumers: int
+    crews: tuple[Crew, ...]  # what PostgreSQL is tried with; its best counts
+    priorities: Sequence[int] = (5,)
+    share: int = 1  # the messages are divided by this where each takes long
+
+
+BATCHES = Flow(BATCH, 4, 4, (Crew(1, 1), Crew(2, 2), Crew(1, 3), Crew(4, 4)))
+PRIORITIES = replace(BATCHES, priorities=range(1, 11))
+ONE_BY_ONE = Flow(1, 16, 16, (Crew(4, 4), Crew(8, 8), Crew(16, 16)), share=20)
 
 
 class Bench:
@@ -43,7 +59,6 @@ class Bench:
         self.starlette = StarletteEcho(folder / "starlette", cores.server)
         self.postgres = PostgresServer(folder / "postgres", cores.server)
         self._queue_count = 0
-        self._crew: Crew | None = None
 
     def new_queue(self) -> str:
         self._queue_count += 1
@@ -99,53 +114,43 @@ class Bench:
 
         self.rounds(case, [turn])
 
-    def end_to_end(self, case: str, priorities: Sequence[int]) -> None:
+    def end_to_end(self, case: str, flow: Flow) -> None:
         payloads = laneway.payload_texts(KILOBYTE, VARIANTS)
-        pg_queue = PostgresQueue(self.postgres)
-
-        def laneway_turn(case: str) -> None:
-            queue, count = self.new_queue(), self.options.messages
-            ask(self.laneway.address, "POST", queue_path(queue, "/messages"), {"payload": {"order": 0}})
-            check = ask(self.laneway.address, "POST", queue_path(queue, "/dequeue"), {"max_messages": 1})
-            laneway.check_delivery(check, '{"order": 0}')
-            tally = laneway.Tally()
-            requests = [
-                laneway.batch_publish(queue, _rotated(payloads, at, BATCH), _rotated(priorities, at, BATCH))
-                for at in range(8)
-            ]
-            clients = [
-                HttpConnection(self.laneway.address, script)
-                for script in (
-                    *(laneway.publisher(requests, BATCH, tally, limit=count) for _ in range(PUBLISHERS)),
-                    *(laneway.consumer(queue, BATCH, tally) for _ in range(CONSUMERS)),
-                )
-            ]
-            watch = Watch(self.laneway.pid)
-            with Load(clients) as load:
-                took = load.run(seconds=300, until=lambda: tally.acked >= count)
-            self.note(case, self.laneway, "msg/s", count / took, **watch.notes(count))
-            ask(self.laneway.address, "DELETE", queue_path(queue))
+        queue = PostgresQueue(self.postgres)
+        batch, count = flow.batch, self.options.messages // flow.share // flow.batch * flow.batch
+        texts, levels = _rotated(payloads, 0, count), _rotated(flow.priorities, 0, count)
+        crews: list[Crew] = []
 
         def postgres_turn(case: str) -> None:
-            count = self.options.messages // BATCH * BATCH
-            texts = _rotated(payloads, 0, count)
-            levels = _rotated(priorities, 0, count)
-
-            crew = self._crew or self._best_crew(pg_queue, texts[:20_000], levels[:20_000])
-            run = _on_loop(pg_queue.end_to_end(texts, levels, BATCH, crew))
-            connections = {"publishers": float(crew.publishers), "consumers": float(crew.consumers)}
+            if not crews:  # the one that suits it best is found once, with a tenth of the messages
+                some = max(count // 10 // batch * batch, batch)
+                tried = {
+                    crew: _on_loop(queue.end_to_end(texts[:some], levels[:some], batch, crew)) for crew in flow.crews
+                }
+                crews.append(min(tried, key=lambda crew: tried[crew].seconds))
+            run = _on_loop(queue.end_to_end(texts, levels, batch, crews[0]))
+            connections = {"publishers": float(crews[0].publishers), "consumers": float(crews[0].consumers)}
             self.note(case, self.postgres, "msg/s", count / run.seconds, **run.notes, **connections)
 
-        self.rounds(case, [laneway_turn, postgres_turn])
+        self.rounds(case, [lambda case: self._laneway_flow(case, flow, payloads, count), postgres_turn])
 
-    def _best_crew(self, queue: PostgresQueue, texts: list[str], levels: list[int]) -> Crew:
-        """The number of connections that PostgreSQL does best with; tried once, then kept."""
-        taken = {
-            crew: min(_on_loop(queue.end_to_end(texts, levels, BATCH, crew)).seconds for _ in range(2))
-            for crew in CREWS
-        }
-        self._crew = min(taken, key=taken.__getitem__)
-        return self._crew
+    def _laneway_flow(self, case: str, flow: Flow, payloads: list[str], count: int) -> None:
+        queue, batch, tally = self.new_queue(), flow.batch, laneway.Tally()
+        ask(self.laneway.address, "POST", queue_path(queue, "/messages"), {"payload": {"order": 0}})
+        check = ask(self.laneway.address, "POST", queue_path(queue, "/dequeue"), {"visibility_timeout": 43_200})
+        laneway.check_delivery(check, '{"order": 0}')
+        requests = [
+            laneway.batch_publish(queue, _rotated(payloads, at, batch), _rotated(flow.priorities, at, batch))
+            for at in range(10)
+        ]
+        scripts = [laneway.publisher(requests, batch, tally, limit=count) for _ in range(flow.publishers)]
+        scripts += [laneway.consumer(queue, batch, tally) for _ in range(flow.consumers)]
+        clients = [HttpConnection(self.laneway.address, script) for script in scripts]
+        watch = Watch(self.laneway.pid)
+        with Load(clients) as load:
+            took = load.run(seconds=300, until=lambda: tally.acked >= count)
+        self.note(case, self.laneway, "msg/s", count / took, **watch.notes(count))
+        ask(self.laneway.address, "DELETE", queue_path(queue))
 
     def lone(self, case: str) -> None:
         """One connection, one publish at a time: what a caller waits for when nothing else is going on."""
@@ -187,7 +192,7 @@ def run(bench: Bench, only: str) -> None:
     """All cases whose name contains `only`, with what each should reach."""
     goals, small, large = bench.report.goals, "single publish, small", "single publish, 1 KB"
     batches, plain, mixed = "batches of 100 × 1 KB", "end to end, 100 × 1 KB", "end to end, ten priorities"
-    lone = "lone publish, 1 KB"
+    one_by_one, lone = "end to end, 1 × 1 KB", "lone publish, 1 KB"
     goals.append(Goal(small, "Laneway", at_least=2, beside="Starlette"))
     goals.append(Goal(large, "Laneway", at_least=2, beside="Starlette"))
     goals.append(Goal(plain, "Laneway", at_least=100_000))
@@ -197,8 +202,9 @@ def run(bench: Bench, only: str) -> None:
         (small, lambda case: bench.singles(SMALL_BYTES, case)),
         (large, lambda case: bench.singles(KILOBYTE, case)),
         (batches, bench.batches),
-        (plain, lambda case: bench.end_to_end(case, [5])),
-        (mixed, lambda case: bench.end_to_end(case, range(1, 11))),
+        (plain, lambda case: bench.end_to_end(case, BATCHES)),
+        (mixed, lambda case: bench.end_to_end(case, PRIORITIES)),
+        (one_by_one, lambda case: bench.end_to_end(case, ONE_BY_ONE)),
         (lone, bench.lone),
     ]
     for case, measure in cases:
