@@ -44,15 +44,13 @@ def test_durability_interval_syncs_once_the_interval_is_over() -> None:
     commit(journal, published(2))  # syncs
     clock.now_ms = 199
     commit(journal, published(3))
-    journal.mark()
     assert surviving(files) == [1, 2]
 
 
-def test_durability_interval_syncs_from_mark_when_nothing_is_written() -> None:
+def test_durability_interval_syncs_when_there_is_nothing_to_do() -> None:
     files, clock = FaultyFiles(0), Clock()
     journal, _ = start(files, durability="interval", interval_ms=100, now_ms=clock)
     commit(journal, published(1))
-    clock.now_ms = 100
     journal.mark()
     assert surviving(files) == [1]
 

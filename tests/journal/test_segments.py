@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
+from random import Random
 
 import pytest
 
 from laneway.errors import JournalLocked, LimitExceeded
+from laneway.journal.interface import Commit
 from laneway.journal.segments import SegmentJournal
 from laneway.journal.segments.files import FileSystem, RealFiles
 from tests.journal.contract import JournalContract, as_replayed, commit, fill_extents, locations_of, published
@@ -138,3 +142,59 @@ def test_lock_names_the_folder_and_the_process_that_holds_it(tmp_path: Path) -> 
     journal = SegmentJournal(tmp_path, segment_bytes=4096)  # the lock dies with its holder
     assert list(journal.replay(0)) == []
     journal.close()
+
+
+def test_gathering_writing_reading_and_snapshots_go_on_at_the_same_time(tmp_path: Path) -> None:
+    """The loop stages and reads, one thread writes, another saves snapshots: as the broker does it."""
+    commit_count = 600
+    journal = SegmentJournal(tmp_path, segment_bytes=1 << 18, reserve_bytes=0, durability="none", max_open_files=2)
+    assert list(journal.replay(0)) == []
+    work: SimpleQueue[Commit | None] = SimpleQueue()
+    failures: list[BaseException] = []
+    written, saved = [0], [0]
+
+    def write() -> None:
+        try:
+            while (sealed := work.get()) is not None:
+                journal.write(sealed)
+                written[0] = sealed.position
+                journal.mark()
+        except BaseException as error:
+            failures.append(error)
+
+    def save() -> None:
+        try:
+            while writer.is_alive():
+                position = written[0]
+                if position > saved[0]:
+                    journal.save_snapshot(position, [b"s" * 10_000] * 5, range(1, 1_000))
+                    journal.drop()
+                    saved[0] = position
+        except BaseException as error:
+            failures.append(error)
+
+    writer, saver = threading.Thread(target=write, daemon=True), threading.Thread(target=save, daemon=True)
+    writer.start()
+    saver.start()
+    random = Random(1)
+    places: list[tuple[int, int, bytes]] = []
+    try:
+        for number in range(commit_count):
+            event = published(1 + number * 20, 20, size=100)
+            places += zip(locations_of(event, journal.stage(event)), event.sizes, event.records, strict=True)
+            work.put(journal.seal())
+            chosen = [*random.choices(places, k=20), *places[-5:]]
+            assert journal.read([c[0] for c in chosen], [c[1] for c in chosen]) == [c[2] for c in chosen]
+    finally:
+        work.put(None)
+        writer.join(timeout=60)
+        saver.join(timeout=60)
+    assert failures == [] and not writer.is_alive() and not saver.is_alive()
+    assert saved[0] > 0
+    journal.close()
+    again = SegmentJournal(tmp_path, segment_bytes=1 << 18, reserve_bytes=0)
+    loaded = again.load_snapshot()
+    assert loaded is not None and loaded[0] == saved[0]
+    assert [position for position, _ in again.replay(loaded[0])] == list(range(loaded[0] + 1, commit_count + 1))
+    assert again.read([p[0] for p in places], [p[1] for p in places]) == [p[2] for p in places]
+    again.close()

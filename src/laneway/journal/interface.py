@@ -56,7 +56,8 @@ class Journal(Protocol):
     def mark(self) -> None:
         """Leave a trace, unsynced, that all written so far was made durable: called when there is nothing to do.
 
-        Where durability is by interval, this is also what syncs once the interval is over.
+        Where durability is by interval, it syncs what is not yet synced: call it no later than an interval after the
+        last write, because a journal has no thread of its own.
         """
 
     def sync(self) -> None:

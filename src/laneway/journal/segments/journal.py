@@ -42,7 +42,7 @@ from laneway.journal.segments.writer import Durability, Sealed, SegmentWriter
 
 DEFAULT_SEGMENT_BYTES = 64 << 20
 DEFAULT_RESERVE_BYTES = 32 << 20
-DEFAULT_INTERVAL_MS = 100
+DEFAULT_INTERVAL_MS = 50
 MIN_SEGMENT_BYTES = 1 << 10
 _MOST_STAGED_BYTES = MAX_COMMIT_BYTES - 3 * UNIT_BYTES  # header, padding and mark come on top
 

@@ -170,13 +170,15 @@ class SegmentWriter:
                 self._put(current, sealed)
             except OSError as error:
                 raise self._fail("written", error) from error
-            self._sync_if_due(current)
+            if self._durability == "interval" and self._now_ms() - self._synced_at_ms >= self._interval_ms:
+                self._sync(current)
             self._space.tend()
 
     def mark(self) -> None:
         with self._lock:
             current = self._usable()
-            self._sync_if_due(current)
+            if self._durability == "interval":
+                self._sync(current)  # due or not: nobody may come by again for a long time
             if not self._is_marked:
                 self._mark(current, MARK, sync=False)
             self._space.tend()
@@ -299,10 +301,6 @@ class SegmentWriter:
             if error.errno not in NO_SPACE:  # a mark is worth having, not worth failing for
                 raise self._fail("marked", error) from error
         self._is_marked = True
-
-    def _sync_if_due(self, current: _Current) -> None:
-        if self._durability == "interval" and self._now_ms() - self._synced_at_ms >= self._interval_ms:
-            self._sync(current)
 
     def _sync(self, current: _Current) -> None:
         if self._durable < self.written:
