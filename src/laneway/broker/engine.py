@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from laneway.core import clockwork, snapshot
+from laneway.core.commands import token
 from laneway.core.events import Event, Kind, Leased, Opened
 from laneway.core.message import (
     Death,
@@ -167,24 +168,28 @@ class Engine:
         stories, tag, slabs = state.stories, state.tag, state.table.slabs
         lease_id, deadline_ms = leased.first_lease, leased.deadline_ms
         prefix, prefix_ms = "", -1
+        slab_number, priorities = -1, bytearray()
         deaths: tuple[Death, ...] = ()
         for seq, receives, record in zip(leased.seqs, leased.receives, self.records(leased.seqs), strict=True):
             if record is not None:
                 record_seq, enqueued_at_ms, properties, body = decode_record(record)
                 if enqueued_at_ms != prefix_ms:
                     prefix, prefix_ms = message_id_prefix(enqueued_at_ms, tag), enqueued_at_ms
+                if seq >> SLAB_BITS != slab_number:
+                    slab_number = seq >> SLAB_BITS
+                    priorities = slabs[slab_number].priority
                 if stories:
                     deaths = stories[seq].deaths if seq in stories else ()
                 out.append(
                     Delivery(
-                        f"{prefix}{record_seq:012x}",
-                        slabs[seq >> SLAB_BITS].priority[seq & SLAB_MASK],
+                        prefix + record_seq.to_bytes(6, "big").hex(),
+                        priorities[seq & SLAB_MASK],
                         body,
                         properties,
                         enqueued_at_ms,
                         receives,
                         deadline_ms,
-                        f"{lease_id:x}.{seq:x}",
+                        token(lease_id, seq),
                         deaths,
                     )
                 )

@@ -68,7 +68,6 @@ MAX_BACKOFF_MS = 900 * SECOND_MS
 MAX_REASON_BYTES = 1024
 MAX_CONSUMER_BYTES = 256
 KEY_LIFE_MS = DAY_MS
-MAX_TOKEN_CHARS = 40
 
 
 # Queues
@@ -199,7 +198,7 @@ def publish(
             results.append(wrong)
             continue
         record = encode_record(seq, now_ms, props, body)
-        receipt = Receipt(f"{id_prefix}{seq:012x}", priority, now_ms, visible_ms or now_ms)
+        receipt = Receipt(id_prefix + seq.to_bytes(6, "big").hex(), priority, now_ms, visible_ms or now_ms)
         if props:
             if properties.group:
                 groups[len(records)] = properties.group
@@ -358,8 +357,14 @@ def check_lease(lease_ms: int | None, consumer: str) -> None:
         raise InvalidInput(f"a consumer's name has at most {MAX_CONSUMER_BYTES} bytes", field="consumer")
 
 
-# A token is "lease id.message number" in hexadecimal: made in broker/engine.py, read in _held below. A lease id is
-# never given twice (its upper bits are the epoch), so a token is good for one delivery alone.
+#: A token is the lease id and the message number, eight and six bytes in hexadecimal. A lease id is never given twice
+#: (its upper bits are the epoch), so a token is good for one delivery alone.
+TOKEN_CHARS = 28
+_SEQ_MASK = (1 << 48) - 1
+
+
+def token(lease_id: int, seq: int) -> str:
+    return (lease_id << 48 | seq).to_bytes(14, "big").hex()
 
 
 class _Settling:
@@ -416,11 +421,12 @@ def _ack_plain(
     seen, acked, leases = batch.seen, batch.acked, batch.leases
     slab_number, slab = -1, None
     for at, s in enumerate(settlements):
-        lease_text, _, seq_text = s.token.partition(".")
+        text = s.token
         try:
-            seq, lease_id = int(seq_text, 16), int(lease_text, 16)
+            value = int(text, 16)
         except ValueError:
             return settlements[at:]
+        seq, lease_id = value & _SEQ_MASK, value >> 48
         if seq >> SLAB_BITS != slab_number:
             slab_number = seq >> SLAB_BITS
             slab = slabs.get(slab_number)
@@ -435,6 +441,7 @@ def _ack_plain(
             or slab.due_ms[i] <= now_ms
             or slab.queue[i] != number
             or seq in seen
+            or len(text) != TOKEN_CHARS
         ):
             return settlements[at:]
         seen.add(seq)
@@ -446,13 +453,13 @@ def _ack_plain(
 def _held(state: State, queue: Queue, s: Settlement, now_ms: int) -> tuple[int, int]:
     """(message number, lease id) of a token whose lease still holds."""
     text = s.token
-    lease_text, _, seq_text = text.partition(".")
     try:
-        seq, lease_id = int(seq_text, 16), int(lease_text, 16)
+        if len(text) != TOKEN_CHARS:
+            raise ValueError
+        value = int(text, 16)
     except ValueError:
-        raise ReceiptInvalid(f"not a receipt handle: {text[:MAX_TOKEN_CHARS]!r}", field="token") from None
-    if len(text) > MAX_TOKEN_CHARS:
-        raise ReceiptInvalid(f"not a receipt handle: it has {len(text)} characters", field="token")
+        raise ReceiptInvalid(f"not a receipt handle: {text[:80]!r}", field="token") from None
+    seq, lease_id = value & _SEQ_MASK, value >> 48
     slab = state.table.slabs.get(seq >> SLAB_BITS)
     i = seq & SLAB_MASK
     if (
