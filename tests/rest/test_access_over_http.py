@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import httpx
@@ -9,8 +10,8 @@ import msgspec
 import pytest
 
 from laneway.frontends.rest.answers import AccountAnswer, AccountsAnswer, KeysAnswer, NewKeyAnswer
-from laneway.frontends.rest.protocol import is_loopback
-from tests.rest.serving import Serving, Wire, request, take_responses
+from laneway.frontends.rest.protocol import Connection, is_loopback
+from tests.rest.serving import RecordingTransport, Serving, Wire, request, take_responses
 from tests.rest.test_consume import dequeue, error, publish
 
 
@@ -149,6 +150,15 @@ def test_requests_behind_a_password_check_keep_their_order(locked: Serving) -> N
     assert [r.status for r in take_responses(written)] == [201] * 10 + [204]
 
 
+def test_a_long_poll_behind_a_password_check_holds_up_nobody(locked: Serving) -> None:
+    basic = "Authorization: Basic cm9vdDpzZWNyZXQ=\r\n"
+    poll = request("POST", "/queues/orders/dequeue", b'{"wait_seconds":20}', basic)
+    publish_one = request("POST", "/queues/orders/messages", b'{"payload":1}', basic)
+    written, _ = locked.transcript([poll + publish_one], 2)
+    dequeued, published = take_responses(written)
+    assert dequeued.json()["messages"][0]["message_id"] == published.json()["message_id"]
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -196,8 +206,6 @@ def test_loopback_is_told_from_elsewhere(address: str, expected: bool) -> None:
 
 def test_guest_cannot_come_from_elsewhere(serving: Serving) -> None:
     """A connection from elsewhere cannot be had in a test, so one is told that it is."""
-    from laneway.frontends.rest.protocol import Connection
-    from tests.rest.serving import RecordingTransport
 
     async def from_elsewhere(headers: str) -> int:
         transport = RecordingTransport()
@@ -205,8 +213,6 @@ def test_guest_cannot_come_from_elsewhere(serving: Serving) -> None:
         connection.connection_made(transport)  # type: ignore[arg-type]
         connection.from_loopback = False
         connection.data_received(request("GET", "/whoami", headers=headers))
-        import asyncio
-
         while not transport.written:
             await asyncio.sleep(0.001)
         connection.connection_lost(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -11,7 +12,8 @@ import pytest
 
 from laneway.errors import ConfigInvalid
 from laneway.frontends.rest.limits import RestLimits
-from tests.rest.serving import Serving, request, take_responses, wait_for
+from laneway.frontends.rest.protocol import Connection
+from tests.rest.serving import RecordingTransport, Serving, request, take_responses, wait_for
 from tests.rest.test_consume import dequeue, error, publish
 
 Start = Callable[..., Serving]
@@ -101,6 +103,26 @@ def test_a_request_that_takes_too_long_to_arrive_is_given_up(own_serving: Start,
         assert part in answer.error["message"]
 
 
+def test_a_body_has_its_own_time_whatever_its_head_took(serving: Serving, queue: str) -> None:
+    raw = request("POST", f"{queue}/messages", b'{"payload":1}')
+
+    async def slowly() -> RecordingTransport:
+        transport = RecordingTransport()
+        connection = Connection(serving.server._shared)
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        ticks = serving.server._shared.ticks.receive
+        for piece in (raw[:10], raw[10:-5], raw[-5:]):
+            for _ in range(ticks - 1):
+                connection.sweep()
+            connection.data_received(piece)
+        while not transport.written:
+            await asyncio.sleep(0.001)
+        connection.connection_lost(None)
+        return transport
+
+    assert take_responses(serving.run(slowly()).written)[0].status == 201
+
+
 def test_dripping_bytes_do_not_buy_time(own_serving: Start) -> None:
     with own_serving(receive_timeout_ms=200).connect() as wire:
         started = time.monotonic()
@@ -174,11 +196,6 @@ def test_too_many_slow_requests_at_once_are_told_to_come_back(own_serving: Start
     serving = own_serving(slow_count=1)
 
     async def two_at_once() -> list[int]:
-        import asyncio
-
-        from laneway.frontends.rest.protocol import Connection
-        from tests.rest.serving import RecordingTransport
-
         transports = []
         for name in ("a", "b"):
             transports.append(RecordingTransport())

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import socket
+import struct
+from collections.abc import Callable
 
 import httpx
 import pytest
 
 from laneway.frontends.rest.protocol import Connection
+from laneway.frontends.rest.responses import Framer
 from tests.rest.serving import RecordingTransport, Serving, Wire, request, take_responses, wait_for
 
 ROOT = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -112,15 +115,15 @@ def test_http_1_0_is_answered_and_closed(serving: Serving) -> None:
         assert answer.header("connection") == "close" and answer.json() == {"state": "alive"}
 
 
-def test_connection_close_is_honoured_and_what_follows_is_not_read(serving: Serving) -> None:
-    written, transport = serving.transcript(
-        [request("GET", "/healthz", headers="Connection: close\r\n") + request("PUT", "/queues/never-made")], 1
-    )
+def test_connection_close_is_honoured_and_what_follows_is_not_read(
+    serving: Serving, http: httpx.Client, queue: str
+) -> None:
+    last = request("POST", f"{queue}/messages", b'{"payload":1}', "Connection: close\r\n")
+    written, transport = serving.transcript([last + request("POST", f"{queue}/messages", b'{"payload":2}')], 1)
     assert transport.closed
     (answer,) = take_responses(written)
-    assert answer.header("connection") == "close"
-    with serving.connect() as wire:
-        assert wire.ask("GET", "/queues/never-made").status == 404
+    assert (answer.status, answer.header("connection")) == (201, "close")
+    assert http.get(f"{queue}/stats").json()["totals"]["published"] == 1
 
 
 def test_expect_100_continue_gets_its_interim_answer(wire: Wire, queue: str) -> None:
@@ -240,12 +243,15 @@ def test_a_client_that_only_half_closes_gets_its_answers(serving: Serving, queue
         assert len(first.json()["messages"]) == 1 and second.json()["messages"] == []
 
 
+@pytest.mark.parametrize("rudely", [False, True], ids=["closed", "reset"])
 def test_a_client_that_leaves_during_a_long_poll_takes_nothing(
-    serving: Serving, http: httpx.Client, queue: str
+    serving: Serving, http: httpx.Client, queue: str, rudely: bool
 ) -> None:
     with serving.connect() as wire:
         wire.send(request("POST", f"{queue}/dequeue", b'{"wait_seconds":20}'))
         wait_for(lambda: http.get(f"{queue}/stats").json()["consumers_waiting"] == 1, "the long poll waits")
+        if rudely:
+            wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     wait_for(lambda: http.get(f"{queue}/stats").json()["consumers_waiting"] == 0, "the long poll is given up")
     http.post(f"{queue}/messages", json={"payload": 1})
     assert http.get(f"{queue}/stats").json()["in_flight_count"] == 0
@@ -304,3 +310,37 @@ def test_virtual_hosts_keep_queues_apart(http: httpx.Client) -> None:
     assert http.post("/queues/same/dequeue").json() == {"messages": []}
     assert http.post("/vhosts/one/queues/same/dequeue").json()["messages"][0]["payload"] == "in one"
     assert [q["queue_name"] for q in http.get("/vhosts/one/queues").json()["queues"]] == ["same"]
+
+
+@pytest.mark.parametrize(
+    "respond",
+    [
+        lambda framer: framer.json(200, b"{}"),
+        lambda framer: framer.no_content(),
+        lambda framer: framer.special(200, b"", b"", connection=b"", omit_body=False),
+    ],
+    ids=["json", "no_content", "special"],
+)
+def test_the_date_moves_on(respond: Callable[[Framer], bytes]) -> None:
+    now = 1_700_000_000.9
+    framer = Framer(lambda: now)
+    assert b"Date: Tue, 14 Nov 2023 22:13:20 GMT" in respond(framer)
+    now += 1
+    assert b"Date: Tue, 14 Nov 2023 22:13:21 GMT" in respond(framer)
+
+
+def test_a_mistake_of_our_own_ends_the_connection_and_nothing_else(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr("laneway.frontends.rest.protocol.parse_head", broken)
+    with serving.connect() as wire:
+        wire.send(b"GET /never-seen-before HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        with pytest.raises((ConnectionError, AssertionError)):
+            wire.read()
+    assert "planted" in caplog.text
+    monkeypatch.undo()
+    with serving.connect() as wire:
+        assert wire.ask("GET", "/healthz").status == 200

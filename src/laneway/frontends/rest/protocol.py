@@ -14,6 +14,7 @@ Reading stops at the next request while too many are unanswered, while one is wo
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, cast
@@ -24,6 +25,8 @@ from laneway.frontends.rest.errors import HttpError, encode_error, headers_of, s
 from laneway.frontends.rest.head import Head, HeadCache, check_beginning, parse_head
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.responses import CONTINUE, Framer
+
+log = logging.getLogger("laneway.http")
 
 _LINGER_TICKS = 3  # how long a refused client may go on sending before the connection is cut
 _TURNED_AWAY_COUNT = 64  # connections beyond the limit that are given this time; further ones are cut at once
@@ -249,6 +252,10 @@ class Connection(asyncio.Protocol):
                     self._arrived(head, data[end:stop])
         except HttpError as error:
             self._refuse(error)
+        except Exception:
+            log.exception("a connection is given up: it cannot be known where its next request begins")
+            self._is_deaf = True
+            self._transport.abort()
         self._is_corked = False
         if slots and slots[0].response is not None:
             if self._rest:
