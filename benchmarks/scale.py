@@ -97,17 +97,15 @@ class Scale:
         count, sample = self.options.messages, min(SAMPLE, self.options.messages // 4)
         deep, name = f"{count:,} deep", "backlog of 1 KB messages"
         self.note(f"{name}, memory", "empty", "MB", self.memory_mb())
-        self.create("short")
-        for _ in range(self.options.rounds):
-            self.note(f"{name}, publish", "short queue", "msg/s", self.publish("short", sample, KILOBYTE))
-            self.note(f"{name}, dequeue and ack", "short queue", "msg/s", self.consume("short", sample))
         self.create("deep")
         rate = self.publish("deep", count, KILOBYTE, show=True)
         self.note(f"{name}, filling", deep, "msg/s", rate)
         self.note(f"{name}, memory", deep, "MB", self.memory_mb())
+        self.create("short")
         for _ in range(self.options.rounds):
-            self.note(f"{name}, publish", deep, "msg/s", self.publish("deep", sample, KILOBYTE))
-            self.note(f"{name}, dequeue and ack", deep, "msg/s", self.consume("deep", sample))
+            for queue, system in (("short", "short queue"), ("deep", deep)):
+                self.note(f"{name}, publish", system, "msg/s", self.publish(queue, sample, KILOBYTE))
+                self.note(f"{name}, dequeue and ack", system, "msg/s", self.consume(queue, sample))
         self.note(f"{name}, memory", f"{deep}, served", "MB", self.memory_mb())
         for how, number in (("SIGTERM", signal.SIGTERM), ("kill -9", signal.SIGKILL)):
             self.restart(name, deep, how, number)
