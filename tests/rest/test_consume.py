@@ -207,8 +207,9 @@ def test_visibility_can_be_extended_shortened_and_ended(http: httpx.Client, queu
 def test_a_batch_is_answered_entry_by_entry(
     http: httpx.Client, queue: str, form: str, more: dict[str, Any], status: str, time: str | None
 ) -> None:
-    publish(http, queue, 1, 2, 3)
-    first, second, third = dequeue(http, queue, max_messages=3)
+    publish(http, queue, 1, 2, 3, 4)
+    first, second, third, done = dequeue(http, queue, max_messages=4)
+    assert http.request("DELETE", of(queue, done), json=handle(done)).status_code == 204
     body = [handle(first, **more), handle(second, message_id=second["message_id"], **more)]
     answer = http.post(f"{queue}/{form}", json=body)
     assert answer.status_code == 200
@@ -216,7 +217,7 @@ def test_a_batch_is_answered_entry_by_entry(
     assert [one.status for one in told] == [status, status]
     assert "message_id" not in answer.json()[0] and answer.json()[1]["message_id"] == second["message_id"]
     assert all((time in one) == (time is not None) for one in answer.json()) or time is None
-    mixed = http.post(f"{queue}/{form}", json=[handle(third, **more), {"receipt_handle": "0.0", **more}])
+    mixed = http.post(f"{queue}/{form}", json=[handle(third, **more), handle(done, **more)])
     assert mixed.status_code == 207
     good, bad = mixed.json()
     assert good["status"] == status and bad["error"]["code"] == "lease_stale"
