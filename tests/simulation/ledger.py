@@ -1,0 +1,307 @@
+"""The second oracle: what callers were told. A plain account, kept without a look at how the broker works.
+
+    sent ──answered──▶ confirmed ──ack, purge, delete asked for──▶ leaving ──answered──▶ gone
+      └─ crash ─▶ may be there or not                                └─ crash ─▶ may be there or not
+
+After a restart whatever was in doubt is looked up once, and from then on it is certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from laneway.core.message import Delivery, Draft, Glimpse, Receipt
+from laneway.errors import IdempotencyConflict, LanewayError
+
+from .loop import Clock
+
+
+class Sent:
+    """One message that was handed in."""
+
+    __slots__ = ("batch", "confirmed", "deaths", "draft", "gone", "leaving", "message_id", "order", "priority", "queue")
+
+    def __init__(self, order: int, queue: str, draft: Draft, batch: Batch) -> None:
+        self.order = order
+        self.queue = queue
+        self.draft = draft
+        self.batch = batch
+        self.message_id = ""
+        self.priority = draft.priority
+        self.confirmed = False
+        self.leaving = 0  # requests under way that would end it
+        self.gone = False
+        self.deaths = 0  # at least so many, as far as callers know
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self.draft.body[:24]!r} in {self.queue}, id {self.message_id or '?'}, confirmed {self.confirmed}, "
+            f"leaving {self.leaving}, gone {self.gone}>"
+        )
+
+
+class Batch:
+    """One publish: all of it or nothing."""
+
+    __slots__ = ("idempotency", "is_plain", "queue", "queue_number", "sent", "sent_at_ms")
+
+    def __init__(
+        self,
+        queue: str,
+        queue_number: int,
+        idempotency: tuple[str, bytes] | None,
+        sent_at_ms: int,
+        is_plain: bool,
+    ) -> None:
+        self.queue = queue
+        self.queue_number = queue_number  # what a queue remembers goes with it, and its name may come again
+        self.idempotency = idempotency
+        self.sent_at_ms = sent_at_ms
+        self.is_plain = is_plain  # nothing in it could be refused on its own
+        self.sent: list[Sent] = []
+
+
+class Held:
+    """A token that a consumer got, and what it may expect of it."""
+
+    __slots__ = (
+        "deadline_ms",
+        "deaths",
+        "ended",
+        "incarnation",
+        "latest_ms",
+        "lease_id",
+        "queue",
+        "sent",
+        "settling",
+        "superseded",
+        "token",
+    )
+
+    def __init__(self, sent: Sent, queue: str, delivery: Delivery, incarnation: int) -> None:
+        self.sent = sent
+        self.queue = queue
+        self.token = delivery.token
+        self.lease_id = int(delivery.token[:16], 16)
+        self.deadline_ms = delivery.deadline_ms
+        self.latest_ms = delivery.deadline_ms  # the deadline, if all that was asked for was done
+        self.deaths = len(delivery.deaths)
+        self.incarnation = incarnation
+        self.settling = 0  # requests under way
+        self.ended = False  # it was answered that it is settled
+        self.superseded = False  # delivered again since; a crash may undo that, because nobody waits for a lease
+
+
+class Register:
+    """A value by name that is replaced as a whole: the one confirmed, and those asked for since."""
+
+    def __init__(self) -> None:
+        self.confirmed: dict[str, Any] = {}
+        self.asked: dict[str, list[tuple[int, Any]]] = {}
+        self._tickets = 0
+
+    def ask(self, name: str, value: Any) -> int:
+        """The ticket to answer or withdraw it with."""
+        self._tickets += 1
+        self.asked.setdefault(name, []).append((self._tickets, value))
+        return self._tickets
+
+    def answer(self, name: str, ticket: int) -> None:
+        """It was done, and with it all that was asked for before."""
+        for asked, value in self.asked[name]:
+            if asked == ticket:
+                self.confirmed[name] = value
+        self.asked[name] = [entry for entry in self.asked[name] if entry[0] > ticket]
+
+    def withdraw(self, name: str, ticket: int) -> None:
+        self.asked[name] = [entry for entry in self.asked[name] if entry[0] != ticket]
+
+    def latest(self, name: str) -> Any:
+        asked = self.asked.get(name)
+        return asked[-1][1] if asked else self.confirmed.get(name)
+
+    def look_up(self, what: str, found: dict[str, Any]) -> None:
+        """After a restart: each is the confirmed one or one asked for since, and that is then certain."""
+        for name in {*self.confirmed, *self.asked, *found}:
+            allowed = [self.confirmed.get(name), *(value for _, value in self.asked.get(name, []))]
+            assert found.get(name) in allowed, f"{what} {name} is {found.get(name)!r}, not one of {allowed!r}"
+            self.confirmed[name] = found.get(name)
+        self.asked.clear()
+
+
+class Ledger:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.by_body: dict[bytes, Sent] = {}
+        self.by_id: dict[str, Sent] = {}
+        self.open_batches: dict[int, Batch] = {}  # by id(): publishes not answered
+        self.holds: dict[str, Held] = {}  # by token, as long as it is of interest
+        self.held: dict[bytes, Held] = {}  # by body: the newest token of each message
+        self.lease_ids: set[int] = set()
+        self.dedups: dict[tuple[int, str], tuple[str, int]] = {}  # (queue number, dedup id) -> (message id, when)
+        self.keys: dict[tuple[int, str], tuple[bytes, list[str]]] = {}
+        self.documents = Register()
+        self.queues = Register()
+        self.incarnation = 0
+        self.order = 0
+
+    # Publishing
+
+    def send(
+        self,
+        queue: str,
+        queue_number: int,
+        drafts: Sequence[Draft],
+        now_ms: int,
+        *,
+        idempotency: tuple[str, bytes] | None = None,
+        is_plain: bool = False,
+    ) -> Batch:
+        batch = Batch(queue, queue_number, idempotency, now_ms, is_plain)
+        for draft in drafts:
+            self.order += 1
+            sent = Sent(self.order, queue, draft, batch)
+            batch.sent.append(sent)
+            self.by_body[draft.body] = sent
+        self.open_batches[id(batch)] = batch
+        return batch
+
+    def refused(self, batch: Batch) -> None:
+        """The whole publish was refused at once: none of it exists."""
+        del self.open_batches[id(batch)]
+        for sent in batch.sent:
+            del self.by_body[sent.draft.body]
+
+    def answered(self, batch: Batch, results: Sequence[Receipt | LanewayError], window_ms: int) -> None:
+        del self.open_batches[id(batch)]
+        assert len(results) == len(batch.sent), f"{len(results)} results for {len(batch.sent)} messages"
+        known = self.keys.get((batch.queue_number, batch.idempotency[0])) if batch.idempotency else None
+        if known is not None:
+            ids = [r.message_id for r in results if isinstance(r, Receipt) and r.duplicate]
+            assert ids == known[1], f"idempotency key {batch.idempotency} was answered with {ids}, before with {known}"
+        fresh: list[str] = []
+        for sent, result in zip(batch.sent, results, strict=True):
+            if isinstance(result, LanewayError):
+                del self.by_body[sent.draft.body]
+                continue
+            fresh.append(result.message_id)
+            if result.duplicate:
+                del self.by_body[sent.draft.body]
+                self._repeated(batch, sent, result, known is not None, window_ms)
+                continue
+            self._stored(sent, result, window_ms)
+        if batch.idempotency and len(fresh) == len(results):
+            self.keys[batch.queue_number, batch.idempotency[0]] = (batch.idempotency[1], fresh)
+
+    def _stored(self, sent: Sent, receipt: Receipt, window_ms: int) -> None:
+        sent.message_id = receipt.message_id
+        other = self.by_id.setdefault(receipt.message_id, sent)
+        assert other is sent, f"{sent} and {other} have the same id"
+        sent.priority = receipt.priority
+        sent.confirmed = True
+        dedup_id = sent.draft.properties.dedup_id
+        if dedup_id:
+            before = self.dedups.get((sent.batch.queue_number, dedup_id))
+            assert before is None or before[1] + window_ms <= self._clock.latest_ms(), (
+                f"dedup id {dedup_id} in {sent.queue} was stored again {receipt.enqueued_at_ms - before[1]} ms after "
+                f"{before}"
+            )
+            self.dedups[sent.batch.queue_number, dedup_id] = (receipt.message_id, receipt.enqueued_at_ms)
+
+    def _repeated(self, batch: Batch, sent: Sent, receipt: Receipt, by_key: bool, window_ms: int) -> None:
+        first = self.by_id.get(receipt.message_id)
+        if first is None:  # never answered, in no state after a crash, but it was there in between
+            in_doubt = any(s.gone and not s.message_id and s.queue == sent.queue for s in self.by_body.values())
+            assert in_doubt, f"{sent} is said to repeat {receipt.message_id}, which nobody knows"
+            return
+        if batch.idempotency is None and not by_key:
+            dedup_id = sent.draft.properties.dedup_id
+            assert first.draft.properties.dedup_id == dedup_id, f"{sent} is said to repeat {first}"
+            before = self.dedups.setdefault(
+                (sent.batch.queue_number, dedup_id), (receipt.message_id, receipt.enqueued_at_ms)
+            )
+            assert before[0] == receipt.message_id, f"{sent} is said to repeat {first}, not {before}"
+
+    def conflicted(self, batch: Batch, conflict: IdempotencyConflict) -> None:
+        assert batch.idempotency is not None
+        known = self.keys.get((batch.queue_number, batch.idempotency[0]))
+        if known is not None:
+            assert known[0] != batch.idempotency[1], f"{batch.idempotency} is in conflict with itself"
+            assert conflict.details["message_ids"] == known[1]
+        self.refused(batch)
+
+    # Leasing and settling
+
+    def delivered(self, queue: str, deliveries: Iterable[Delivery], now_ms: int) -> None:
+        for d in deliveries:
+            sent = self.by_body.get(d.body)
+            assert sent is not None, f"{d.message_id} was delivered from {queue} with a body nobody sent: {d.body!r}"
+            self.check_content(sent, d)
+            sent.message_id = d.message_id
+            self.by_id.setdefault(d.message_id, sent)
+            assert not sent.gone, f"{sent} was delivered after its end was answered"
+            hold = Held(sent, queue, d, self.incarnation)
+            assert hold.lease_id not in self.lease_ids, f"lease id {hold.lease_id:x} was given twice, now for {sent}"
+            self.lease_ids.add(hold.lease_id)
+            self.holds[d.token] = hold
+            sent.deaths = max(sent.deaths, len(d.deaths))
+            before = self.held.get(d.body)
+            if before is not None and before.lease_id > hold.lease_id:
+                hold.superseded = True  # handed over late, because others of its batch had to become durable first
+                continue
+            if before is not None:
+                still = before.incarnation == self.incarnation and not before.ended and not before.settling
+                assert not (still and before.deadline_ms > now_ms), f"{sent} was delivered while leased"
+                before.superseded = True
+            self.held[d.body] = hold
+
+    def check_content(self, sent: Sent, seen: Delivery | Glimpse) -> None:
+        draft = sent.draft
+        assert seen.body == draft.body
+        assert sent.message_id in ("", seen.message_id), f"{sent} has become {seen.message_id}"
+        assert seen.properties == draft.properties, f"{sent}: {seen.properties}, not {draft.properties}"
+        assert sent.priority in (None, seen.priority), f"{sent}: priority {seen.priority}, not {sent.priority}"
+        assert len(seen.deaths) >= sent.deaths, f"{sent} had died {sent.deaths} times, now {seen.deaths}"
+
+    def expectation(self, hold: Held, now_ms: int) -> bool | None:
+        """True if the token must be taken, False if it must be refused, None if either is right."""
+        if hold.settling:
+            return None
+        if hold.ended or hold.superseded or hold.latest_ms <= now_ms or hold.sent.gone:
+            return False
+        sure = hold.incarnation == self.incarnation and hold.deadline_ms > now_ms and not hold.sent.leaving
+        return True if sure else None
+
+    # Crashes
+
+    def crash(self) -> None:
+        """What was under way will not be answered."""
+        self.incarnation += 1
+        for hold in self.holds.values():
+            hold.settling = 0
+            hold.superseded = False
+
+    def look_up(self, found: dict[bytes, Glimpse], now_ms: int, retired_after_ms: dict[str, int]) -> None:
+        """Compare with all the messages there are after a restart, and settle what was in doubt."""
+        for batch in self.open_batches.values():
+            there = [sent for sent in batch.sent if sent.draft.body in found]
+            absent = [sent for sent in batch.sent if sent.draft.body not in found and not sent.leaving]
+            assert not (batch.is_plain and there and absent), f"of one publish {there} are there, {absent} are not"
+        self.open_batches.clear()
+        for body, glimpse in found.items():
+            sent = self.by_body.get(body)
+            assert sent is not None, f"a message that nobody sent is there: {glimpse}"
+            assert not sent.gone, f"{sent} came back, as {glimpse.state}"
+            self.check_content(sent, glimpse)
+            sent.message_id, sent.priority = glimpse.message_id, glimpse.priority
+            other = self.by_id.setdefault(glimpse.message_id, sent)
+            assert other is sent, f"{sent} and {other} have the same id"
+            sent.confirmed, sent.leaving = True, 0
+        for body in [b for b, sent in self.by_body.items() if b not in found and not sent.gone]:
+            sent = self.by_body[body]
+            if sent.confirmed:
+                retired = now_ms - sent.batch.sent_at_ms >= retired_after_ms.get(sent.queue, 1 << 60)
+                assert sent.leaving or retired, f"{sent} was confirmed and is lost"
+            sent.gone, sent.leaving = True, 0
+        self.holds = {token: hold for token, hold in self.holds.items() if not hold.sent.gone or hold.ended}

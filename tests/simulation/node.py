@@ -1,0 +1,209 @@
+"""One life of a node: the real broker, committer, upkeep and journal on an imagined loop, clock and disk."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Any
+
+from laneway.broker.broker import Broker, BrokerLimits
+from laneway.broker.committer import OnWritten, write_or_mark
+from laneway.broker.engine import Engine, Recovery
+from laneway.core.commands import find_queue
+from laneway.core.events import Event
+from laneway.core.invariants import check_invariants
+from laneway.core.message import Glimpse
+from laneway.core.table import FREE
+from laneway.journal.interface import Commit, Journal
+from laneway.journal.segments import SegmentJournal
+from laneway.journal.segments.files import FileSystem
+
+from . import small
+from .faulty_files import FaultyFiles, SimulatedCrash
+from .history import History
+from .loop import Clock, SimulatedLoop
+
+FOLDER = "/data"
+
+
+class Sizes:
+    """What a seed decides about a node, the same in all its lives."""
+
+    def __init__(self, random: Random) -> None:
+        self.segment_bytes = random.choice((1024, 2048, 2048, 4096, 8192))
+        self.reserve_bytes = random.choice((0, 4096))
+        self.snapshot_events = random.choice((8, 20, 20, 50, 100_000))
+        self.cache_bytes = random.choice((0, 0, 1000, 1 << 20))
+        self.max_open_files = random.choice((1, 2, 128))
+
+
+class LifeFiles:
+    """The disk as one process sees it. Once the process is gone, what is left of it closes its files unheard."""
+
+    def __init__(self, files: FaultyFiles) -> None:
+        self._close = files.close
+        self._is_gone = False
+        for name in FILE_CALLS:
+            setattr(self, name, getattr(files, name))
+
+    def close(self, file: int) -> None:
+        try:
+            if not self._is_gone:
+                self._close(file)
+        except SimulatedCrash:
+            pass  # the operating system does it
+
+    def leave(self) -> None:
+        self._is_gone = True
+
+
+FILE_CALLS = [name for name in vars(FileSystem) if not name.startswith("_") and name != "close"]
+
+
+class WatchedJournal(SegmentJournal):
+    """Takes a picture of the state whenever a commit is sealed: it then holds just what the commits do."""
+
+    def watch(self, history: History, engine: Engine, clock: Clock, counts: Counter[str]) -> None:
+        self._history, self._engine, self._clock, self._counts = history, engine, clock, counts
+
+    def stage(self, event: Event) -> int:
+        self._counts[event.kind.name.lower()] += 1
+        return super().stage(event)
+
+    def save_snapshot(self, position: int, chunks: Iterable[bytes], live_extents: Iterable[int]) -> None:
+        super().save_snapshot(position, chunks, live_extents)
+        self._counts["snapshot"] += 1
+
+    def drop(self) -> list[int]:
+        dropped = super().drop()
+        self._counts["dropped segment"] += len(dropped)
+        return dropped
+
+    def seal(self) -> Commit | None:
+        commit = super().seal()
+        if commit is not None:
+            self._history.seal(commit.position, self._engine.state, self._clock.wall_ms())
+        return commit
+
+
+class WatchedEngine(Engine):
+    """Lets the oracles look at what was recovered before anything happens to it."""
+
+    def watch(self, history: History, look: Callable[[], None]) -> None:
+        self._history, self._look = history, look
+
+    def recover(self, now_ms: int) -> Recovery:
+        recovery = super().recover(now_ms)
+        self._history.recovered(recovery.position, self.state, now_ms)
+        self._look()
+        return recovery
+
+
+class SimulatedWriter:
+    """Writes one commit after the other, each some time after it was put, and reports some time after that."""
+
+    def __init__(self, journal: Journal, loop: SimulatedLoop, on_written: OnWritten, history: History) -> None:
+        self._journal = journal
+        self._loop = loop
+        self._on_written = on_written
+        self._history = history
+        self._work: deque[Commit] = deque()
+        self._busy = False
+
+    def put(self, commit: Commit) -> None:
+        self._work.append(commit)
+        if not self._busy:
+            self._busy = True
+            self._loop.call_later(self._loop.latency_s(), self._write)
+
+    def _write(self) -> None:
+        if not self._work:
+            return
+        commit = self._work.popleft()
+        error = write_or_mark(self._journal, commit)
+        if isinstance(error, SimulatedCrash):
+            return  # the loop ends it all
+        if error is None and commit.position:
+            self._history.written(commit.position)
+        if commit.position or error is not None:
+            self._loop.call_later(self._loop.latency_s(), self._on_written, commit, error)
+        self._busy = bool(self._work)
+        if self._work:
+            self._loop.call_later(self._loop.latency_s(), self._write)
+
+    async def close(self) -> None:
+        while self._work:
+            self._write()
+        self._busy = True  # nothing put from now on is ever written
+
+
+class Node:
+    def __init__(
+        self,
+        sizes: Sizes,
+        files: FaultyFiles,
+        view: LifeFiles,
+        clock: Clock,
+        history: History,
+        loop: SimulatedLoop,
+        random: Random,
+        look: Callable[[Node], None],
+        counts: Counter[str],
+    ) -> None:
+        self.files = files
+        self.clock = clock
+        self.loop = loop
+        self.failed: list[BaseException] = []
+        self.journal = WatchedJournal(
+            FOLDER,
+            segment_bytes=sizes.segment_bytes,
+            reserve_bytes=sizes.reserve_bytes,
+            max_open_files=sizes.max_open_files,
+            files=view,  # type: ignore[arg-type]
+            now_ms=clock.monotonic_ms,
+            draw_store=lambda: random.getrandbits(64),
+        )
+        self.engine = WatchedEngine(
+            self.journal, new_tag=lambda: 1 + random.getrandbits(20), cache_bytes=sizes.cache_bytes
+        )
+        self.engine.watch(history, lambda: look(self))
+        self.journal.watch(history, self.engine, clock, counts)
+        self.broker = Broker(
+            self.engine,
+            now_ms=clock.wall_ms,
+            limits=BrokerLimits(snapshot_events=sizes.snapshot_events),
+            on_failed=self.failed.append,
+            new_writer=lambda journal, loop, on_written: SimulatedWriter(journal, loop, on_written, history),
+        )
+
+    def seqs(self, queue: str | None = None, *states: int) -> list[int]:
+        """Numbers of the messages there are, of one queue and in some states if asked for."""
+        number = None if queue is None else find_queue(self.engine.state, "/", queue).number
+        return [
+            (slab_number << small.SLAB_BITS) + i
+            for slab_number, slab in sorted(self.engine.state.table.slabs.items())
+            for i, found in enumerate(slab.state)
+            if found != FREE and (not states or found in states) and number in (None, slab.queue[i])
+        ]
+
+    def glimpses(self, seqs: list[int]) -> list[Glimpse]:
+        found = self.engine.glimpses(seqs)
+        missing = [seq for seq, glimpse in zip(seqs, found, strict=True) if glimpse is None]
+        assert not missing, f"the records of messages {missing} cannot be read"
+        return [glimpse for glimpse in found if glimpse is not None]
+
+    def messages(self) -> dict[bytes, Glimpse]:
+        """All the messages there are, read back from the journal; each must be there once."""
+        out: dict[bytes, Glimpse] = {}
+        for glimpse in self.glimpses(self.seqs()):
+            assert glimpse.body not in out, f"{glimpse} is there twice"
+            out[glimpse.body] = glimpse
+        return out
+
+    def check(self) -> None:
+        check_invariants(self.engine.state)
+        for (vhost, name), queue in self.engine.state.by_name.items():
+            stats: Any = self.broker.stats(vhost, name)
+            counts = (stats.ready, stats.leased, stats.delayed, stats.dead)
+            assert counts == (queue.ready, queue.leased, queue.delayed, len(queue.dead)), f"{name}: {stats}"

@@ -1,0 +1,44 @@
+"""Everything that comes in lumps made small, so that a few dozen messages fill slabs, chunks and segments."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from unittest import mock
+
+SLAB_BITS = 4
+
+# module -> constants; those of the table are looked for everywhere, because others import them by value.
+SMALL: dict[str, dict[str, object]] = {
+    "laneway.core.lane": {"CHUNK_ROWS": 8, "STALE_SLACK": 4},
+    "laneway.core.table": {"_ZEROS_8": bytes(8 << SLAB_BITS)},
+    "laneway.core.snapshot": {"SLABS_PER_CHUNK": 2},
+    "laneway.core.clockwork": {"TICK_MESSAGES": 7},
+    "laneway.broker.upkeep": {
+        "DEAD_EXTENTS": 2,
+        "LOOK_EVERY_COMMITS": 6,
+        "SPARSE_BYTES_PER_RECORD": 400,
+        "SPARSE_SHARE": 0.5,
+        "SLABS_PER_STEP": 1,
+        "RECORDS_PER_STEP": 3,
+        "FINAL_SNAPSHOT_EVENTS": 10,
+    },
+    "laneway.broker.peeking": {"READ_BATCH": 3},
+    "laneway.journal.segments.scan": {"PIECE_BYTES": 1 << 12},
+    "laneway.journal.segments.snapshots": {"PIECE_BYTES": 1 << 9},
+}
+TABLE = {"SLAB_BITS": SLAB_BITS, "SLAB_ROWS": 1 << SLAB_BITS, "SLAB_MASK": (1 << SLAB_BITS) - 1}
+
+
+@contextlib.contextmanager
+def small_parts() -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for name, constants in SMALL.items():
+            stack.enter_context(mock.patch.multiple(sys.modules[name], **constants))
+        for name, module in list(sys.modules.items()):
+            if name.startswith("laneway."):
+                shared = {constant: value for constant, value in TABLE.items() if hasattr(module, constant)}
+                if shared:
+                    stack.enter_context(mock.patch.multiple(module, **shared))
+        yield
