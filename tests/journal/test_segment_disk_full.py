@@ -121,6 +121,18 @@ def test_existing_store_starts_on_a_full_disk() -> None:
     assert not journal.has_room()
 
 
+def test_cutting_a_torn_tail_on_a_full_disk_keeps_the_space_for_settling() -> None:
+    files, offsets = three_commits(mark_last=False)
+    files.flip_bit(path_of(1), offsets[2] + 70, 0)
+    files.capacity_bytes = 0
+    journal, history = start(files)
+    assert positions(history) == [1, 2]
+    for _ in range(5):
+        commit(journal, Opened(at_ms=1, epoch=9, tag=1))
+    journal.close()
+    assert positions(start(files)[1]) == list(range(1, 8))
+
+
 def test_new_store_on_a_full_disk_says_so() -> None:
     with pytest.raises(DiskFull):
         start(FaultyFiles(0, capacity_bytes=50))

@@ -139,7 +139,7 @@ class Replay:
         self.epoch = found.chain[0].epoch if found.chain else 0
         self.durable = 0  # the highest position some header or mark calls durable
         self.end = HEADER_BYTES  # offset in the last segment after its last good commit
-        self.tail_is_empty = True
+        self.torn_end = self.end  # offset after the last byte of what stands behind that; `end` if there is nothing
         #: Commits of the last segment not proven durable, as (position, offset): in doubt until synced again.
         self.unproven: deque[tuple[int, int]] = deque()
 
@@ -211,4 +211,4 @@ class Replay:
             )
         if mark == LAST_MARK:
             raise missing(self._folder, segment.number + 1)
-        self.tail_is_empty = tail.is_empty
+        self.torn_end = tail.end

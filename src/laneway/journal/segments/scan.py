@@ -39,6 +39,7 @@ class FoundCommit(NamedTuple):
 class Tail(NamedTuple):
     """What stands after the last good commit of a segment."""
 
+    end: int  # offset after the last byte that is not zero; where the tail begins if there is none
     is_empty: bool  # nothing but zeros
     proof_at: int | None  # offset of a header which says that the commit missing here had been durable
 
@@ -132,11 +133,14 @@ class SegmentScan:
     def tail(self, offset: int, position: int) -> Tail:
         """What stands from an offset on, where the commit of this position should begin but does not."""
         zeros = bytes(PIECE_BYTES)
-        is_empty = all(piece == zeros[: len(piece)] for _, piece in self._pieces(offset))
-        if is_empty:
-            return Tail(True, None)
+        end = offset
+        for at, piece in self._pieces(offset):
+            if piece != zeros[: len(piece)]:
+                end = at + len(piece.rstrip(b"\0"))
+        if end == offset:
+            return Tail(end, True, None)
         proofs = (at for at, header in self.headers_from(offset) if header.durable >= position)
-        return Tail(False, next(proofs, None))
+        return Tail(end, False, next(proofs, None))
 
     def events(self, commit: FoundCommit) -> list[Event]:
         offset, header, data = commit

@@ -133,12 +133,12 @@ class SegmentWriter:
         path = os.path.join(self._folder, segment_name(segment.number))
         file = self._files.open(path, write=True)
         size = segment.file_bytes
-        if not replay.tail_is_empty:
+        if replay.torn_end > replay.end:
             log.warning("%s: an unfinished commit at byte %d was never confirmed and is cut off", path, replay.end)
-            # Gone before anything new stands there: no later crash can uncover these bytes again.
-            self._files.truncate(file, replay.end)
-            self._files.sync(file)
-            size = replay.end
+            # Overwritten before anything new stands there, so that no later crash can uncover these bytes again; and
+            # not truncated, because on a full disk the space would not come back.
+            for offset in range(replay.end, replay.torn_end, REWRITE_BYTES):
+                self._files.write(file, [bytes(min(REWRITE_BYTES, replay.torn_end - offset))], offset)
         if replay.unproven:
             # After a failed sync the operating system may hold bytes as clean which never reached the disk; written
             # once more, they are certain to.
