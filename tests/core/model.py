@@ -1,0 +1,405 @@
+"""A partition as plain as it can be said: one list of messages, looked through from end to end every time.
+
+The tests run the real core and this side by side. It knows nothing of lanes, slabs, reminders or events; where it
+and the core differ, one of the two is wrong, and this one is short enough to be read.
+
+What time does is the one thing it does not decide for itself: when several things fall due in one millisecond, either
+may come first. So it is told what happened (`lease_ran_out`, `expired`, `outlived`), refuses what may not happen, and
+then says what should have happened and did not (`what_is_overdue`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from laneway.core import state
+from laneway.core.deadlines import coarse
+from laneway.core.settings import QueueSettings
+
+SECOND_MS = 1_000
+
+
+@dataclass
+class ModelDraft:
+    size: int  # of the record as it is stored
+    priority: int | None = None
+    delay_ms: int | None = None
+    visible_at_ms: int | None = None
+    ttl_ms: int | None = None
+    group: str = ""
+    dedup_id: str = ""
+
+
+@dataclass(eq=False)
+class ModelMessage:
+    number: int
+    record: int  # the number it was first published under
+    queue: ModelQueue
+    priority: int
+    size: int
+    group: str
+    since_ms: int  # its age counts from here
+    state: str = "ready"  # ready, leased, delayed, dead
+    due_ms: int = 0  # deadline of the lease, end of the delay
+    expires_ms: int | None = None
+    overdue: bool = False  # its time to live ended while it was leased
+    receives: int = 0
+    delivery: int = 0  # which delivery holds it
+    origin: ModelQueue | None = None  # where it died, if it is kept elsewhere
+    deaths: list[tuple[str, str, int, int, str]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class ModelQueue:
+    number: int
+    name: str
+    settings: QueueSettings
+    dedup: dict[str, tuple[int, int]] = field(default_factory=dict)  # id -> (number, when)
+    totals: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class ModelSettlement:
+    action: str
+    number: int
+    delivery: int
+    delay_ms: int = 0
+    backoff: bool = False
+    reason: str = ""
+    lease_ms: int | None = None
+
+
+class Model:
+    def __init__(self) -> None:
+        self.messages: list[ModelMessage] = []  # in the order of their numbers
+        self.queues: dict[str, ModelQueue] = {}
+        self.next_number = 1
+        self.next_queue = 1
+        self.next_delivery = 1
+
+    # Queues
+
+    def put_queue(self, name: str, settings: QueueSettings) -> None:
+        if name in self.queues:
+            self.queues[name].settings = settings
+        else:
+            self.queues[name] = ModelQueue(self.next_queue, name, settings)
+            self.next_queue += 1
+
+    def delete_queue(self, name: str) -> str | None:
+        if any(q.settings.dead_letter_queue == name for q in self.queues.values()):
+            return "queue_in_use"
+        queue = self.queues.pop(name)
+        self.messages = [m for m in self.messages if m.queue is not queue]
+        for m in self.messages:
+            if m.origin is queue:
+                m.origin = ModelQueue(queue.number, "gone", queue.settings)  # it is a dead letter still
+        return None
+
+    def purge(self, name: str) -> int:
+        queue = self.queues[name]
+        gone = [m for m in self.messages if m.queue is queue and m.state in ("ready", "delayed")]
+        self.forget(gone)
+        queue.totals["purged"] += len(gone)
+        return len(gone)
+
+    # Publishing
+
+    def publish(self, name: str, drafts: list[ModelDraft], now_ms: int) -> list[tuple[int, bool] | str]:
+        """Per draft (number, whether it is a repetition) or an error code."""
+        queue = self.queues[name]
+        s = queue.settings
+        results: list[tuple[int, bool] | str] = []
+        for draft in drafts:
+            priority = s.priority_when_unset if draft.priority is None else draft.priority
+            if not 0 <= priority <= s.max_priority:
+                results.append("invalid_input")
+                continue
+            known = queue.dedup.get(draft.dedup_id) if draft.dedup_id else None
+            if known is not None and known[1] + s.dedup_window_ms > now_ms:
+                results.append((known[0], True))
+                queue.totals["deduplicated"] += 1
+                continue
+            if s.overflow == "reject" and not self._has_room(queue, draft.size):
+                results.append("queue_full")
+                continue
+            message = ModelMessage(self.next_number, self.next_number, queue, priority, draft.size, draft.group, now_ms)
+            visible_ms = now_ms
+            if draft.visible_at_ms is not None:
+                visible_ms = draft.visible_at_ms
+            else:
+                visible_ms += s.delay_ms if draft.delay_ms is None else draft.delay_ms
+            if visible_ms > now_ms:
+                message.state, message.due_ms, message.since_ms = "delayed", visible_ms, visible_ms
+            ttls = [ttl for ttl in (draft.ttl_ms, s.message_ttl_ms) if ttl is not None]
+            if ttls:
+                message.expires_ms = coarse(max(visible_ms, now_ms) + min(ttls), now_ms)
+            if draft.dedup_id and s.dedup_window_ms:
+                queue.dedup[draft.dedup_id] = (message.number, now_ms)
+            self._add(message)
+            queue.totals["published"] += 1
+            results.append((message.number, False))
+        if s.overflow == "drop_oldest" and any(isinstance(r, tuple) and not r[1] for r in results):
+            self._shed(queue, now_ms)
+        return results
+
+    def _has_room(self, queue: ModelQueue, size: int) -> bool:
+        s = queue.settings
+        waiting = self._waiting(queue)
+        if s.max_messages is not None and len(waiting) + 1 > s.max_messages:
+            return False
+        return s.max_bytes is None or sum(m.size for m in waiting) + size <= s.max_bytes
+
+    def _shed(self, queue: ModelQueue, now_ms: int) -> None:
+        """Push out the oldest of the lowest priority; delayed ones only when nothing else is left."""
+        s = queue.settings
+        while True:
+            waiting = self._waiting(queue)
+            too_many = s.max_messages is not None and len(waiting) > s.max_messages
+            too_large = s.max_bytes is not None and sum(m.size for m in waiting) > s.max_bytes
+            if not (too_many or too_large):
+                return
+            first = min(waiting, key=lambda m: (m.state == "delayed", m.priority, m.number))
+            self.bury([first], "overflow", "", now_ms)
+
+    # Leasing and settling
+
+    def lease(self, name: str, limit: int, lease_ms: int | None, now_ms: int) -> list[ModelMessage]:
+        queue = self.queues[name]
+        here = [m for m in self.messages if m.queue is queue]
+        held = {m.group for m in here if m.group and m.state == "leased"}
+        taken: list[ModelMessage] = []
+        while len(taken) < limit:
+            free = [m for m in here if m.state == "ready" and m not in taken and m.group not in held]
+            free = [m for m in free if not m.group or not self._waits_for_another(m, here, taken)]
+            if not free:
+                break
+            taken.append(min(free, key=lambda m: (-m.priority, m.number)))
+        for m in taken:
+            m.state = "leased"
+            m.receives += 1
+            m.due_ms = now_ms + (queue.settings.lease_ms if lease_ms is None else lease_ms)
+            m.delivery = self.next_delivery
+            self.next_delivery += 1
+            queue.totals["delivered"] += 1
+            queue.totals["redelivered"] += m.receives > 1
+        return taken
+
+    def _waits_for_another(self, m: ModelMessage, here: list[ModelMessage], taken: list[ModelMessage]) -> bool:
+        return any(o.group == m.group and o.number < m.number and o.state != "dead" and o not in taken for o in here)
+
+    def settle(self, name: str, entries: list[ModelSettlement], now_ms: int) -> list[int | str]:
+        """Per entry what it was answered with, or an error code. What dies, dies after all else was done."""
+        queue = self.queues[name]
+        results: list[int | str] = []
+        settled: list[ModelMessage] = []
+        to_bury: dict[tuple[str, str], list[ModelMessage]] = {}
+        for e in entries:
+            m = self.find(e.number)
+            if (
+                m is None
+                or m in settled
+                or m.queue is not queue
+                or m.state != "leased"
+                or m.delivery != e.delivery
+                or m.due_ms <= now_ms
+            ):
+                results.append("lease_stale")
+                continue
+            settled.append(m)
+            if e.action == "ack":
+                self.forget([m])
+                queue.totals["acked"] += 1
+                results.append(0)
+            elif e.action == "reject":
+                to_bury.setdefault(("rejected", e.reason), []).append(m)
+                results.append(0)
+            elif e.action == "extend" and e.lease_ms:
+                m.due_ms = now_ms + e.lease_ms
+                results.append(m.due_ms)
+            else:  # release, or a lease set to 0
+                delay_ms = 0
+                if e.action == "release":
+                    delay_ms = min(900, 2**m.receives) * SECOND_MS if e.backoff else e.delay_ms
+                reason = self._end_of_tries(m)
+                if reason is None:
+                    results.append(now_ms + delay_ms)
+                    m.state, m.due_ms = ("delayed", now_ms + delay_ms) if delay_ms else ("ready", 0)
+                    queue.totals["released"] += 1
+                else:
+                    results.append(now_ms)
+                    to_bury.setdefault((reason, ""), []).append(m)
+        for (reason, detail), dying in to_bury.items():
+            self.bury(dying, reason, detail, now_ms)
+        return results
+
+    def _end_of_tries(self, m: ModelMessage) -> str | None:
+        if m.overdue:
+            return "expired"
+        limit = m.queue.settings.max_receives
+        return "max_receives" if limit is not None and m.receives >= limit else None
+
+    # Dead letters
+
+    def bury(self, dying: list[ModelMessage], reason: str, detail: str, now_ms: int) -> None:
+        for m in dying:
+            queue = m.queue
+            m.deaths.append((queue.name, reason, now_ms, m.receives, detail))
+            if len(m.deaths) > state.MAX_DEATHS:
+                del m.deaths[1]  # of very many, the first and the latest are kept
+            queue.totals["dead_lettered"] += 1
+            if reason != "max_receives":
+                queue.totals["overflowed" if reason == "overflow" else reason] += 1
+            m.overdue = False
+            target = self.queues.get(queue.settings.dead_letter_queue or "")
+            if target is None:
+                m.state = "dead"
+            else:
+                m.origin = queue
+                self._move(m, target, now_ms)
+                target.totals["moved_in"] += 1
+
+    def _move(self, m: ModelMessage, target: ModelQueue, now_ms: int) -> None:
+        """The same message under a new number at the end of the target."""
+        self.forget([m])
+        m.number, m.queue, m.state, m.receives, m.since_ms = self.next_number, target, "ready", 0, now_ms
+        ttl_ms = target.settings.message_ttl_ms
+        m.expires_ms = None if ttl_ms is None else coarse(now_ms + ttl_ms, now_ms)
+        self._add(m)
+
+    def is_dead_letter(self, m: ModelMessage) -> bool:
+        return m.state == "dead" or (m.origin is not None and m.state in ("ready", "delayed"))
+
+    def dead_letters(self, name: str) -> list[ModelMessage]:
+        return [m for m in self.messages if m.queue is self.queues[name] and self.is_dead_letter(m)]
+
+    def redrive(self, name: str, numbers: list[int], target: str | None, now_ms: int) -> list[int]:
+        """Those that could not be moved."""
+        queue = self.queues[name]
+        failed: list[int] = []
+        seen: list[ModelMessage] = []
+        to_move: dict[int, list[ModelMessage]] = {}
+        for number in numbers:
+            m = self.find(number)
+            if m is None or m.queue is not queue or not self.is_dead_letter(m) or m in seen:
+                failed.append(number)
+                continue
+            seen.append(m)
+            home = self.queues[target] if target is not None else m.origin or queue
+            if home not in self.queues.values():
+                failed.append(number)
+                continue
+            to_move.setdefault(home.number, []).append(m)
+        for home_number, moving in to_move.items():
+            home = next(q for q in self.queues.values() if q.number == home_number)
+            for m in moving:
+                m.origin = None
+                self._move(m, home, now_ms)
+                queue.totals["redriven"] += 1
+                home.totals["moved_in"] += 1
+        return failed
+
+    def delete_dead(self, name: str, numbers: list[int]) -> int:
+        found = [m for m in self.dead_letters(name) if m.number in numbers]
+        self.forget(found)
+        self.queues[name].totals["deleted"] += len(found)
+        return len(found)
+
+    # Time
+
+    def lease_ran_out(self, number: int, now_ms: int) -> None:
+        m = self._get(number)
+        assert m.state == "leased" and m.due_ms <= now_ms, f"the lease of {m} has not run out"
+        assert self._end_of_tries(m) is None, f"{m} should have died"
+        m.state, m.due_ms = "ready", 0
+        m.queue.totals["lease_expired"] += 1
+
+    def ran_out_of_tries(self, numbers: list[int], now_ms: int) -> None:
+        dying = [self._get(number) for number in numbers]
+        for m in dying:
+            assert m.state == "leased" and m.due_ms <= now_ms, f"the lease of {m} has not run out"
+            assert self._end_of_tries(m) == "max_receives", f"{m} had tries left"
+        self.bury(dying, "max_receives", "", now_ms)
+
+    def expired(self, numbers: list[int], now_ms: int) -> None:
+        dying = [self._get(number) for number in numbers]
+        for m in dying:
+            assert m.expires_ms is not None and m.expires_ms <= now_ms, f"{m} has time left"
+            assert m.state in ("ready", "delayed", "leased"), f"{m} cannot expire"
+            assert m.state != "leased" or m.due_ms <= now_ms, f"{m} is held by a consumer"
+        self.bury(dying, "expired", "", now_ms)
+
+    def outlived(self, numbers: list[int], now_ms: int) -> None:
+        gone = [self._get(number) for number in numbers]
+        for m in gone:
+            assert m.state in ("ready", "dead"), f"{m} is kept whatever its age"
+            assert self._outlived_ms(m) <= now_ms, f"{m} is younger than the retention"
+            m.queue.totals["expired"] += 1
+        self.forget(gone)
+
+    def ripen(self, now_ms: int) -> None:
+        """What needs no telling: delays end, and a leased message's time to live ends unseen."""
+        for m in self.messages:
+            if m.state == "delayed" and m.due_ms <= now_ms:
+                m.state, m.due_ms = "ready", 0
+
+    def restart(self) -> None:
+        """What no event tells is forgotten, and found again at the next tick."""
+        for m in self.messages:
+            m.overdue = False
+
+    def note_overdue(self, now_ms: int) -> None:
+        for m in self.messages:
+            if m.state == "leased" and m.expires_ms is not None and m.expires_ms <= now_ms:
+                m.overdue = True
+
+    def what_is_overdue(self, now_ms: int) -> list[ModelMessage]:
+        """What should have ended by now and has not."""
+        return [
+            m
+            for m in self.messages
+            if (m.state in ("leased", "delayed") and m.due_ms <= now_ms)
+            or (m.state in ("ready", "delayed") and m.expires_ms is not None and m.expires_ms <= now_ms)
+            or (m.state in ("ready", "dead") and self._outlived_ms(m) <= now_ms)
+        ]
+
+    def _outlived_ms(self, m: ModelMessage) -> int:
+        since_ms = m.deaths[-1][2] if m.state == "dead" else m.since_ms
+        return coarse(since_ms + m.queue.settings.retention_ms, since_ms)
+
+    # Looking
+
+    def counts(self, name: str) -> dict[str, object]:
+        queue = self.queues[name]
+        here = [m for m in self.messages if m.queue is queue]
+        states = Counter(m.state for m in here)
+        priorities = Counter(m.priority for m in here if m.state == "ready")
+        return {
+            "ready": states["ready"],
+            "leased": states["leased"],
+            "delayed": states["delayed"],
+            "dead": states["dead"],
+            "dead_elsewhere": sum(m.origin is queue for m in self.messages),
+            "waiting_bytes": sum(m.size for m in self._waiting(queue)),
+            "ready_by_priority": dict(sorted(priorities.items(), reverse=True)),
+            "totals": {name: count for name, count in sorted(queue.totals.items()) if count},
+        }
+
+    def find(self, number: int) -> ModelMessage | None:
+        return next((m for m in self.messages if m.number == number), None)
+
+    def forget(self, gone: list[ModelMessage]) -> None:
+        self.messages = [m for m in self.messages if m not in gone]
+
+    def _get(self, number: int) -> ModelMessage:
+        m = self.find(number)
+        assert m is not None, f"there is no message {number}"
+        return m
+
+    def _add(self, m: ModelMessage) -> None:
+        self.messages.append(m)
+        self.next_number += 1
+
+    def _waiting(self, queue: ModelQueue) -> list[ModelMessage]:
+        return [m for m in self.messages if m.queue is queue and m.state in ("ready", "delayed")]
