@@ -146,6 +146,10 @@ class Ledger:
         self.incarnation = 0
         self.order = 0
 
+    def sent(self, body: bytes) -> Sent:
+        assert body in self.by_body, f"there is a body that nobody sent: {body!r}"
+        return self.by_body[body]
+
     # Publishing
 
     def send(
@@ -235,10 +239,10 @@ class Ledger:
 
     def delivered(self, queue: str, deliveries: Iterable[Delivery], now_ms: int) -> None:
         for d in deliveries:
-            sent = self.by_body.get(d.body)
-            assert sent is not None, f"{d.message_id} was delivered from {queue} with a body nobody sent: {d.body!r}"
+            sent = self.sent(d.body)
             self.check_content(sent, d)
             sent.message_id = d.message_id
+            sent.confirmed = True  # whoever has seen it may rely on it
             self.by_id.setdefault(d.message_id, sent)
             assert not sent.gone, f"{sent} was delivered after its end was answered"
             hold = Held(sent, queue, d, self.incarnation)
@@ -290,8 +294,7 @@ class Ledger:
             assert not (batch.is_plain and there and absent), f"of one publish {there} are there, {absent} are not"
         self.open_batches.clear()
         for body, glimpse in found.items():
-            sent = self.by_body.get(body)
-            assert sent is not None, f"a message that nobody sent is there: {glimpse}"
+            sent = self.sent(body)
             assert not sent.gone, f"{sent} came back, as {glimpse.state}"
             self.check_content(sent, glimpse)
             sent.message_id, sent.priority = glimpse.message_id, glimpse.priority

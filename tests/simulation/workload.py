@@ -219,8 +219,8 @@ class Workload:
             node.broker._tick_if_due()  # it does no more than so much at once
         number = node.broker.find_queue("/", queue).number
         page, _ = node.broker.peek("/", queue, PeekQuery(states=("ready",), limit=10_000))
-        at_home = [g for g in page if self.ledger.by_body[g.body].queue == queue and not g.deaths]
-        keys = [(-g.priority, self.ledger.by_body[g.body].order) for g in at_home]
+        at_home = [g for g in page if self.ledger.sent(g.body).queue == queue and not g.deaths]
+        keys = [(-g.priority, self.ledger.sent(g.body).order) for g in at_home]
         assert keys == sorted(keys), f"{queue} is out of order: {[g.body[:8] for g in at_home]}"
         assert len(page) == state.queues[number].ready, f"{queue}: peek shows {len(page)} of those that are ready"
         if number in node.broker._waiters or state.queues[number].groups:
@@ -239,7 +239,7 @@ class Workload:
         for d in deliveries:
             group = d.properties.group
             if group and not d.deaths:
-                order = self.ledger.by_body[d.body].order
+                order = self.ledger.sent(d.body).order
                 assert seen.get(group, 0) < order, f"group {group} of {queue} was delivered out of order"
                 seen[group] = order
         self.ledger.delivered(queue, deliveries, node.broker.now())
@@ -389,7 +389,7 @@ class Workload:
         self.in_background(node, purge())
 
     def _leaving(self, node: Node, seqs: list[int]) -> list[Any]:
-        doomed = [self.ledger.by_body[g.body] for g in node.glimpses(seqs)]
+        doomed = [self.ledger.sent(g.body) for g in node.glimpses(seqs)]
         for sent in doomed:
             sent.leaving += 1
         return doomed

@@ -1,0 +1,264 @@
+"""The simulator can fail: each of these plants one mistake in the code under test, and the seeds must find it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from laneway.broker.committer import Committer
+from laneway.broker.engine import Engine
+from laneway.broker.upkeep import Upkeep
+from laneway.core import commands, rows, snapshot, table
+from laneway.core.events import Acked, Event, Kind, Moved, Opened, Relocated, Removed
+from laneway.core.lane import Lane
+from laneway.core.state import State
+from laneway.journal.segments import recovery, scan
+from laneway.journal.segments.journal import SegmentJournal
+from laneway.journal.segments.snapshots import Snapshot
+from laneway.journal.segments.space import Space
+
+from .faulty_files import FaultyFiles
+from .simulator import Failure, run_seed
+from .small import small_parts
+
+SEEDS = range(120)
+
+Plant = AbstractContextManager[Any]
+
+
+def confirmed_before_it_is_written() -> Plant:
+    tell = Committer._tell
+
+    def flush(self: Any) -> None:
+        told, self._waiting = self._waiting, []
+        original(self)
+        tell(told)
+
+    original = Committer._flush
+    return mock.patch.object(Committer, "_flush", flush)
+
+
+def written_without_a_sync() -> Plant:
+    original = FaultyFiles.write
+
+    def write(self: Any, file: int, buffers: Sequence[bytes], offset: int, *, sync: bool = False) -> None:
+        original(self, file, buffers, offset, sync=False)
+
+    return mock.patch.object(FaultyFiles, "write", write)
+
+
+def names_never_synced() -> Plant:
+    return mock.patch.object(FaultyFiles, "sync_folder", lambda self, path: None)
+
+
+def snapshot_not_synced_before_it_replaces_history() -> Plant:
+    original = FaultyFiles.sync
+
+    def sync(self: Any, file: int) -> None:
+        if "snapshot" not in self._files[file][1]:
+            original(self, file)
+
+    return mock.patch.object(FaultyFiles, "sync", sync)
+
+
+def needed_segment_dropped() -> Plant:
+    original = SegmentJournal.drop
+
+    def drop(self: Any) -> list[int]:
+        if self._snapshot is not None:
+            self._snapshot = self._snapshot._replace(needed={})
+        return original(self)
+
+    return mock.patch.object(SegmentJournal, "drop", drop)
+
+
+def segment_dropped_before_the_snapshot_is_durable() -> Plant:
+    original = Upkeep.sealed
+
+    def sealed(self: Any, commit: Any) -> None:
+        original(self, commit)
+        if self._frozen is not None:
+            position, _, live = self._frozen
+            newest = max(self._engine.journal._writer.segments)
+            described = Snapshot(position, 0, newest, dict.fromkeys(live, 0), 0)
+            with mock.patch.object(self._engine.journal, "_snapshot", described):
+                self._engine.journal.drop()
+
+    return mock.patch.object(Upkeep, "sealed", sealed)
+
+
+def snapshot_frozen_too_late() -> Plant:
+    """When its commit is durable, not when it was sealed: it then says more than the commits up to it."""
+    original = Upkeep.durable
+
+    def durable(self: Any, commit: Any) -> None:
+        if self._frozen is not None:
+            self._frozen = (self._frozen[0], snapshot.freeze(self._engine.state), list(self._engine.state.extents))
+        original(self, commit)
+
+    return mock.patch.object(Upkeep, "durable", durable)
+
+
+def lease_ids_begin_anew_after_a_restart() -> Plant:
+    def opened(self: Any, e: Opened) -> None:
+        self.epoch, self.tag = e.epoch, e.tag
+
+    return mock.patch.object(State, "_opened", opened)
+
+
+def stale_token_taken() -> Plant:
+    """A token is looked at for its message alone."""
+    original = commands._held
+
+    def held(state: Any, queue: Any, s: Any, now_ms: int) -> tuple[int, int]:
+        seq = int(s.token[16:], 16)
+        if state.table.state(seq) == 2 and state.table.owned(seq).queue[seq & table.SLAB_MASK] == queue.number:
+            return seq, state.table.owned(seq).lease[seq & table.SLAB_MASK]
+        return original(state, queue, s, now_ms)
+
+    return mock.patch.multiple(commands, _held=held, _ack_plain=lambda state, queue, rest, *_: rest)
+
+
+def ack_not_journaled() -> Plant:
+    def encode(e: Acked, offset: int) -> tuple[bytes, Sequence[bytes]]:
+        packed, blobs = original(e, offset)
+        return (packed[:-64] if len(e.seqs) > 1 else packed), blobs
+
+    original = rows._ENCODERS[Kind.ACKED]
+    return mock.patch.dict(rows._ENCODERS, {Kind.ACKED: encode})
+
+
+def dead_letter_not_in_one_step() -> Plant:
+    """Taken from its queue in one commit and put nowhere."""
+    original = commands.bury
+
+    def bury(*args: Any) -> Iterator[Event]:
+        for event in original(*args):
+            if isinstance(event, Moved) and len(event.seqs) > 1:
+                yield Removed(event.queue, event.at_ms, event.seqs[1:], event.cause)
+                event = Moved(*(getattr(event, f) for f in Moved.__struct_fields__))
+                event.seqs = event.seqs[:1]
+            yield event
+
+    return mock.patch.object(commands, "bury", bury)
+
+
+def delivered_before_it_is_durable() -> Plant:
+    at_once = property(lambda self: 1 << 60, lambda self, value: None)
+    return mock.patch.object(Committer, "durable_next_seq", at_once, create=True)
+
+
+def torn_commit_taken_for_whole() -> Plant:
+    return mock.patch.object(scan, "checksum", lambda data: AlwaysEqual())
+
+
+class AlwaysEqual:
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
+def torn_tail_left_where_it_is() -> Plant:
+    original = recovery.Replay.commits
+
+    def commits(self: Any) -> Iterator[Any]:
+        yield from original(self)
+        self.tail_is_empty = True
+        self.unproven.clear()
+
+    return mock.patch.object(recovery.Replay, "commits", commits)
+
+
+def compacted_records_all_stand_at_the_same_place() -> Plant:
+    original = State._relocated
+
+    def relocated(self: Any, e: Relocated) -> None:
+        original(self, e)
+        for seq in e.seqs:
+            if seq in self.table:
+                self.table.owned(seq).location[seq & table.SLAB_MASK] = e.location
+
+    return mock.patch.object(State, "_relocated", relocated)
+
+
+def dedup_ids_forgotten_by_a_snapshot() -> Plant:
+    original = snapshot._thaw_queue
+
+    def thaw_queue(state: Any, q: Any) -> None:
+        original(state, q)
+        state.queues[q.number].dedup.clear()
+
+    return mock.patch.object(snapshot, "_thaw_queue", thaw_queue)
+
+
+def keys_forgotten_by_a_restart() -> Plant:
+    original = Engine.recover
+
+    def recover(self: Any, now_ms: int) -> Any:
+        recovery = original(self, now_ms)
+        self.state.keys.clear()
+        return recovery
+
+    return mock.patch.object(Engine, "recover", recover)
+
+
+def released_message_goes_to_the_end() -> Plant:
+    return mock.patch.object(Lane, "give_back", Lane.append)
+
+
+def stop_that_does_not_wait() -> Plant:
+    async def close(self: Any) -> None:
+        await asyncio.sleep(0)
+
+    return mock.patch.object(Committer, "close", close)
+
+
+def disk_full_is_never_over() -> Plant:
+    original = Space._set_room
+    return mock.patch.object(Space, "_set_room", lambda self, room, why: original(self, room and self.room, why))
+
+
+LOST = "is lost|cannot be read"
+DIFFERENT = "recovered differently|KeyError|is next|is lost|came back"
+
+#: What is planted, and what the simulator must say about it.
+PLANTS: dict[Callable[[], Plant], str] = {
+    confirmed_before_it_is_written: LOST,
+    written_without_a_sync: LOST,
+    names_never_synced: "is missing",
+    snapshot_not_synced_before_it_replaces_history: "snapshot-.* is damaged",
+    needed_segment_dropped: "is missing",
+    segment_dropped_before_the_snapshot_is_durable: "is missing",
+    snapshot_frozen_too_late: DIFFERENT,
+    lease_ids_begin_anew_after_a_restart: "lease id",
+    stale_token_taken: "a token that had ended",
+    ack_not_journaled: DIFFERENT,
+    dead_letter_not_in_one_step: "is lost",
+    delivered_before_it_is_durable: "is lost",
+    torn_commit_taken_for_whole: "cannot be decoded|cannot be read|recovered differently|that nobody sent",
+    torn_tail_left_where_it_is: "cannot be read|is damaged|recovered differently",
+    compacted_records_all_stand_at_the_same_place: "cannot be read|is there twice|has become|that nobody sent",
+    dedup_ids_forgotten_by_a_snapshot: "dedup id",
+    keys_forgotten_by_a_restart: "keys",
+    released_message_goes_to_the_end: "out of order",
+    stop_that_does_not_wait: DIFFERENT,
+    disk_full_is_never_over: "publishing is still refused",
+}
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_is_found(plant: Callable[[], Plant]) -> None:
+    with small_parts(), plant():
+        for seed in SEEDS:
+            try:
+                run_seed(seed)
+            except Failure as failure:
+                assert re.search(PLANTS[plant], str(failure)), failure
+                assert f"--seeds {seed}" in str(failure)
+                return
+    pytest.fail(f"{len(SEEDS)} seeds did not notice")
