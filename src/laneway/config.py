@@ -88,7 +88,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=1, le=60_000, description="time between syncs with durability interval")
     ] = 50
     segment_bytes: Annotated[
-        int, Meta(ge=MIB, le=4 * GIB - 1, description="size at which a journal file is closed")
+        int, Meta(ge=MIB, le=GIB, description="size at which a journal file is closed")
     ] = 64 * MIB
     snapshot_events: Annotated[
         int,
