@@ -166,7 +166,7 @@ def test_sizes_may_have_units(text: str, count: int) -> None:
     assert load_config({"segment_bytes": text}, {}).segment_bytes == count
 
 
-@given(st.integers(1 << 20, (1 << 32) - 1))
+@given(st.integers(1 << 20, 1 << 30))
 def test_a_size_as_it_is_shown_is_read_back_as_it_was(count: int) -> None:
     setting = next(setting for setting in settings() if setting.name == "segment_bytes")
     assert load_config({"segment_bytes": setting.show(count)}, {}).segment_bytes == count
