@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from laneway.frontends.rest.answers import AccountAnswer, AccountsAnswer, KeysAnswer, NewKeyAnswer
-from laneway.frontends.rest.protocol import Connection, is_loopback
+from laneway.frontends.rest.credentials import is_loopback
+from laneway.frontends.rest.protocol import Connection
 from tests.rest.serving import RecordingTransport, Serving, Wire, request, take_responses
 from tests.rest.test_consume import dequeue, error, publish
 

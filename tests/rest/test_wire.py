@@ -17,8 +17,8 @@ from laneway.frontends.rest.chunks import ChunkedBody
 from laneway.frontends.rest.errors import STATUSES, HttpError, error_object, status_of
 from laneway.frontends.rest.head import HeadCache, parse_head
 from laneway.frontends.rest.limits import RestLimits
+from laneway.frontends.rest.publishing import decode_publish, is_json_text
 from laneway.frontends.rest.times import Timestamps, at_ms_of
-from laneway.frontends.rest.wire import decode_publish, is_json_text
 from laneway.frontends.rest.words import WORDS, field_on_the_wire, sentence_on_the_wire
 
 # --- names that come twice, without parsing twice
@@ -88,9 +88,9 @@ def test_json_is_told_from_other_bytes_as_python_does(body: bytes) -> None:
 
 
 def test_the_shortest_batch_needs_no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    from laneway.frontends.rest import wire
+    from laneway.frontends.rest import publishing
 
-    monkeypatch.setattr(wire, "check_names_once", lambda body: pytest.fail("looked twice"))
+    monkeypatch.setattr(publishing, "check_names_once", lambda body: pytest.fail("looked twice"))
     body = b'[{"payload":{"a":":"}},{"priority":10,"payload":1},{"payload":"::","priority":9}]'
     assert decode_publish(body) == [Draft(b'{"a":":"}'), Draft(b"1", 10), Draft(b'"::"', 9)]
 

@@ -18,8 +18,8 @@ from laneway.broker.values import QueueInfo, QueueStats, Task
 from laneway.core.message import JSON_TYPE, PLAIN, Death, Delivery, Glimpse, Properties, Receipt
 from laneway.errors import LanewayError
 from laneway.frontends.rest.errors import encode_error
+from laneway.frontends.rest.publishing import Attributes, Binary, is_json_text, is_json_type, is_text_type
 from laneway.frontends.rest.times import Timestamps
-from laneway.frontends.rest.wire import Attributes, Binary, is_json_text, is_json_type, is_text_type
 from laneway.frontends.rest.words import BY_CORE, seconds
 
 Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]

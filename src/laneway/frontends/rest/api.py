@@ -22,6 +22,7 @@ from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.openapi import openapi_document
 from laneway.frontends.rest.plan import Plan
 from laneway.frontends.rest.protocol import Exchange
+from laneway.frontends.rest.publishing import PublishBody, PublishOptions
 from laneway.frontends.rest.routing import Each, Reply, Route, Router
 from laneway.frontends.rest.times import Timestamps
 
@@ -196,9 +197,9 @@ def message_routes(hot: HotPaths) -> list[Route]:
             name="publish",
             summary="Publish one message, or a list of them",
             fast=hot.publish,
-            request=w.PublishBody,
+            request=PublishBody,
             takes_bytes=True,
-            options=w.PublishOptions,
+            options=PublishOptions,
             answers={201: a.PublishAnswer | list[a.PublishAnswer], 207: Each((a.PublishAnswer, a.ErrorAnswer))},
             refusals=(404, 409, 413, 429, 507),
         ),

@@ -80,3 +80,9 @@ def _browser_refusal(head: Head) -> Forbidden | None:
             field="Origin",
         )
     return None
+
+
+def is_loopback(address: str) -> bool:
+    """127.0.0.0/8, ::1, and the former written as the latter's kind."""
+    address = address.removeprefix("::ffff:")
+    return address.startswith("127.") or address == "::1"

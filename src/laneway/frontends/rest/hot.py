@@ -21,19 +21,17 @@ from laneway.frontends.rest.errors import INTERNAL, HttpError, InvalidRequest, e
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.plan import Plan
 from laneway.frontends.rest.protocol import Exchange
+from laneway.frontends.rest.publishing import PublishOptions, decode_publish, draft_of_bytes
 from laneway.frontends.rest.wire import (
     AckOptions,
     AckRequest,
     DequeueRequest,
     NackRequest,
-    PublishOptions,
     RejectRequest,
     VisibilityRequest,
     ack_of,
     check_names_once,
-    decode_publish,
     decoder,
-    draft_of_bytes,
     extension_of,
     nack_of,
     reject_of,

@@ -21,6 +21,7 @@ from typing import Any, Protocol, cast
 
 from laneway.errors import LanewayError
 from laneway.frontends.rest.chunks import ChunkedBody
+from laneway.frontends.rest.credentials import is_loopback
 from laneway.frontends.rest.errors import HttpError, encode_error, headers_of, status_of
 from laneway.frontends.rest.head import Head, HeadCache, check_beginning, parse_head
 from laneway.frontends.rest.limits import RestLimits
@@ -494,9 +495,3 @@ class Connection(asyncio.Protocol):
 
 
 _UNREADABLE = Head("", b"", "1.1", False)
-
-
-def is_loopback(address: str) -> bool:
-    """127.0.0.0/8, ::1, and the former written as the latter's kind."""
-    address = address.removeprefix("::ffff:")
-    return address.startswith("127.") or address == "::1"

@@ -1,0 +1,277 @@
+"""Messages as they are published over the wire: one or many, as JSON or as any bytes, and how they become drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from laneway.core.message import JSON_TYPE, PLAIN, Draft, Properties
+from laneway.core.settings import RANGES
+from laneway.errors import InvalidInput
+from laneway.frontends.rest.errors import InvalidRequest, invalid_json
+from laneway.frontends.rest.times import at_ms_of
+from laneway.frontends.rest.wire import check_names_once
+from laneway.frontends.rest.words import milliseconds
+
+BYTES_TYPE = "application/octet-stream"
+
+Text = Annotated[str, Meta(max_length=1024)]
+
+
+class Binary(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """Bytes as an attribute's value."""
+
+    binary: bytes
+
+
+Attributes = dict[str, str | int | float | bool | Binary]
+
+
+class PublishRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    """A message to publish. Either payload or payload_base64 is required; null counts as a payload."""
+
+    payload: Annotated[msgspec.Raw, Meta(description="any JSON, kept byte for byte")] | UnsetType = UNSET
+    payload_base64: bytes | None = None
+    content_type: Text | None = None
+    priority: Annotated[int, Meta(ge=0, le=255)] | None = None
+    delay_seconds: Annotated[float, Meta(ge=0, le=900)] | None = None
+    deliver_at: Annotated[datetime, Meta(tz=True, description="at most 90 days ahead")] | None = None
+    ttl_seconds: Annotated[float, Meta(gt=0, le=RANGES["message_ttl_ms"][1] / 1000)] | None = None
+    attributes: Attributes | None = None
+    correlation_id: Text | None = None
+    group: Text | None = None
+    key: Text | None = None
+    tenant: Text | None = None
+    dedup_id: Text | None = None
+
+
+class PublishOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What goes into the query string when the body is the message itself."""
+
+    priority: Annotated[int, Meta(ge=0, le=255)] | UnsetType = UNSET
+    delay_seconds: Annotated[float, Meta(ge=0, le=900)] | UnsetType = UNSET
+    deliver_at: Annotated[datetime, Meta(tz=True)] | UnsetType = UNSET
+    ttl_seconds: Annotated[float, Meta(gt=0, le=RANGES["message_ttl_ms"][1] / 1000)] | UnsetType = UNSET
+    correlation_id: Text | UnsetType = UNSET
+    group: Text | UnsetType = UNSET
+    key: Text | UnsetType = UNSET
+    tenant: Text | UnsetType = UNSET
+    dedup_id: Text | UnsetType = UNSET
+
+
+PublishBody = PublishRequest | list[PublishRequest]
+
+_publish_decoder = msgspec.json.Decoder(PublishBody)
+_raw_decoder = msgspec.json.Decoder(msgspec.Raw)
+_text_decoder = msgspec.json.Decoder(str)
+
+
+def is_json_text(body: bytes) -> bool:
+    """Whether these bytes can stand in a JSON document as they are. Other protocols call bodies JSON unchecked."""
+    try:
+        if not body.isascii():
+            body.decode()
+        _raw_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
+
+
+def is_json_type(content_type: str) -> bool:
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == JSON_TYPE or kind.endswith("+json")
+
+
+def is_text_type(content_type: str) -> bool:
+    return content_type[:5].lower() == "text/"
+
+
+def decode_publish(body: bytes) -> list[Draft] | Draft:
+    """One message or a list of them; a list with an entry that cannot be meant is refused as a whole, by its place.
+
+    msgspec lets two things pass that are refused here: bad UTF-8 inside a payload, and a name that comes twice.
+    """
+    try:
+        if not body.isascii():
+            body.decode()
+        plain = _decode_plain(body)
+        if plain is not None:
+            return plain
+        decoded = _publish_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid_json(error) from None
+    _check_names(decoded if isinstance(decoded, list) else [decoded], body)
+    if not isinstance(decoded, list):
+        return to_draft(decoded)
+    drafts: list[Draft] = []
+    for at, one in enumerate(decoded):
+        try:
+            drafts.append(to_draft(one))
+        except InvalidInput as error:
+            raise InvalidRequest(error.message, field=f"[{at}].{error.field}") from None
+    return drafts
+
+
+class _Plain(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """The usual message: a payload, perhaps a priority, nothing else."""
+
+    payload: msgspec.Raw
+    priority: Annotated[int, Meta(ge=0, le=255)] | None = None
+
+
+_plain_decoder = msgspec.json.Decoder(_Plain | list[_Plain])
+#: priority -> bytes of the shortest JSON of a message around its payload, with the comma after it
+_AROUND: dict[int | None, int] = {
+    None: len('{"payload":},'),
+    **{n: len(f'{{"priority":{n},"payload":}},') for n in range(256)},
+}
+_SHORTEST_REPEAT = len('"payload":0,')
+
+
+def _decode_plain(body: bytes) -> list[Draft] | Draft | None:
+    """The frequent case, in as few steps as it takes; None if it is another case, or not right.
+
+    A name that comes twice makes the text longer than it needs to be, so a text that is nearly as short as it can be
+    has none. Where it is longer, because of blanks or a repeated name, counting the colons tells.
+    """
+    try:
+        decoded = _plain_decoder.decode(body)
+    except msgspec.ValidationError:
+        return None
+    is_list = isinstance(decoded, list)
+    messages = decoded if isinstance(decoded, list) else (decoded,)
+    drafts: list[Draft] = []
+    shortest = 1 if is_list else -1  # a list has its brackets, and no comma after its last entry
+    for message in messages:
+        payload, priority = bytes(message.payload), message.priority
+        shortest += len(payload) + _AROUND[priority]
+        drafts.append(Draft(payload, priority))
+    if len(body) - shortest >= _SHORTEST_REPEAT:
+        colons = sum(draft.body.count(b":") + 1 + (draft.priority is not None) for draft in drafts)
+        if colons != body.count(b":"):
+            check_names_once(body)
+    return drafts if is_list else drafts[0]
+
+
+def _check_names(messages: Sequence[PublishRequest], body: bytes) -> None:
+    if sum(map(_colons_in, messages)) != body.count(b":"):
+        check_names_once(body)
+
+
+def _colons_in(message: PublishRequest) -> int:
+    """How many colons the JSON of a message has if each of its names comes once and no string is escaped."""
+    colons = 0
+    for field in message.__struct_fields__:
+        value = getattr(message, field)
+        if value is None or value is UNSET:
+            continue
+        colons += 1
+        if isinstance(value, msgspec.Raw):
+            colons += bytes(value).count(b":")
+        elif isinstance(value, str):
+            colons += value.count(":")
+        elif isinstance(value, dict):
+            for name, held in value.items():
+                colons += 1 + name.count(":")
+                colons += held.count(":") if isinstance(held, str) else isinstance(held, Binary)
+    return colons
+
+
+def to_draft(message: PublishRequest) -> Draft:
+    payload = message.payload
+    if payload is UNSET or message.content_type is not None or message.payload_base64 is not None:
+        body, content_type = _body_of(message)
+    else:
+        body, content_type = bytes(payload), JSON_TYPE
+    delay = message.delay_seconds
+    return Draft(
+        body,
+        message.priority,
+        _properties_of(message, content_type),
+        None if delay is None else milliseconds(delay, "delay_seconds"),
+        None if message.deliver_at is None else at_ms_of(message.deliver_at, "deliver_at"),
+        None if message.ttl_seconds is None else _ttl_ms(message.ttl_seconds),
+    )
+
+
+def _properties_of(m: PublishRequest, content_type: str) -> Properties:
+    if (
+        m.attributes is None
+        and m.correlation_id is None
+        and m.group is None
+        and m.key is None
+        and m.tenant is None
+        and m.dedup_id is None
+        and content_type is JSON_TYPE
+    ):
+        return PLAIN
+    return Properties(
+        content_type,
+        m.group or "",
+        m.key or "",
+        m.tenant or "",
+        m.dedup_id or "",
+        m.correlation_id or "",
+        attributes=_attribute_values(m.attributes) if m.attributes else {},
+    )
+
+
+def _attribute_values(attributes: Attributes) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in attributes.items():
+        if type(value) is Binary:
+            values[name] = value.binary
+        elif type(value) is int and not -(2**63) <= value < 2**64:
+            raise InvalidInput(f"attribute {name!r} is an integer of more than 64 bits", field=f"attributes.{name}")
+        else:
+            values[name] = value
+    return values
+
+
+def _body_of(message: PublishRequest) -> tuple[bytes, str]:
+    """A body that is not simply JSON: base64, or a string that is text of some type."""
+    content_type = message.content_type
+    encoded, payload = message.payload_base64, message.payload
+    if encoded is not None:
+        if payload is not UNSET:
+            raise InvalidInput("give payload or payload_base64, not both", field="payload_base64")
+        if content_type is not None and is_json_type(content_type) and not is_json_text(encoded):
+            raise InvalidInput(
+                f"payload_base64 holds no valid JSON, but content_type is {content_type}", field="payload_base64"
+            )
+        return encoded, content_type if content_type is not None else BYTES_TYPE
+    if payload is UNSET:
+        raise InvalidInput("a message needs payload (any JSON, also null) or payload_base64", field="payload")
+    assert content_type is not None
+    if is_json_type(content_type):
+        return bytes(payload), content_type
+    try:
+        text = _text_decoder.decode(payload) if is_text_type(content_type) else None
+    except msgspec.DecodeError:
+        text = None
+    if text is None:
+        raise InvalidInput(
+            f"payload is given as JSON, but content_type is {content_type}: give bytes as payload_base64, "
+            "and text of a text/* type as a string",
+            field="content_type",
+        )
+    return text.encode(), content_type
+
+
+def _ttl_ms(seconds: float) -> int:
+    return milliseconds(seconds, "ttl_seconds") or 1  # a millisecond is the shortest life there is
+
+
+def draft_of_bytes(body: bytes, content_type: str, o: PublishOptions) -> Draft:
+    return Draft(
+        body,
+        None if o.priority is UNSET else o.priority,
+        Properties(content_type, o.group or "", o.key or "", o.tenant or "", o.dedup_id or "", o.correlation_id or ""),
+        None if o.delay_seconds is UNSET else milliseconds(o.delay_seconds, "delay_seconds"),
+        None if o.deliver_at is UNSET else at_ms_of(o.deliver_at, "deliver_at"),
+        None if o.ttl_seconds is UNSET else _ttl_ms(o.ttl_seconds),
+    )
