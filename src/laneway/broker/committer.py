@@ -146,7 +146,7 @@ class Committer:
         self._on_durable(commit)
         if self._waiting or self._journal.staged_bytes():
             self._flush()  # before telling: the writer works while callers are answered
-        else:
+        if self._writing is None:
             self._mark_later()
         self._tell(told)
 
