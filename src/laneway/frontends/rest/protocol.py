@@ -30,6 +30,7 @@ from laneway.frontends.rest.responses import CONTINUE, Framer
 log = logging.getLogger("laneway.http")
 
 _LINGER_TICKS = 3  # how long a refused client may go on sending before the connection is cut
+_LOOKS = 64  # at an incomplete head, whenever more of it comes
 _TURNED_AWAY_COUNT = 64  # connections beyond the limit that are given this time; further ones are cut at once
 
 
@@ -127,7 +128,7 @@ class Connection(asyncio.Protocol):
         self._slots: deque[Exchange] = deque()  # unanswered, or answered behind an unanswered one
         # Receiving: a head that is not complete, or a body that is not, or data behind a request that must wait.
         self._rest = b""
-        self._checked_bytes = 0  # of an incomplete head
+        self._looks = self._looked_at_bytes = 0  # at a head that is not complete, to see whether it can be one
         self._head: Head | None = None
         self._partial: bytearray | None = None  # the body so far, of known length
         self._chunked: ChunkedBody | None = None
@@ -275,14 +276,16 @@ class Connection(asyncio.Protocol):
         return head
 
     def _keep_beginning(self, beginning: bytes) -> None:
-        """The head is not all here. Say so at once if it never can be: by its first bytes, and again at each line."""
-        is_first = not self._is_receiving
-        if is_first:
+        """The head is not all here. Refuse it now if it can never be one: looked for whenever more comes, and from a
+        client that sends in crumbs only when a line ends, or looking would cost more than it saves."""
+        if not self._is_receiving:
             self._is_receiving = True
             self._ticks = 0
-            self._checked_bytes = 0
-        if is_first or b"\n" in beginning[self._checked_bytes :] or len(beginning) > self._limits.head_bytes:
-            self._checked_bytes = len(beginning)
+            self._looks = self._looked_at_bytes = 0
+        self._looks += 1
+        ends_line = b"\n" in beginning[self._looked_at_bytes :]
+        if self._looks <= _LOOKS or ends_line or len(beginning) > self._limits.head_bytes:
+            self._looked_at_bytes = len(beginning)
             if beginning.strip(b"\r\n"):
                 check_beginning(beginning, self._limits)
         self._rest = beginning
