@@ -7,7 +7,16 @@ from collections.abc import Callable
 
 import pytest
 
-from laneway.broker.values import DeadLetterFilter, Delivery, Draft, PeekQuery, Properties, Receipt, RedriveRequest
+from laneway.broker.values import (
+    DeadLetterFilter,
+    Delivery,
+    Draft,
+    PeekQuery,
+    Properties,
+    Receipt,
+    RedriveRequest,
+    Settlement,
+)
 from laneway.core.invariants import check_invariants
 from laneway.errors import (
     IdempotencyConflict,
@@ -366,5 +375,46 @@ def test_documents_survive(run: Run) -> None:
         await b.broker.remove_document("things", "a")
         await b.restart()
         assert b.broker.documents("things") == {"b": b"2"}
+
+    run(scenario)
+
+
+def test_single_publishes_and_acks_of_one_turn_share_a_commit_and_keep_their_order(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        before = b.engine.journal._next_position  # type: ignore[attr-defined]
+        receipts = await asyncio.gather(*(b.publish(b"%d" % i) for i in range(20)))
+        assert b.engine.journal._next_position == before + 1  # type: ignore[attr-defined]
+        assert len({r[0].message_id for r in receipts}) == 20  # type: ignore[union-attr]
+        held = await b.lease(20)
+        assert bodies(held) == [b"%d" % i for i in range(20)]
+        answers = await asyncio.gather(*(b.settle("ack", [d]) for d in [*held, held[0]]))
+        assert [a[0] for a in answers[:20]] == [0] * 20
+        assert isinstance(answers[20][0], LeaseStale)
+
+    run(scenario)
+
+
+def test_an_ack_that_came_before_the_deadline_counts_though_the_deadline_passed_before_its_commit(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue(lease_ms=1_000)
+        await b.publish(b"x")
+        (held,) = await b.lease(1)
+        answer: list[object] = []
+        b.broker.settle("/", "q", [Settlement("ack", held.token)], answer.extend)
+        b.pass_time(1_000)
+        await b.broker.committer.durable()
+        assert answer == [0]
+        assert b.broker.stats("/", "q").ready == 0
+
+    run(scenario)
+
+
+def test_a_lease_sees_what_was_published_before_it_in_the_same_turn(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        b.broker.publish("/", "q", [Draft(b"low", 1)], lambda _: None)
+        b.broker.publish("/", "q", [Draft(b"high", 9)], lambda _: None)
+        assert bodies(await b.lease(1)) == [b"high"]
 
     run(scenario)

@@ -10,6 +10,7 @@ import logging
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -39,6 +40,10 @@ log = logging.getLogger("laneway.broker")
 
 MAX_BATCH = 10_000
 MAX_WAIT_MS = 20_000
+
+
+PublishDone = Callable[[list[Receipt | LanewayError]], None]
+SettleDone = Callable[[list[int | LanewayError]], None]
 
 
 class BrokerLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +118,9 @@ class Broker:
         self._new_writer = new_writer
         self._phase = "starting"
         self._waiters: dict[int, deque[Waiter]] = {}
+        # Single publishes and settlements by queue number, with whom to tell and since when: see _run_gathered.
+        self._publishes: dict[int, tuple[list[Draft], list[PublishDone], int]] = {}
+        self._settlements: dict[int, tuple[list[Settlement], list[SettleDone], int]] = {}
         self._names: list[tuple[str, str]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
@@ -129,6 +137,7 @@ class Broker:
         self.committer = Committer(
             self.engine,
             self._loop,
+            before_seal=self._run_gathered,
             on_sealed=self.upkeep.sealed,
             on_durable=self.upkeep.durable,
             on_failed=self._fail,
@@ -144,6 +153,7 @@ class Broker:
 
     async def stop(self) -> None:
         """Answer those who wait, make everything durable, keep a snapshot so that the next start is quick."""
+        self._run_gathered()
         self._phase = "stopping"
         if self._timer is not None:
             self._timer.cancel()
@@ -182,11 +192,20 @@ class Broker:
         vhost: str,
         queue: str,
         drafts: Sequence[Draft],
-        done: Callable[[list[Receipt | LanewayError]], None],
+        done: PublishDone,
         *,
         idempotency: tuple[str, bytes] | None = None,
     ) -> None:
         target = self._open_for_writing(vhost, queue)
+        if len(drafts) == 1 and idempotency is None:
+            gathered = self._publishes.get(target.number)
+            if gathered is None:
+                gathered = self._publishes[target.number] = ([], [], self.now())
+                self.committer.touch()
+            gathered[0].append(drafts[0])
+            gathered[1].append(done)
+            return
+        self._run_gathered()
         if not 1 <= len(drafts) <= MAX_BATCH:
             raise InvalidInput(f"a batch has 1 to {MAX_BATCH} messages, not {len(drafts)}")
         now_ms = self.now()
@@ -219,6 +238,33 @@ class Broker:
             queue.settings.delay_ms if draft.delay_ms is None else draft.delay_ms
         )
         return Receipt(text, priority, at_ms, max(at_ms, visible_ms), duplicate=True)
+
+    def _run_gathered(self) -> None:
+        """Carry out the single publishes and settlements that came since the last commit was sealed, as one batch a
+        queue: a message then costs half. Called before the next seal, and before anything that could tell the order.
+        """
+        if self._publishes:
+            publishes, self._publishes = self._publishes, {}
+            for number, (drafts, told, at_ms) in publishes.items():
+                self._run_batch(commands.publish, number, drafts, told, at_ms)
+        if self._settlements:
+            settlements, self._settlements = self._settlements, {}
+            for number, (batch, told_of, at_ms) in settlements.items():
+                self._run_batch(commands.settle, number, batch, told_of, at_ms)
+
+    def _run_batch(
+        self, command: Callable[..., Iterator[Event]], number: int, batch: list[Any], told: list[Any], at_ms: int
+    ) -> None:
+        results: list[Any] = []
+        try:
+            queue = self._state.queues[number]
+            events = self.engine.run(command(self._state, queue, batch, at_ms, results))
+        except LanewayError as wrong:  # the journal takes no more: then nothing of it was done
+            events, results = [], [wrong] * len(batch)
+        if self._waiters:
+            self._wake(events)
+        self._set_timer()
+        self.committer.when_durable(_tell_each, (told, results))
 
     # Leasing
 
@@ -310,9 +356,19 @@ class Broker:
         vhost: str,
         queue: str,
         settlements: Sequence[Settlement],
-        done: Callable[[list[int | LanewayError]], None],
+        done: SettleDone,
     ) -> None:
-        source = self._open(vhost, queue)
+        self._check_open()
+        source = commands.find_queue(self._state, vhost, queue)
+        if len(settlements) == 1:
+            gathered = self._settlements.get(source.number)
+            if gathered is None:
+                gathered = self._settlements[source.number] = ([], [], self.now())
+                self.committer.touch()
+            gathered[0].append(settlements[0])
+            gathered[1].append(done)
+            return
+        self._run_gathered()
         if not 1 <= len(settlements) <= MAX_BATCH:
             raise InvalidInput(f"a batch has 1 to {MAX_BATCH} entries, not {len(settlements)}")
         self._tick_if_due()
@@ -351,6 +407,7 @@ class Broker:
         due_ms = self._state.deadlines.next_ms()
         if due_ms is None or due_ms > self.now():
             return
+        self._run_gathered()  # they came before the deadline did
         if self.engine.tick(self.now()):
             self.committer.touch()
         for number in list(self._waiters):  # a delay that ended is no event, so look at all that wait
@@ -360,6 +417,7 @@ class Broker:
 
     async def put_queue(self, vhost: str, name: str, settings: QueueSettings) -> tuple[QueueInfo, bool]:
         self._check_writable()
+        self._run_gathered()
         created = (vhost, name) not in self._state.by_name
         limit = self.limits.max_message_bytes
         if settings.max_message_bytes == QueueSettings().max_message_bytes > limit:
@@ -517,6 +575,7 @@ class Broker:
 
     def _open(self, vhost: str, name: str) -> Queue:
         self._check_open()
+        self._run_gathered()
         return commands.find_queue(self._state, vhost, name)
 
     def _open_for_writing(self, vhost: str, name: str) -> Queue:
@@ -536,3 +595,11 @@ class Broker:
         self._check_open()
         if not self.engine.journal.has_room():
             raise DiskFull("the disk is full: consuming and acking go on, publishing waits until there is space again")
+
+
+def _tell_each(answers: tuple[list[Callable[[list[Any]], None]], list[Any]]) -> None:
+    for done, result in zip(*answers, strict=True):
+        try:
+            done([result])
+        except Exception:
+            log.exception("a caller failed to take its answer")

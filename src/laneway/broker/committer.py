@@ -77,6 +77,7 @@ class Committer:
         engine: Engine,
         loop: asyncio.AbstractEventLoop,
         *,
+        before_seal: Callable[[], None],
         on_sealed: Callable[[Commit], None],
         on_durable: Callable[[Commit], None],
         on_failed: Callable[[BaseException], None],
@@ -87,6 +88,7 @@ class Committer:
         self._journal = engine.journal
         self._table = engine.state.table
         self._loop = loop
+        self._before_seal = before_seal
         self._on_sealed = on_sealed
         self._on_durable = on_durable
         self._on_failed = on_failed
@@ -118,8 +120,13 @@ class Committer:
             self._flush()
 
     def _flush(self) -> None:
+        if self._is_busy() or self.failed is not None:
+            self._flush_at_turn_end = False
+            return
+        self._flush_at_turn_end = True  # what is staged by the next line needs no flush of its own
+        self._before_seal()
         self._flush_at_turn_end = False
-        if self._writing is not None or self.failed is not None:
+        if self._is_busy():  # so much was staged that it is being written already
             return
         commit = self._journal.seal()
         if commit is None:
@@ -127,13 +134,13 @@ class Committer:
             self._tell(told)  # nothing was staged since the last durable commit
             return
         self._writing = commit
-        self._writing_next_seq = self._table_next_seq()
+        self._writing_next_seq = self._table.next_seq
         self._told, self._waiting = self._waiting, []
         self._on_sealed(commit)
         self._writer.put(commit)
 
-    def _table_next_seq(self) -> int:
-        return self._table.next_seq
+    def _is_busy(self) -> bool:
+        return self._writing is not None
 
     def _written(self, commit: Commit, error: BaseException | None) -> None:
         if error is not None:
@@ -144,8 +151,7 @@ class Committer:
         self.durable_next_seq = self._writing_next_seq
         self._writing = None
         self._on_durable(commit)
-        if self._waiting or self._journal.staged_bytes():
-            self._flush()  # before telling: the writer works while callers are answered
+        self._flush()  # before telling: the writer works while callers are answered
         if self._writing is None:
             self._mark_later()
         self._tell(told)
