@@ -58,10 +58,6 @@ class Ticks:
         self.send = -(-limits.send_timeout_ms // sweep_ms)
 
 
-def _nothing() -> None:
-    pass
-
-
 class Shared:
     """What all connections of one server have in common."""
 
@@ -74,8 +70,8 @@ class Shared:
         self.connections: set[Connection] = set()
         self.is_stopping = False
         self.turned_away: set[Connection] = set()  # told that there are too many, and about to be cut
-        self.on_connection: Callable[[], None] = _nothing  # called when one came
-        self.on_empty: Callable[[], None] = _nothing  # called when the last one is gone
+        self.on_connection: Callable[[], None] = lambda: None  # called when one came
+        self.on_empty: Callable[[], None] = lambda: None  # called when the last one is gone
 
 
 class Exchange:
@@ -94,12 +90,12 @@ class Exchange:
 
     @property
     def is_abandoned(self) -> bool:
-        """Nobody is there to read the answer."""
-        return self.connection.is_gone
+        """Nobody is there to read the answer, or soon will be."""
+        return self.connection.is_gone or self.connection.is_closing
 
     def answer(self, status: int, body: bytes = b"", headers: bytes = b"") -> None:
         connection = self.connection
-        if self.response is not None or connection.is_gone:
+        if self.response is not None or self.is_abandoned:
             return
         framer = connection.shared.framer
         if self.head.is_plain and not headers and not connection.shared.is_stopping:
@@ -218,6 +214,10 @@ class Connection(asyncio.Protocol):
         self._is_writing_paused = False
         self._ticks = 0
         self._go_on()
+
+    @property
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
 
     # --- reading
 
@@ -395,7 +395,7 @@ class Connection(asyncio.Protocol):
         self._flush()
 
     def _flush(self) -> None:
-        if self.is_gone:
+        if self.is_gone or self._transport.is_closing():
             return
         slots = self._slots
         ready: list[bytes] = []
