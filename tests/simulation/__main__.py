@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 
+from .damage import DAMAGES, run_damage_seed
 from .simulator import Failure, run_seed
 from .small import small_parts
 
@@ -14,6 +15,7 @@ from .small import small_parts
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", default="0-999", help="one seed, or FIRST-LAST")
+    parser.add_argument("--damage", action="append", choices=list(DAMAGES), help="damage files instead of crashing")
     parser.add_argument("--keep-going", action="store_true", help="go on after a failure")
     arguments = parser.parse_args()
     first, _, last = arguments.seeds.partition("-")
@@ -24,6 +26,9 @@ def main() -> int:
     with small_parts():
         for seed in seeds:
             try:
+                if arguments.damage:
+                    counts.update(run_damage_seed(seed, tuple(arguments.damage)).outcomes)
+                    continue
                 simulation = run_seed(seed)
             except Failure as failure:
                 print(failure, file=sys.stderr)

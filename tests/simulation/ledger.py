@@ -16,6 +16,9 @@ from laneway.errors import IdempotencyConflict, LanewayError
 
 from .loop import Clock
 
+#: A settlement may wait for others a moment; it counts from when the first of them came.
+GRACE_MS = 1_000
+
 
 class Sent:
     """One message that was handed in."""
@@ -272,7 +275,7 @@ class Ledger:
         """True if the token must be taken, False if it must be refused, None if either is right."""
         if hold.settling:
             return None
-        if hold.ended or hold.superseded or hold.latest_ms <= now_ms or hold.sent.gone:
+        if hold.ended or hold.superseded or hold.latest_ms + GRACE_MS <= now_ms or hold.sent.gone:
             return False
         sure = hold.incarnation == self.incarnation and hold.deadline_ms > now_ms and not hold.sent.leaving
         return True if sure else None

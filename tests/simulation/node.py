@@ -64,8 +64,8 @@ FILE_CALLS = [name for name in vars(FileSystem) if not name.startswith("_") and 
 class WatchedJournal(SegmentJournal):
     """Takes a picture of the state whenever a commit is sealed: it then holds just what the commits do."""
 
-    def watch(self, history: History, engine: Engine, clock: Clock, counts: Counter[str]) -> None:
-        self._history, self._engine, self._clock, self._counts = history, engine, clock, counts
+    def watch(self, disk: FaultyFiles, history: History, engine: Engine, clock: Clock, counts: Counter[str]) -> None:
+        self._disk, self._history, self._engine, self._clock, self._counts = disk, history, engine, clock, counts
 
     def stage(self, event: Event) -> int:
         self._counts[event.kind.name.lower()] += 1
@@ -81,6 +81,8 @@ class WatchedJournal(SegmentJournal):
         return dropped
 
     def seal(self) -> Commit | None:
+        if self._disk.crashed:
+            raise SimulatedCrash
         commit = super().seal()
         if commit is not None:
             self._history.seal(commit.position, self._engine.state, self._clock.wall_ms())
@@ -168,7 +170,7 @@ class Node:
             self.journal, new_tag=lambda: 1 + random.getrandbits(20), cache_bytes=sizes.cache_bytes
         )
         self.engine.watch(history, lambda: look(self))
-        self.journal.watch(history, self.engine, clock, counts)
+        self.journal.watch(files, history, self.engine, clock, counts)
         self.broker = Broker(
             self.engine,
             now_ms=clock.wall_ms,
@@ -177,8 +179,13 @@ class Node:
             new_writer=lambda journal, loop, on_written: SimulatedWriter(journal, loop, on_written, history),
         )
 
+    def catch_up(self) -> None:
+        """Have the broker do what it has put off, so that the state shows it."""
+        self.broker._run_gathered()
+
     def seqs(self, queue: str | None = None, *states: int) -> list[int]:
         """Numbers of the messages there are, of one queue and in some states if asked for."""
+        self.broker._run_gathered()  # what was asked for before this question was asked
         number = None if queue is None else find_queue(self.engine.state, "/", queue).number
         return [
             (slab_number << small.SLAB_BITS) + i

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 from laneway.core.invariants import check_invariants
@@ -29,10 +29,11 @@ MAX_STEPS = 60
 class Failure(AssertionError):
     """A seed that went wrong, with all that is needed to look at it."""
 
-    def __init__(self, seed: int, what: str, trace: list[str]) -> None:
+    def __init__(self, seed: int, what: str, trace: list[str], damage: Sequence[str] = ()) -> None:
+        options = "".join(f" --damage {kind}" for kind in damage)
         super().__init__(
             f"seed {seed}: {what}\n  the last file operations: {'; '.join(trace)}\n"
-            f"  replay it with: python -m tests.simulation --seeds {seed}"
+            f"  replay it with: python -m tests.simulation --seeds {seed}{options}"
         )
         self.seed = seed
 
@@ -54,7 +55,7 @@ class _Complaints(logging.Handler):
 
 
 @contextlib.contextmanager
-def _listening() -> Iterator[_Complaints]:
+def listening() -> Iterator[_Complaints]:
     logger, complaints = logging.getLogger("laneway"), _Complaints()
     before = logger.level, logger.propagate
     logger.addHandler(complaints)
@@ -84,7 +85,7 @@ class Simulation:
 
     def run(self) -> None:
         """Raise Failure if anything that must hold does not."""
-        with _listening() as self.complaints:
+        with listening() as self.complaints:
             try:
                 for _ in range(self.random.randint(2, 6)):
                     self.live()
@@ -117,7 +118,7 @@ class Simulation:
 
     def run_node(self, end: str) -> bool:
         """True if it crashed."""
-        with self._new_loop(end) as loop:
+        with self.new_loop(end) as loop:
             try:
                 loop.run_until_complete(self._life(loop, end))
             except SimulatedCrash:
@@ -128,7 +129,7 @@ class Simulation:
             return False
 
     @contextlib.contextmanager
-    def _new_loop(self, end: str) -> Iterator[SimulatedLoop]:
+    def new_loop(self, end: str) -> Iterator[SimulatedLoop]:
         self.lives += 1
         loop = SimulatedLoop(self.clock, self.files, self.random)
         self._view = LifeFiles(self.files)
@@ -141,7 +142,7 @@ class Simulation:
         self._complain(loop, end)
 
     async def _life(self, loop: SimulatedLoop, end: str) -> None:
-        node = await self._start(loop)
+        node = await self.start(loop)
         self.workload.in_background(node, self.workload.open_queues(node))
         for _ in range(self.random.randint(1, MAX_STEPS)):
             await self.workload.step(node)
@@ -159,7 +160,7 @@ class Simulation:
         if end == "stop" and not node.broker.committer.stuck:
             assert self.history.durable == self.history.sealed, "a clean stop left something unwritten"
 
-    async def _start(self, loop: SimulatedLoop) -> Node:
+    async def start(self, loop: SimulatedLoop, look: Callable[[Node], None] | None = None) -> Node:
         node = Node(
             self.sizes,
             self.files,
@@ -168,7 +169,7 @@ class Simulation:
             self.history,
             loop,
             self.random,
-            look=self._look,
+            look=look or self._look,
             counts=self.workload.counts,
         )
         self._is_starting = True
@@ -205,13 +206,13 @@ class Simulation:
     def finish(self) -> None:
         """A good disk at last: everything that is not dead can be consumed, in order, and stays away."""
         self.clock.advance(20_000)
-        for work in (self._drain, self._start):
-            with self._new_loop("stop") as loop:
+        for work in (self._drain, self.start):
+            with self.new_loop("stop") as loop:
                 loop.run_until_complete(work(loop))
             self.files.restart(power_loss=True)
 
     async def _drain(self, loop: SimulatedLoop) -> None:
-        node = await self._start(loop)
+        node = await self.start(loop)
         await node.broker.redrives.stop()
         names = [q.name for q in node.broker.list_queues(vhost="/")]
         for _ in range(200):  # what is consumed too late moves on to the dead letters of another queue

@@ -215,6 +215,7 @@ class Workload:
     def _expected(self, node: Node, queue: str) -> list[Glimpse] | None:
         """What peek shows to be next, checked against the order of publishing."""
         state = node.engine.state
+        node.catch_up()
         while (due_ms := state.deadlines.next_ms()) is not None and due_ms <= node.broker.now():
             node.broker._tick_if_due()  # it does no more than so much at once
         number = node.broker.find_queue("/", queue).number
@@ -325,6 +326,8 @@ class Workload:
         hold.settling -= 1
         sent.leaving -= action == "ack"
         if isinstance(result, LanewayError):
+            if isinstance(result, Unavailable):
+                return  # the node is stopping
             assert isinstance(result, LeaseStale), f"{action} of {sent}: {result!r}"
             assert expectation is not True, f"{action} of {sent} was refused: {result}"
             self.counts["refused, stale"] += 1
@@ -378,7 +381,7 @@ class Workload:
             return
 
         async def purge() -> None:
-            doomed = self._leaving(node, node.seqs(queue, READY, DELAYED))
+            doomed = self._leaving(node, lambda: node.seqs(queue, READY, DELAYED))
             try:
                 count = await node.broker.purge_queue("/", queue)
             except DiskFull:
@@ -388,8 +391,9 @@ class Workload:
 
         self.in_background(node, purge())
 
-    def _leaving(self, node: Node, seqs: list[int]) -> list[Any]:
-        doomed = [self.ledger.sent(g.body) for g in node.glimpses(seqs)]
+    def _leaving(self, node: Node, pick: Callable[[], list[int]]) -> list[Any]:
+        node.catch_up()
+        doomed = [self.ledger.sent(g.body) for g in node.glimpses(pick())]
         for sent in doomed:
             sent.leaving += 1
         return doomed
@@ -411,7 +415,7 @@ class Workload:
             return
 
         async def delete() -> None:
-            doomed = self._leaving(node, node.seqs(queue))
+            doomed = self._leaving(node, lambda: node.seqs(queue))
             ticket = self.ledger.queues.ask(queue, None)
             try:
                 await node.broker.delete_queue("/", queue)
@@ -448,7 +452,7 @@ class Workload:
 
         async def delete() -> None:
             source = node.broker.find_queue("/", queue)
-            doomed = self._leaving(node, peeking.all_dead_letters(node.engine, source))
+            doomed = self._leaving(node, lambda: peeking.all_dead_letters(node.engine, source))
             try:
                 await node.broker.delete_dead_letters("/", queue, DeadLetterFilter())
             except DiskFull:
