@@ -13,7 +13,7 @@ import pytest
 from .simulator import run_seed
 from .small import small_parts
 
-SEEDS = 2_400
+SEEDS = 3_000
 PART = 100
 
 

@@ -1,0 +1,142 @@
+"""A full disk: publishing is refused, consuming goes on, and all is well again when space returns.
+
+The random seeds meet full disks too; here is the whole story in order, with much and with little left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from laneway.core.message import Delivery, Draft, Receipt, Settlement
+from laneway.core.settings import QueueSettings
+from laneway.errors import DiskFull
+
+from .loop import SimulatedLoop
+from .node import Node
+from .simulator import Simulation, listening
+from .small import small_parts
+from .workload import PLENTY_BYTES
+
+LOOK_S = 1.5  # the journal looks at the disk once a second
+RESERVE_BYTES = 24 << 10
+MESSAGES = 40
+
+
+@pytest.fixture(autouse=True)
+def _small() -> Iterator[None]:
+    with small_parts():
+        yield
+
+
+class FullDisk(Simulation):
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.sizes.segment_bytes, self.sizes.reserve_bytes = 4096, RESERVE_BYTES
+        self.sizes.snapshot_events = 20
+        self.bodies: list[bytes] = []
+
+    def life(self, story: Callable[[Node], Any], *, power_loss: bool = True) -> None:
+        async def live(loop: SimulatedLoop) -> None:
+            await story(await self.start(loop, lambda node: None))
+
+        with listening() as self.complaints, self.new_loop("stop") as loop:
+            loop.run_until_complete(live(loop))
+        self.files.crashed = False
+        self.files.restart(power_loss=power_loss)
+
+    async def call(self, node: Node, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        answer: asyncio.Future[Any] = node.loop.create_future()
+        method("/", "q", *args, **options, done=answer.set_result)
+        return await asyncio.wait_for(answer, 10)
+
+    async def publish(self, node: Node, count: int) -> None:
+        for _ in range(count):
+            body = b"message %d " % len(self.bodies) + bytes(100)
+            self.bodies.append(body)
+            try:
+                results = await self.call(node, node.broker.publish, [Draft(body)])
+            except DiskFull:
+                self.bodies.pop()
+                raise
+            assert isinstance(results[0], Receipt)
+
+    async def consume(self, node: Node, count: int) -> None:
+        """The next messages, in order, acked."""
+        for _ in range(count):
+            deliveries: list[Delivery] = await self.call(node, node.broker.lease, max_messages=1)
+            assert [d.body for d in deliveries] == [self.bodies.pop(0)]
+            assert await self.call(node, node.broker.settle, [Settlement("ack", deliveries[0].token)]) == [0]
+
+
+@pytest.mark.parametrize("left_bytes", [RESERVE_BYTES - 1, RESERVE_BYTES // 2])
+@pytest.mark.parametrize("seed", range(5))
+def test_consuming_goes_on_while_publishing_is_refused(seed: int, left_bytes: int) -> None:
+    disk = FullDisk(seed)
+
+    async def fill(node: Node) -> None:
+        await node.broker.put_queue("/", "q", QueueSettings())
+        await disk.publish(node, MESSAGES)
+        disk.files.capacity_bytes = disk.files.used_bytes + left_bytes
+        await asyncio.sleep(LOOK_S)
+        with pytest.raises(DiskFull, match="consuming and acking go on"):
+            await disk.publish(node, 3)  # the first may be what makes the journal look
+        assert node.broker.health()["state"] == "disk_full"
+        await disk.consume(node, MESSAGES // 4)
+
+    async def go_on(node: Node) -> None:
+        await asyncio.sleep(LOOK_S)
+        with pytest.raises(DiskFull):
+            await disk.publish(node, 3)
+        await disk.consume(node, MESSAGES // 4)
+        disk.files.capacity_bytes = PLENTY_BYTES
+        await asyncio.sleep(LOOK_S)
+        await disk.publish(node, 10)
+
+    async def finish(node: Node) -> None:
+        await disk.consume(node, len(disk.bodies))
+        assert not disk.bodies and not node.seqs()
+
+    disk.life(fill)
+    disk.life(go_on)  # started with the disk still full
+    disk.life(finish)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_disk_without_a_single_byte_holds_everything_up_and_loses_nothing(seed: int) -> None:
+    disk = FullDisk(seed)
+
+    async def story(node: Node) -> None:
+        await node.broker.put_queue("/", "q", QueueSettings())
+        await disk.publish(node, MESSAGES)
+        leased: list[Delivery] = await disk.call(node, node.broker.lease, max_messages=MESSAGES, lease_ms=600_000)
+        disk.files.capacity_bytes = 0
+        acked: list[bytes] = []
+        for d in leased:
+            ack = [Settlement("ack", d.token)]
+            node.broker.settle("/", "q", ack, lambda r, d=d: acked.append(d.body) if r == [0] else None)  # type: ignore[misc]
+            await asyncio.sleep(0.02)
+            if node.broker.committer.stuck:
+                break
+        assert node.broker.committer.stuck and len(acked) < MESSAGES
+        with pytest.raises(DiskFull, match="nothing can be written"):
+            await disk.call(node, node.broker.lease, max_messages=1)
+        asked = leased.index(d) + 1
+        disk.files.capacity_bytes = PLENTY_BYTES
+        await asyncio.sleep(LOOK_S)
+        assert len(acked) == asked and not node.broker.committer.stuck
+        await disk.publish(node, 3)
+        disk.bodies[:] = [body for body in disk.bodies if body not in acked]
+        for later in leased[asked:]:
+            release = [Settlement("release", later.token)]
+            assert isinstance((await disk.call(node, node.broker.settle, release))[0], int)
+
+    async def finish(node: Node) -> None:
+        await disk.consume(node, len(disk.bodies))
+        assert not node.seqs()
+
+    disk.life(story)
+    disk.life(finish)
