@@ -87,9 +87,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     sync_interval_ms: Annotated[
         int, Meta(ge=1, le=60_000, description="time between syncs with durability interval")
     ] = 50
-    segment_bytes: Annotated[
-        int, Meta(ge=MIB, le=GIB, description="size at which a journal file is closed")
-    ] = 64 * MIB
+    segment_bytes: Annotated[int, Meta(ge=MIB, le=GIB, description="size at which a journal file is closed")] = 64 * MIB
     snapshot_events: Annotated[
         int,
         Meta(

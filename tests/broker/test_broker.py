@@ -17,6 +17,7 @@ from laneway.broker.values import (
     RedriveRequest,
     Settlement,
 )
+from laneway.core import commands
 from laneway.core.invariants import check_invariants
 from laneway.errors import (
     IdempotencyConflict,
@@ -416,5 +417,18 @@ def test_a_lease_sees_what_was_published_before_it_in_the_same_turn(run: Run) ->
         b.broker.publish("/", "q", [Draft(b"low", 1)], lambda _: None)
         b.broker.publish("/", "q", [Draft(b"high", 9)], lambda _: None)
         assert bodies(await b.lease(1)) == [b"high"]
+
+    run(scenario)
+
+
+def test_one_lease_hands_out_a_bounded_number_of_bytes(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        for i in range(8):
+            await b.publish(*[b"%d" % (i * 10 + k) + b"." * 250_000 for k in range(10)])
+        first, second = await b.lease(80), await b.lease(80)
+        assert 0 < len(first) < 80 and sum(len(d.body) for d in first) <= commands.MAX_LEASE_BYTES
+        assert [int(d.body.partition(b".")[0]) for d in first + second] == list(range(80))
+        check_invariants(b.engine.state)
 
     run(scenario)

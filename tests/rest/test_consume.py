@@ -96,7 +96,7 @@ def test_what_a_dequeue_cannot_ask_is_refused_by_name(http: httpx.Client, queue:
 
 
 def test_a_body_that_is_no_json_is_not_understood(http: httpx.Client, queue: str) -> None:
-    for kind in ("text/plain", "application/x-www-form-urlencoded"):
+    for kind in ("text/plain", "multipart/form-data"):
         answer = http.post(f"{queue}/dequeue", content=b"{}", headers={"Content-Type": kind})
         assert error(answer) == (415, "unsupported_media_type", "Content-Type")
 

@@ -44,7 +44,7 @@ from laneway.core.message import (
 from laneway.core.queue import Queue
 from laneway.core.settings import DAY_MS, RANGES, SECOND_MS, QueueSettings, check_queue_name, check_settings
 from laneway.core.state import QueueDocument, State, runs
-from laneway.core.table import DEAD, DELAYED, LEASED, OVERDUE, READY, SLAB_BITS, SLAB_MASK, Slab
+from laneway.core.table import DEAD, DELAYED, LEASED, OVERDUE, READY, SLAB_BITS, SLAB_MASK
 from laneway.errors import (
     Conflict,
     IdempotencyConflict,
@@ -64,6 +64,8 @@ MAX_DELAY_MS = RANGES["delay_ms"][1]
 MAX_SCHEDULE_MS = 90 * DAY_MS
 MAX_TTL_MS = RANGES["message_ttl_ms"][1]
 MAX_LEASE_MS = RANGES["lease_ms"][1]
+#: Deliveries of one lease hold at most so many bytes, unless a single message is larger.
+MAX_LEASE_BYTES = 16 * 1024 * 1024
 MAX_BACKOFF_MS = 900 * SECOND_MS
 MAX_REASON_BYTES = 1024
 MAX_CONSUMER_BYTES = 256
@@ -335,7 +337,10 @@ def lease(state: State, queue: Queue, limit: int, lease_ms: int | None, consumer
     seqs = queue.select(limit, state.table)
     if seqs:
         slabs = state.table.slabs
-        receives = [n + 1 for first, count in runs(seqs) for n in _receives(slabs, first, count)]
+        neighbours = [(slabs[first >> SLAB_BITS], first & SLAB_MASK, count) for first, count in runs(seqs)]
+        if sum(sum(slab.size[i : i + count]) for slab, i, count in neighbours) > MAX_LEASE_BYTES:
+            seqs = _cut(state, queue, seqs)
+        receives = [n + 1 for slab, i, count in neighbours for n in slab.receives[i : i + count]][: len(seqs)]
         try:
             yield Leased(queue.number, now_ms, seqs, receives, state.next_lease, now_ms + lease_ms, consumer)
         except GeneratorExit:  # the journal did not take it: they are next again
@@ -343,9 +348,15 @@ def lease(state: State, queue: Queue, limit: int, lease_ms: int | None, consumer
             raise
 
 
-def _receives(slabs: dict[int, Slab], first: int, count: int) -> Sequence[int]:
-    i = first & SLAB_MASK
-    return slabs[first >> SLAB_BITS].receives[i : i + count]
+def _cut(state: State, queue: Queue, seqs: list[int]) -> list[int]:
+    """As many of the first as may go out at once, and at least one; the others are next again."""
+    total = 0
+    for at, seq in enumerate(seqs):
+        total += state.table.slabs[seq >> SLAB_BITS].size[seq & SLAB_MASK]
+        if total > MAX_LEASE_BYTES and at:
+            queue.unselect(seqs[at:], state.table)
+            return seqs[:at]
+    return seqs
 
 
 def check_lease(lease_ms: int | None, consumer: str) -> None:

@@ -183,8 +183,7 @@ def _check_media_type(plan: Plan) -> None:
         raise HttpError(
             415,
             "unsupported_media_type",
-            f"the body is {plan.content_type[:80]!r}, application/json is expected"
-            + (": with curl, add -H 'Content-Type: application/json'" if plan.is_form else ""),
+            f"the body is {plan.content_type[:80]!r}, application/json is expected",
             field="Content-Type",
         )
 

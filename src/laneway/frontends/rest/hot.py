@@ -17,7 +17,7 @@ from laneway.broker.broker import Broker
 from laneway.core.message import Delivery, Draft, Receipt, Settlement
 from laneway.errors import InvalidInput, LanewayError
 from laneway.frontends.rest.answers import Writer, encode
-from laneway.frontends.rest.errors import INTERNAL, HttpError, InvalidRequest, encode_error
+from laneway.frontends.rest.errors import INTERNAL, InvalidRequest, encode_error
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.plan import Plan
 from laneway.frontends.rest.protocol import Exchange
@@ -140,14 +140,6 @@ class HotPaths:
 
     def _draft_of_bytes(self, exchange: Exchange, plan: Plan) -> Draft:
         """The body is the message itself, whatever it is; what else there is to say is in the query string."""
-        if plan.is_form and exchange.body[:1] in (b"{", b"["):
-            raise HttpError(
-                415,
-                "media_type_unclear",
-                "this looks like JSON but is called a form, which is what curl -d does: add "
-                "-H 'Content-Type: application/json', or application/octet-stream to publish the bytes as they are",
-                field="Content-Type",
-            )
         return draft_of_bytes(exchange.body, plan.content_type, plan.options(PublishOptions))
 
     # --- dequeue

@@ -11,7 +11,8 @@ from laneway.frontends.rest.errors import HttpError
 from laneway.frontends.rest.head import Head
 from laneway.frontends.rest.routing import Route, Router, convert_query
 
-_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+#: A body of these types is read as JSON: none at all, JSON, and what `curl -d` calls everything unless told otherwise.
+_JSON_TYPES = ("", JSON_TYPE, "application/x-www-form-urlencoded")
 
 
 class Plan:
@@ -19,7 +20,6 @@ class Plan:
         "content_type",
         "credentials",
         "fast",
-        "is_form",
         "is_json",
         "is_public",
         "item",
@@ -47,8 +47,7 @@ class Plan:
         self.credentials = Credentials(head)
         self.content_type = (head.content_type or b"").decode("latin-1")
         media_type = self.content_type.partition(";")[0].strip().lower()
-        self.is_json = media_type in ("", JSON_TYPE)
-        self.is_form = media_type in _FORMS
+        self.is_json = media_type in _JSON_TYPES
 
     def options(self, kind: type[Any]) -> Any:
         """The query string, as this struct."""
