@@ -18,6 +18,7 @@ SMALL: dict[str, object] = {
     "RUN_ROWS": 2,
     "SLABS_PER_CHUNK": 2,
     "MAX_DEATHS": 4,
+    "MAX_LEASE_BYTES": 400,
     "STALE_OFFERS": 2,
 }
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from laneway.core import state
+from laneway.core import commands, state
 from laneway.core.deadlines import coarse
 from laneway.core.settings import QueueSettings
 
@@ -175,7 +175,10 @@ class Model:
             free = [m for m in free if not m.group or not self._waits_for_another(m, here, taken)]
             if not free:
                 break
-            taken.append(min(free, key=lambda m: (-m.priority, m.number)))
+            best = min(free, key=lambda m: (-m.priority, m.number))
+            if taken and sum(m.size for m in taken) + best.size > commands.MAX_LEASE_BYTES:
+                break
+            taken.append(best)
         for m in taken:
             m.state = "leased"
             m.receives += 1

@@ -2,7 +2,7 @@
 
 Two ways to the same end. Hypothesis chooses steps and shrinks a failure to the few that matter. Long walks with a
 seed reach states that take hundreds of steps; a failure prints its seed and its last steps, and
-`LANEWAY_WALKS=first:last pytest tests/core/test_against_model.py -k walk` tries others.
+`CORE_WALKS=first:last pytest tests/core/test_against_model.py -k walk` tries others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.core.conftest import shrink
 from tests.core.twin import NAMES, Twin, step
 
-WALKS = range(*map(int, os.environ.get("LANEWAY_WALKS", "0:50").split(":")))
+WALKS = range(*map(int, os.environ.get("CORE_WALKS", "0:50").split(":")))
 WALK_STEPS = 250
 
 names = st.sampled_from(NAMES)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from laneway.core import commands
 from laneway.core.commands import MAX_BACKOFF_MS, MAX_LEASE_MS, check_lease, token
 from laneway.core.events import Acked, Cause, DeadLettered, Extended, Leased, Moved, Opened, Released
+from laneway.core.invariants import check_invariants
 from laneway.core.message import Settlement, message_id
 from laneway.errors import InvalidInput
 from tests.core.runner import START_MS, TAG, Core, codes, draft
@@ -44,6 +46,16 @@ def test_a_lease_may_be_longer_or_shorter_than_the_queue_says() -> None:
     core.publish(b"1", b"2")
     assert core.lease(1)[0].deadline_ms == START_MS + 1000
     assert core.lease(1, lease_ms=77)[0].deadline_ms == START_MS + 77
+
+
+def test_one_lease_hands_out_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "MAX_LEASE_BYTES", 100)  # a record is 24 bytes and the body
+    core = one_queue()
+    core.publish(b"x" * 26, b"x" * 26, b"x", b"x" * 500, b"x")
+    core.publish(draft(b"", group="g"), draft(b"", group="g"))  # 57 bytes each
+    assert [core.lease(10)[0].seqs for _ in range(4)] == [[1, 2], [3], [4], [5, 6]]
+    assert core.lease(10) == []  # the group waits for its first
+    check_invariants(core.state)
 
 
 def test_the_consumer_of_a_lease_is_known_until_it_ends() -> None:

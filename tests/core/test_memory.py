@@ -6,7 +6,7 @@ import gc
 import sys
 import tracemalloc
 
-from laneway.core.message import Draft
+from laneway.core.message import Draft, Settlement
 from laneway.core.state import State
 from laneway.core.table import COLUMNS
 from tests.core.runner import Core
@@ -72,9 +72,26 @@ def test_a_drained_queue_gives_its_memory_back() -> None:
     assert core.state.deadlines.buckets.keys() == {core["q"].retention_armed_ms}
 
 
+def test_a_replay_of_settled_messages_leaves_nothing_behind() -> None:
+    core = Core(extent_bytes=1 << 20)
+    core.put(max_receives=None)
+    for _ in range(20):
+        core.publish(*[Draft(b"x", ttl_ms=60_000 if i % 100 == 7 else None) for i in range(BATCH)])
+        leased = core.take(BATCH - 10)
+        core.settle(*[Settlement("release", t) for _, t in leased[:50]])
+        core.ack(*[t for _, t in leased[50:]])
+    core.tick(60_000)
+    while leased := core.take(300):
+        core.ack(*[t for _, t in leased])
+    core.restart()
+    (lane,) = core["q"].lanes.values()
+    assert (lane.count, lane.entries, lane.returned) == (0, 0, [])
+
+
 def test_two_hundred_thousand_leases_share_one_reminder() -> None:
     core = deep_queue()
-    core.take(MESSAGES)
+    while core.take(MESSAGES):
+        pass
     assert core["q"].leased == MESSAGES
     at_ms = core.now_ms + 30_000
     assert len(core.state.deadlines.buckets[at_ms]) == 1

@@ -16,6 +16,14 @@ from laneway.errors import JournalDamaged, JournalVersionUnknown
 from tests.core.runner import START_MS, TAG, Core, draft, dump, replay
 
 
+def take(core: Core, count: int, queue: str, consumer: str) -> list[tuple[int, str]]:
+    """In as many leases as it takes: each hands out a bounded number of bytes."""
+    out: list[tuple[int, str]] = []
+    while len(out) < count and (more := core.take(count - len(out), queue, consumer=consumer)):
+        out += more
+    return out
+
+
 def busy() -> Core:
     """Something of everything a state can hold."""
     core = Core(extent_bytes=4000)
@@ -29,7 +37,7 @@ def busy() -> Core:
         core.fill(1500, queue)
         core.publish(draft(priority=9), draft(priority=0, group="g"), draft(group="g", dedup_id="d"), queue=queue)
         core.publish(draft(delay_ms=20_000), draft(ttl_ms=40_000), draft(group="h", delay_ms=1000), queue=queue)
-        leased = core.take(1100, queue, consumer="me")
+        leased = take(core, 1100, queue, "me")
         core.ack(*[t for _, t in leased[:1030]], queue=queue)
         core.settle(*[Settlement("reject", t, reason="no") for _, t in leased[1030:1040]], queue=queue)
         core.settle(*[Settlement("release", t) for _, t in leased[1040:1050]], queue=queue)
@@ -147,7 +155,7 @@ def mix_up(core: Core) -> None:
     for queue in ("q", "plain", "dead"):
         core.fill(20, queue)
         core.publish(draft(group="g"), draft(delay_ms=50, dedup_id="e"), queue=queue)
-        leased = core.take(300, queue, consumer="you")
+        leased = take(core, 300, queue, "you")
         core.ack(*[t for _, t in leased[:200]], queue=queue)
         core.settle(*[Settlement("reject", t) for _, t in leased[200:205]], queue=queue)
         core.settle(*[Settlement("release", t) for _, t in leased[205:220]], queue=queue)
