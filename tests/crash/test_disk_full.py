@@ -1,0 +1,83 @@
+"""A real disk, small and full: publishing is refused, acking works, and space that returns is noticed by itself.
+
+The server runs in a mount namespace of its own, on a tmpfs; that takes root or user namespaces, and fails without.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .server import Connection, Server, eventually
+
+QUEUE = "/queues/q"
+DISK_MIB = 64
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Any:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
+    script = f'mount -t tmpfs -o size={DISK_MIB}m tmpfs "$0" && exec "$@"'
+    with Server(
+        folder, "--segment-bytes", "1048576", before=[*unshare, "sh", "-c", script, str(folder)], log=tmp_path / "log"
+    ) as server:
+        yield server
+
+
+def disk_of(server: Server) -> Path:
+    """The server's disk, seen from here."""
+    return Path(f"/proc/{server.pid}/root{server.folder}")
+
+
+def fill(server: Server, left_mib: float) -> Path:
+    ballast = disk_of(server) / "ballast"
+    free = os.statvfs(disk_of(server))
+    ballast.write_bytes(bytes(free.f_bavail * free.f_frsize - int(left_mib * (1 << 20))))
+    return ballast
+
+
+def publish(connection: Connection, payload: str) -> tuple[int, Any]:
+    return connection.call("POST", f"{QUEUE}/messages", {"payload": payload})
+
+
+def refused(connection: Connection, accepted: list[str]) -> Any:
+    """The answer once publishing is refused, None as long as it is not; what is taken counts."""
+    payload = f"message {len(accepted)}"
+    status, answer = publish(connection, payload)
+    if status == 201:
+        accepted.append(payload)
+        return None
+    return status, answer
+
+
+def consume(connection: Connection, expected: list[str]) -> None:
+    for payload in expected:
+        message = connection.must(200, "POST", f"{QUEUE}/dequeue", {})["messages"][0]
+        assert message["payload"] == payload
+        handle = {"receipt_handle": message["receipt_handle"]}
+        connection.must(204, "DELETE", f"{QUEUE}/messages/{message['message_id']}", handle)
+
+
+@pytest.mark.parametrize("left_mib", [20, 0])
+def test_acking_works_on_a_full_disk_and_publishing_again_when_there_is_space(server: Server, left_mib: float) -> None:
+    connection = server.connect()
+    connection.must(201, "PUT", QUEUE, {})
+    payloads = [f"message {n}" for n in range(200)]
+    for payload in payloads:
+        assert publish(connection, payload)[0] == 201
+    ballast = fill(server, left_mib)
+    status, answer = eventually("publishing is refused", lambda: refused(connection, payloads))
+    assert (status, answer["error"]["code"]) == (507, "disk_full")
+    assert connection.call("GET", "/readyz")[0] == 503
+    consume(connection, payloads[:100])
+    assert publish(connection, "no")[0] == 507
+    ballast.unlink()
+    eventually("publishing works again", lambda: publish(connection, "again")[0] == 201)
+    connection.must(200, "GET", "/readyz")
+    consume(connection, [*payloads[100:], "again"])
+    assert connection.must(200, "POST", f"{QUEUE}/dequeue", {})["messages"] == []
