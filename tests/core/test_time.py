@@ -140,6 +140,17 @@ def test_a_sweep_the_journal_does_not_take_is_made_up_for() -> None:
     assert core.tick() == [Removed(1, core.now_ms, [1], Cause.RETENTION)]
 
 
+def test_a_sweep_that_was_refused_is_made_up_for_even_if_something_dies_first() -> None:
+    core = Core()
+    core.put(retention_ms=KEEP_MS)
+    core.publish(b"1", b"2")
+    ((_, one),) = core.take(1, lease_ms=KEEP_MS * 2)
+    core.now_ms += KEEP_MS + 100
+    assert core.tick_refused(0) == []
+    core.settle(Settlement("reject", one))
+    assert core.tick() == [Removed(1, core.now_ms, [2], Cause.RETENTION)]
+
+
 # Retention
 
 

@@ -107,9 +107,9 @@ def _sweep(state: State, queue: Queue, now_ms: int) -> Iterator[Event]:
         if len(gone) == TICK_MESSAGES:
             next_ms = now_ms + 1  # the rest has its turn soon
             break
-    queue.retention_armed_ms = 0
     if gone:
         yield Removed(queue.number, now_ms, gone, Cause.RETENTION)
+    queue.retention_armed_ms = 0
     if queue.ready or queue.delayed or queue.leased or queue.dead:
         state.arm_retention(queue, max(next_ms or queue.keeps_until(now_ms), now_ms + 1))
 
