@@ -292,7 +292,7 @@ class Writer:
                 f'"receive_count":{d.receives},"visible_until":"{text(d.deadline_ms)}"}}'
             )
             separator = ","
-            if properties is PLAIN and not d.deaths and is_json_text(body):
+            if properties is PLAIN and not d.deaths:  # so the body is known to be valid JSON
                 parts += (f'{start}"payload":'.encode(), body, f',"attributes":{{}},{end}'.encode())
             else:
                 parts += (start.encode(), self._content(body, properties, d.deaths), b",", end.encode())

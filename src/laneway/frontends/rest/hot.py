@@ -21,7 +21,7 @@ from laneway.frontends.rest.errors import INTERNAL, InvalidRequest, encode_error
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.plan import Plan
 from laneway.frontends.rest.protocol import Exchange
-from laneway.frontends.rest.publishing import PublishOptions, decode_publish, draft_of_bytes
+from laneway.frontends.rest.publishing import PublishOptions, colons_of, decode_publish, draft_of_bytes
 from laneway.frontends.rest.wire import (
     AckOptions,
     AckRequest,
@@ -238,7 +238,7 @@ class HotPaths:
     def _settle(self, exchange: Exchange, form: SettleForm) -> None:
         body = exchange.body
         request = form.decode_one(body)
-        if body.count(b":") != 1:
+        if colons_of(body) != 1:
             check_names_once(body)
         named = exchange.head.plan.item
         if request.message_id is not None and request.message_id != named:
@@ -284,7 +284,7 @@ class HotPaths:
         body = exchange.body
         requests = form.decode_many(body)
         self._check_count(len(requests))
-        if body.count(b":") != len(requests):  # more than the receipt handles alone: see wire.decode_publish
+        if colons_of(body) != len(requests):  # more than the receipt handles alone: see wire.decode_publish
             check_names_once(body)
         settlements = list(map(form.to_settlement, requests))
         self._broker.settle(

@@ -70,6 +70,11 @@ _raw_decoder = msgspec.json.Decoder(msgspec.Raw)
 _text_decoder = msgspec.json.Decoder(str)
 
 
+def colons_of(text: bytes) -> int:
+    """How many colons there are. bytes.count looks at every byte in turn; replace leaps from one to the next."""
+    return len(text) - len(text.replace(b":", b""))
+
+
 def is_json_text(body: bytes) -> bool:
     """Whether these bytes can stand in a JSON document as they are. Other protocols call bodies JSON unchecked."""
     try:
@@ -151,14 +156,14 @@ def _decode_plain(body: bytes) -> list[Draft] | Draft | None:
         shortest += len(payload) + _AROUND[priority]
         drafts.append(Draft(payload, priority))
     if len(body) - shortest >= _SHORTEST_REPEAT:
-        colons = sum(draft.body.count(b":") + 1 + (draft.priority is not None) for draft in drafts)
-        if colons != body.count(b":"):
+        colons = sum(colons_of(draft.body) + 1 + (draft.priority is not None) for draft in drafts)
+        if colons != colons_of(body):
             check_names_once(body)
     return drafts if is_list else drafts[0]
 
 
 def _check_names(messages: Sequence[PublishRequest], body: bytes) -> None:
-    if sum(map(_colons_in, messages)) != body.count(b":"):
+    if sum(map(_colons_in, messages)) != colons_of(body):
         check_names_once(body)
 
 
@@ -171,7 +176,7 @@ def _colons_in(message: PublishRequest) -> int:
             continue
         colons += 1
         if isinstance(value, msgspec.Raw):
-            colons += bytes(value).count(b":")
+            colons += colons_of(bytes(value))
         elif isinstance(value, str):
             colons += value.count(":")
         elif isinstance(value, dict):
