@@ -185,7 +185,7 @@ class Ledger:
         assert len(results) == len(batch.sent), f"{len(results)} results for {len(batch.sent)} messages"
         known = self.keys.get((batch.queue_number, batch.idempotency[0])) if batch.idempotency else None
         if known is not None:
-            ids = [r.message_id for r in results if isinstance(r, Receipt) and r.duplicate]
+            ids = [r.message_id for r in results if isinstance(r, Receipt)]  # a repeat may be answered before the first
             assert ids == known[1], f"idempotency key {batch.idempotency} was answered with {ids}, before with {known}"
         fresh: list[str] = []
         for sent, result in zip(batch.sent, results, strict=True):
@@ -210,7 +210,8 @@ class Ledger:
         dedup_id = sent.draft.properties.dedup_id
         if dedup_id:
             before = self.dedups.get((sent.batch.queue_number, dedup_id))
-            assert before is None or before[1] + window_ms <= self._clock.latest_ms(), (
+            fresh = before is None or before[0] == receipt.message_id
+            assert fresh or before[1] + window_ms <= self._clock.latest_ms(), (
                 f"dedup id {dedup_id} in {sent.queue} was stored again {receipt.enqueued_at_ms - before[1]} ms after "
                 f"{before}"
             )
@@ -218,17 +219,20 @@ class Ledger:
 
     def _repeated(self, batch: Batch, sent: Sent, receipt: Receipt, by_key: bool, window_ms: int) -> None:
         first = self.by_id.get(receipt.message_id)
-        if first is None:  # never answered, in no state after a crash, but it was there in between
+        if first is None:  # not answered yet, or never: then it was there between two crashes
+            waiting = any(batch.queue == sent.queue for batch in self.open_batches.values())
             in_doubt = any(s.gone and not s.message_id and s.queue == sent.queue for s in self.by_body.values())
-            assert in_doubt, f"{sent} is said to repeat {receipt.message_id}, which nobody knows"
+            assert waiting or in_doubt, f"{sent} is said to repeat {receipt.message_id}, which nobody knows"
             return
         if batch.idempotency is None and not by_key:
             dedup_id = sent.draft.properties.dedup_id
             assert first.draft.properties.dedup_id == dedup_id, f"{sent} is said to repeat {first}"
-            before = self.dedups.setdefault(
-                (sent.batch.queue_number, dedup_id), (receipt.message_id, receipt.enqueued_at_ms)
-            )
-            assert before[0] == receipt.message_id, f"{sent} is said to repeat {first}, not {before}"
+            key = (sent.batch.queue_number, dedup_id)
+            before = self.dedups.get(key)
+            if before is None or before[1] + window_ms <= self._clock.latest_ms():
+                self.dedups[key] = (receipt.message_id, receipt.enqueued_at_ms)
+            else:
+                assert before[0] == receipt.message_id, f"{sent} is said to repeat {first}, not {before}"
 
     def conflicted(self, batch: Batch, conflict: IdempotencyConflict) -> None:
         assert batch.idempotency is not None
