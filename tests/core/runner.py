@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -131,7 +131,7 @@ class Core:
 
     def tick(self, after_ms: int = 0) -> list[Event]:
         self.now_ms += after_ms
-        return tick_until_done(self, self.state, self.now_ms)
+        return tick_until_done(self.state, self.now_ms, self.run)
 
     def redrive(self, seqs: Sequence[int], queue: str = "q", to: str | None = None) -> tuple[list[Event], list[int]]:
         failed: list[int] = []
@@ -153,11 +153,11 @@ class Core:
         return [seq for p in sorted(lanes, reverse=True) for seq in lanes[p].after(0, self.state.table)]
 
 
-def tick_until_done(core: Core, state: State, now_ms: int) -> list[Event]:
+def tick_until_done(state: State, now_ms: int, run: Callable[[Iterator[Event]], list[Event]]) -> list[Event]:
     """One tick does a bounded amount of work, so a mass of due messages takes several."""
     events: list[Event] = []
     while (due_ms := state.deadlines.next_ms()) is not None and due_ms <= now_ms:
-        events += core.run(clockwork.tick(state, now_ms))
+        events += run(clockwork.tick(state, now_ms))
     return events
 
 
