@@ -201,7 +201,7 @@ class Broker:
             gathered = self._publishes.get(target.number)
             if gathered is None:
                 gathered = self._publishes[target.number] = ([], [], self.now())
-                self.committer.touch()
+            self.committer.touch()
             gathered[0].append(drafts[0])
             gathered[1].append(done)
             return
@@ -364,7 +364,7 @@ class Broker:
             gathered = self._settlements.get(source.number)
             if gathered is None:
                 gathered = self._settlements[source.number] = ([], [], self.now())
-                self.committer.touch()
+            self.committer.touch()
             gathered[0].append(settlements[0])
             gathered[1].append(done)
             return
@@ -494,7 +494,7 @@ class Broker:
         now_ms = self.now()
         table = self._state.table
         heads = [lane.peek(table) for lane in q.lanes.values() if lane.count]
-        heads += [entry[1] for entry in q.heads if table.state(entry[1])]
+        heads += [seq for _, seq, group in q.heads if group.offered == seq and not group.outstanding]
         ages = [now_ms - table.slabs[s >> SLAB_BITS].since_ms[s & SLAB_MASK] for s in heads if s]
         return QueueStats(
             ready=q.ready,

@@ -21,6 +21,7 @@ log = logging.getLogger("laneway.broker")
 
 MAX_COMMIT_BYTES = 8 * 1024 * 1024
 DISK_FULL_RETRY_S = 0.25
+GATHER_S = 0.001  # how long a commit is held open at most while more keeps coming
 
 Done = Callable[[Any], None]
 OnWritten = Callable[[Commit, BaseException | None], None]
@@ -98,7 +99,9 @@ class Committer:
         self._told: list[tuple[Done, Any]] = []  # … the commit now being written
         self._writing: Commit | None = None
         self._writing_next_seq = 0
-        self._flush_at_turn_end = False
+        self._is_planned = False  # a flush is on its way
+        self._planned_s = 0.0
+        self._touches = 0
         self.durable_next_seq = engine.state.table.next_seq  # messages below this number are durable
         self.stuck = False  # the disk is so full that not even acks can be written
         self.failed: BaseException | None = None
@@ -112,25 +115,35 @@ class Committer:
         self.touch()
 
     def touch(self) -> None:
-        """Something was staged: write it at the end of this turn of the loop, or as soon as the writer is free."""
-        if not self._flush_at_turn_end and self._writing is None:
-            self._flush_at_turn_end = True
-            self._loop.call_soon(self._flush)
-        elif self._journal.staged_bytes() > MAX_COMMIT_BYTES and self._writing is None:
+        """Something is to be written: soon, or when the writer is free."""
+        self._touches += 1
+        if not self._is_planned and self._writing is None:
+            self._plan(self._touches)
+
+    def _plan(self, touches: int) -> None:
+        self._is_planned = True
+        self._planned_s = self._loop.time()
+        self._loop.call_soon(self._flush_when_quiet, touches)
+
+    def _flush_when_quiet(self, touches: int) -> None:
+        """Seal as soon as a turn of the loop brought nothing new. A commit costs as much as some ten requests do,
+        whatever is in it, so those that are about to arrive are taken along; a lone one does not wait at all."""
+        is_quiet = touches == self._touches or self._loop.time() - self._planned_s > GATHER_S
+        if is_quiet or self._journal.staged_bytes() > MAX_COMMIT_BYTES:
             self._flush()
+        else:
+            self._loop.call_soon(self._flush_when_quiet, self._touches)
 
     def _flush(self) -> None:
         if self._is_busy() or self.failed is not None:
-            self._flush_at_turn_end = False
+            self._is_planned = False
             return
-        self._flush_at_turn_end = True  # what is staged by the next line needs no flush of its own
-        self._before_seal()
-        self._flush_at_turn_end = False
-        if self._is_busy():  # so much was staged that it is being written already
-            return
+        self._before_seal()  # while this is planned, so that what it stages plans nothing more
+        self._is_planned = False
         commit = self._journal.seal()
         if commit is None:
             told, self._waiting = self._waiting, []
+            self._mark_later()
             self._tell(told)  # nothing was staged since the last durable commit
             return
         self._writing = commit
@@ -151,9 +164,7 @@ class Committer:
         self.durable_next_seq = self._writing_next_seq
         self._writing = None
         self._on_durable(commit)
-        self._flush()  # before telling: the writer works while callers are answered
-        if self._writing is None:
-            self._mark_later()
+        self._plan(-1)  # at least one turn from now: those who are told may have more to say
         self._tell(told)
 
     def _not_written(self, commit: Commit, error: BaseException) -> None:

@@ -121,7 +121,7 @@ def all_dead_letters(engine: Engine, queue: Queue) -> list[int]:
 def dead_letters(engine: Engine, queue: Queue, wanted: DeadLetterFilter, now_ms: int) -> Iterator[list[int]]:
     """Numbers of the dead letters that match, in batches; each batch is looked at when it is asked for."""
     if wanted.message_ids is not None:
-        seqs = [_dead_letter(engine, queue, text) for text in wanted.message_ids]
+        seqs = [_dead_letter(engine, queue, text) for text in dict.fromkeys(wanted.message_ids)]
     else:
         seqs = all_dead_letters(engine, queue)
     for i in range(0, len(seqs), READ_BATCH):

@@ -23,8 +23,10 @@ version of the segment format (journal/segments/format.py).
 from __future__ import annotations
 
 import struct
+import sys
+from array import array
 from collections.abc import Callable, Iterator, Sequence
-from itertools import repeat
+from itertools import accumulate, repeat
 
 import msgspec
 
@@ -115,43 +117,78 @@ def _encode_queue_purged(e: QueuePurged, offset: int) -> tuple[bytes, Sequence[b
     return _one(e.kind, queue=e.queue, seq=e.before_seq, at_ms=e.at_ms), ()
 
 
+def _table(count: int, kind: Kind, queue: int, at_ms: int) -> array[int]:
+    """Rows of one event as words of eight bytes, eight to a row, with what they all share filled in.
+
+    Hot: a column is set with one strided slice instead of one call a row. Words are little-endian, as rows are.
+    """
+    words = array("Q", bytes(ROW_BYTES * count))
+    words[0::8] = array("Q", (kind | CONTINUES << 24 | queue << 32,)) * count
+    words[0] = kind | queue << 32
+    words[2::8] = array("Q", (at_ms,)) * count
+    return words
+
+
+def _bytes(words: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words.tobytes()
+
+
 def _encode_published(e: Published, offset: int) -> tuple[bytes, Sequence[bytes]]:
-    rows = []
-    seq, at_ms, queue = e.first_seq, e.at_ms, e.queue
-    flag = 0
-    if e.groups or e.dedups:
-        marks = [(HAS_GROUP if i in e.groups else 0) | (HAS_DEDUP if i in e.dedups else 0) for i in range(len(e.sizes))]
+    count = len(e.sizes)
+    if count == 1:
+        mark = (HAS_GROUP if e.groups else 0) | (HAS_DEDUP if e.dedups else 0)
+        visible, expires, size = e.visible_at[0], e.expires_at[0], e.sizes[0]
+        row = _pack(
+            10, 0, e.priorities[0], mark, e.queue, e.first_seq, e.at_ms, visible, 0, expires, 0, 0, offset, size
+        )
+        return row, e.records
+    words = _table(count, e.kind, e.queue, e.at_ms)
+    first, *others = e.priorities
+    if first:
+        words[0] |= first << 16
+    if others.count(first) == count - 1:
+        words[8::8] = array("Q", (words[8] | first << 16,)) * (count - 1)
     else:
-        marks = [0] * len(e.sizes)
-    for priority, mark, visible, expires, size in zip(
-        e.priorities, marks, e.visible_at, e.expires_at, e.sizes, strict=True
-    ):
-        rows.append(_pack(10, 0, priority, flag | mark, queue, seq, at_ms, visible, 0, expires, 0, 0, offset, size))
-        flag = CONTINUES
-        seq += 1
-        offset += size
-    return b"".join(rows), e.records
+        same = words[8]
+        words[8::8] = array("Q", [same | priority << 16 for priority in others])
+    for i in e.groups:
+        words[8 * i] |= HAS_GROUP << 24
+    for i in e.dedups:
+        words[8 * i] |= HAS_DEDUP << 24
+    words[1::8] = array("Q", range(e.first_seq, e.first_seq + count))
+    words[3::8] = array("Q", e.visible_at)
+    words[5::8] = array("Q", e.expires_at)
+    blobs = [size << 32 | at for size, at in zip(e.sizes, accumulate(e.sizes, initial=offset), strict=False)]
+    words[7::8] = array("Q", blobs)
+    return _bytes(words), e.records
 
 
 def _encode_leased(e: Leased, offset: int) -> tuple[bytes, Sequence[bytes]]:
     name = e.consumer.encode()
-    size, due, at_ms, queue = len(name), e.deadline_ms, e.at_ms, e.queue
-    rows = [
-        _pack(11, 0, 0, flag, queue, seq, at_ms, due, lease, 0, receives, 0, offset, size)
-        for flag, seq, receives, lease in zip(
-            _flags(len(e.seqs)), e.seqs, e.receives, range(e.first_lease, e.first_lease + len(e.seqs)), strict=True
-        )
-    ]
-    return b"".join(rows), (name,) if name else ()
+    blobs = (name,) if name else ()
+    count = len(e.seqs)
+    if count == 1:
+        seq, receives = e.seqs[0], e.receives[0]
+        due, lease, size = e.deadline_ms, e.first_lease, len(name)
+        return _pack(11, 0, 0, 0, e.queue, seq, e.at_ms, due, lease, 0, receives, 0, offset, size), blobs
+    words = _table(count, e.kind, e.queue, e.at_ms)
+    words[1::8] = array("Q", e.seqs)
+    words[3::8] = array("Q", (e.deadline_ms,)) * count
+    words[4::8] = array("Q", range(e.first_lease, e.first_lease + count))
+    words[6::8] = array("Q", e.receives)
+    words[7::8] = array("Q", (len(name) << 32 | offset,)) * count
+    return _bytes(words), blobs
 
 
 def _encode_acked(e: Acked, offset: int) -> tuple[bytes, Sequence[bytes]]:
-    at_ms, queue = e.at_ms, e.queue
-    rows = [
-        _pack(12, 0, 0, flag, queue, seq, at_ms, 0, lease, 0, 0, 0, 0, 0)
-        for flag, seq, lease in zip(_flags(len(e.seqs)), e.seqs, e.leases, strict=True)
-    ]
-    return b"".join(rows), ()
+    if len(e.seqs) == 1:
+        return _pack(12, 0, 0, 0, e.queue, e.seqs[0], e.at_ms, 0, e.leases[0], 0, 0, 0, 0, 0), ()
+    words = _table(len(e.seqs), e.kind, e.queue, e.at_ms)
+    words[1::8] = array("Q", e.seqs)
+    words[4::8] = array("Q", e.leases)
+    return _bytes(words), ()
 
 
 def _encode_released(e: Released, offset: int) -> tuple[bytes, Sequence[bytes]]:

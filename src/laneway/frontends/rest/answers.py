@@ -281,25 +281,28 @@ class Writer:
         return texts
 
     def deliveries(self, deliveries: Sequence[Delivery]) -> bytes:
-        text = self._text
-        parts: list[bytes] = []
-        separator = '{"messages":['
+        """Hot: one text a message, encoded all at once. Neighbours mostly share their times, so those are kept."""
+        texts: list[str] = []
+        since_ms, since, until_ms, until = -1, "", -1, ""
         for d in deliveries:
-            body, properties = d.body, d.properties
-            start = f'{separator}{{"message_id":"{d.message_id}","priority":{d.priority},'
-            end = (
-                f'"receipt_handle":"{d.token}","enqueued_at":"{text(d.enqueued_at_ms)}",'
-                f'"receive_count":{d.receives},"visible_until":"{text(d.deadline_ms)}"}}'
-            )
-            separator = ","
-            if properties is PLAIN and not d.deaths:  # so the body is known to be valid JSON
-                parts += (f'{start}"payload":'.encode(), body, f',"attributes":{{}},{end}'.encode())
+            if d.enqueued_at_ms != since_ms:
+                since_ms, since = d.enqueued_at_ms, self._text(d.enqueued_at_ms)
+            if d.deadline_ms != until_ms:
+                until_ms, until = d.deadline_ms, self._text(d.deadline_ms)
+            if d.properties is PLAIN and not d.deaths:  # so the body is known to be valid JSON
+                texts.append(
+                    f'{{"message_id":"{d.message_id}","priority":{d.priority},"payload":{d.body.decode()},'
+                    f'"attributes":{{}},"receipt_handle":"{d.token}","enqueued_at":"{since}",'
+                    f'"receive_count":{d.receives},"visible_until":"{until}"}}'
+                )
             else:
-                parts += (start.encode(), self._content(body, properties, d.deaths), b",", end.encode())
-        if not parts:
-            return b'{"messages":[]}'
-        parts.append(b"]}")
-        return b"".join(parts)
+                content = self._content(d.body, d.properties, d.deaths).decode()
+                texts.append(
+                    f'{{"message_id":"{d.message_id}","priority":{d.priority},{content},'
+                    f'"receipt_handle":"{d.token}","enqueued_at":"{since}",'
+                    f'"receive_count":{d.receives},"visible_until":"{until}"}}'
+                )
+        return f'{{"messages":[{",".join(texts)}]}}'.encode()
 
     def _content(self, body: bytes, p: Properties, deaths: Sequence[Death]) -> bytes:
         """Body, properties and history of any message, as members of its JSON object."""
