@@ -311,7 +311,8 @@ class Ledger:
         for body in [b for b, sent in self.by_body.items() if b not in found and not sent.gone]:
             sent = self.by_body[body]
             if sent.confirmed:
-                retired = now_ms - sent.batch.sent_at_ms >= retired_after_ms.get(sent.queue, 1 << 60)
+                age_ms = now_ms - sent.batch.sent_at_ms + self._clock.set_back_ms
+                retired = age_ms >= retired_after_ms.get(sent.queue, 1 << 60)
                 assert sent.leaving or retired, f"{sent} was confirmed and is lost"
             sent.gone, sent.leaving = True, 0
         self.holds = {token: hold for token, hold in self.holds.items() if not hold.sent.gone or hold.ended}

@@ -27,6 +27,7 @@ class Clock:
         self.us = 0
         self.offset_ms = START_MS
         self._latest_ms = 0
+        self.set_back_ms = 0  # in all
 
     def wall_ms(self) -> int:
         return self.offset_ms + self.us // 1000
@@ -44,6 +45,7 @@ class Clock:
     def set_back(self, ms: int) -> None:
         self._latest_ms = self.latest_ms()
         self.offset_ms -= ms
+        self.set_back_ms += ms
 
 
 class Deadlock(AssertionError):
