@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -21,6 +22,8 @@ log = logging.getLogger("laneway.broker")
 
 MAX_COMMIT_BYTES = 8 * 1024 * 1024
 DISK_FULL_RETRY_S = 0.25
+SPOT_BYTES = 64 * 1024
+SPOT_S = 0.0005
 GATHER_S = 0.001  # how long a commit is held open at most while more keeps coming
 
 Done = Callable[[Any], None]
@@ -37,19 +40,37 @@ class Writer(Protocol):
 
 
 class WriterThread:
+    """A thread that writes, or the loop itself: a small commit to a disk that has been quick is written on the spot,
+    because handing it over and back costs more time than the disk takes. One slow write, and the thread has them all
+    until the disk is quick again."""
+
     def __init__(self, journal: Journal, loop: asyncio.AbstractEventLoop, on_written: OnWritten) -> None:
         self._journal = journal
         self._loop = loop
         self._on_written = on_written
+        self._usual_s = 0.0  # how long a write took lately
         self._work: SimpleQueue[Commit | None] = SimpleQueue()
-        self.put = self._work.put
         self._thread = threading.Thread(target=self._write_forever, name="laneway-writer", daemon=True)
         self._thread.start()
 
+    def put(self, commit: Commit) -> None:
+        if 0 < commit.byte_count <= SPOT_BYTES and self._usual_s < SPOT_S:
+            self._loop.call_soon(self._on_written, commit, self._write(commit))
+        else:
+            self._work.put(commit)
+
+    def _write(self, commit: Commit) -> BaseException | None:
+        started_s = time.perf_counter()
+        error = write_or_mark(self._journal, commit)
+        took_s = time.perf_counter() - started_s
+        self._usual_s = took_s if took_s > SPOT_S else self._usual_s + (took_s - self._usual_s) / 8
+        return error
+
     def _write_forever(self) -> None:
         while (commit := self._work.get()) is not None:
-            error = write_or_mark(self._journal, commit)
-            if commit.position or error is not None:
+            if commit.position:
+                self._loop.call_soon_threadsafe(self._on_written, commit, self._write(commit))
+            elif (error := write_or_mark(self._journal, commit)) is not None:
                 self._loop.call_soon_threadsafe(self._on_written, commit, error)
 
     async def close(self) -> None:

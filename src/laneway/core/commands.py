@@ -337,10 +337,16 @@ def lease(state: State, queue: Queue, limit: int, lease_ms: int | None, consumer
     seqs = queue.select(limit, state.table)
     if seqs:
         slabs = state.table.slabs
-        neighbours = [(slabs[first >> SLAB_BITS], first & SLAB_MASK, count) for first, count in runs(seqs)]
-        if sum(sum(slab.size[i : i + count]) for slab, i, count in neighbours) > MAX_LEASE_BYTES:
+        if seqs[-1] - seqs[0] == len(seqs) - 1:
+            neighbours = [(slabs[first >> SLAB_BITS], first & SLAB_MASK, count) for first, count in runs(seqs)]
+            total_bytes = sum(sum(slab.size[i : i + count]) for slab, i, count in neighbours)
+            receives = [n + 1 for slab, i, count in neighbours for n in slab.receives[i : i + count]]
+        else:
+            total_bytes = sum([slabs[s >> SLAB_BITS].size[s & SLAB_MASK] for s in seqs])
+            receives = [slabs[s >> SLAB_BITS].receives[s & SLAB_MASK] + 1 for s in seqs]
+        if total_bytes > MAX_LEASE_BYTES:
             seqs = _cut(state, queue, seqs)
-        receives = [n + 1 for slab, i, count in neighbours for n in slab.receives[i : i + count]][: len(seqs)]
+            receives = receives[: len(seqs)]
         try:
             yield Leased(queue.number, now_ms, seqs, receives, state.next_lease, now_ms + lease_ms, consumer)
         except GeneratorExit:  # the journal did not take it: they are next again

@@ -328,8 +328,8 @@ class State:
         for first, count in runs(e.seqs):
             receives = e.receives[done : done + count]
             if count < RUN_ROWS or not self._lease_run(queue, first, receives, lease, e.deadline_ms):
-                for seq in range(first, first + count):
-                    self._lease_one(queue, seq, e.receives[done + seq - first], lease + seq - first, e.deadline_ms)
+                for i in range(count):
+                    self._lease_one(queue, first + i, receives[i], lease + i, e.deadline_ms)
             lease += count
             done += count
         queue.leased += len(e.seqs)
@@ -371,10 +371,23 @@ class State:
         return True
 
     def _lease_one(self, queue: Queue, seq: int, receives: int, lease: int, deadline_ms: int) -> None:
-        slab, i = self.table.owned(seq), seq & SLAB_MASK
+        slab, i = self.table.slabs[seq >> SLAB_BITS], seq & SLAB_MASK
+        if slab.frozen:
+            slab = self.table.owned(seq)
         if not slab.lease:
             slab.widen()
-        self._leave(queue, seq)
+        if slab.state[i] == READY and not slab.flags[i]:  # what _leave does, for the usual case
+            priority = slab.priority[i]
+            queue.bytes_waiting -= slab.size[i]
+            queue.ready -= 1
+            lane = queue.lanes[priority]
+            lane.count -= 1
+            if lane.returned or (lane.entries and lane.chunks[0][lane.head] <= seq):
+                lane.skip(seq, 1, self.table)
+            if not lane.count:
+                queue.bitmap &= ~(1 << priority)
+        else:
+            self._leave(queue, seq)
         if slab.flags[i] & GROUPED:
             group = queue.group_of[seq]
             group.outstanding += 1
@@ -389,8 +402,9 @@ class State:
         for first, count in runs(e.seqs):
             if count < RUN_ROWS or not self._ack_run(queue, first, count):
                 for seq in range(first, first + count):
-                    self._leave(queue, seq)
-                    self._forget(seq)
+                    if self.table.slabs[seq >> SLAB_BITS].flags[seq & SLAB_MASK] or not self._ack_run(queue, seq, 1):
+                        self._leave(queue, seq)
+                        self._forget(seq)
         queue.count(q_.ACKED, e.at_ms, len(e.seqs), 2)
 
     def _ack_run(self, queue: Queue, first: int, count: int) -> bool:
