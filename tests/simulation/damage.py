@@ -17,6 +17,7 @@ from laneway.core import table
 from laneway.core.invariants import check_invariants
 from laneway.core.message import decode_record
 from laneway.errors import JournalDamaged
+from laneway.journal.segments.format import parse_segment_header
 
 from .faulty_files import SimulatedCrash
 from .loop import SimulatedLoop
@@ -122,7 +123,10 @@ class DamageSimulation(Simulation):
         return Damage("flip", path, offset, data)
 
     def cut(self, path: str, data: bytes, random: Random) -> Damage:
-        offset = random.randrange(len(data.rstrip(b"\0")))
+        # What a large commit added to the size it was begun with may go missing unnoticed.
+        header = parse_segment_header(data)
+        assert header is not None
+        offset = random.randrange(min(len(data.rstrip(b"\0")), header.begun_bytes))
         self.files.put_contents(path, data[:offset])
         return Damage("end", path, offset, data)
 

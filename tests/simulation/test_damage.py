@@ -50,6 +50,11 @@ def test_a_missing_snapshot_is_refused_unless_all_history_is_there() -> None:
     assert outcomes["refused"] > 50 and outcomes["started"] > 10
 
 
+def test_a_last_segment_that_lost_its_end_is_refused() -> None:
+    outcomes = run(range(200), "end")
+    assert outcomes["refused"] > 150 and not outcomes["started"]
+
+
 # The simulator can fail: mistakes planted in the code under test are found.
 
 

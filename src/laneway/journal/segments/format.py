@@ -19,7 +19,8 @@
                16 u64 first position      of the first commit in it
                24 u64 store               drawn once per folder; the same in all its files
                32 u64 epoch               when the segment was begun
-               40 16 bytes 0
+               40 u64 file size           when the segment was begun; until the next one begins it never gets smaller
+               48 u64 0
                56 u64 checksum            xxh3_64 of the 56 bytes before
 
     commit      0 commit header           64 bytes
@@ -87,7 +88,7 @@ SEGMENT_MAGIC = b"LWsg"
 COMMIT_MAGIC = b"LWcm"
 SNAPSHOT_MAGIC = b"LWsn"
 
-_SEGMENT = struct.Struct("<4sHHQQQQ16x")
+_SEGMENT = struct.Struct("<4sHHQQQQQ8x")
 _COMMIT = struct.Struct("<4sHHQQQIIIIQ")
 _SNAPSHOT = struct.Struct("<4sHHQQQI4x16x")
 _CHECKSUM = struct.Struct("<Q")
@@ -108,6 +109,7 @@ class SegmentHeader(NamedTuple):
     first_position: int
     store: int
     epoch: int
+    begun_bytes: int
 
 
 class CommitHeader(NamedTuple):
@@ -130,16 +132,16 @@ class SnapshotHeader(NamedTuple):
     needed_count: int
 
 
-def pack_segment_header(number: int, first_position: int, store: int, epoch: int) -> bytes:
-    return _with_checksum(_SEGMENT.pack(SEGMENT_MAGIC, VERSION, 0, number, first_position, store, epoch))
+def pack_segment_header(number: int, first_position: int, store: int, epoch: int, begun_bytes: int) -> bytes:
+    return _with_checksum(_SEGMENT.pack(SEGMENT_MAGIC, VERSION, 0, number, first_position, store, epoch, begun_bytes))
 
 
 def parse_segment_header(data: bytes) -> SegmentHeader | None:
     """None when these are not the bytes of an undamaged segment header; the version may still be an unknown one."""
     if not _is_intact(data, SEGMENT_MAGIC):
         return None
-    _, version, _, number, first_position, store, epoch = _SEGMENT.unpack_from(data)
-    return SegmentHeader(version, number, first_position, store, epoch)
+    _, version, _, number, first_position, store, epoch, begun_bytes = _SEGMENT.unpack_from(data)
+    return SegmentHeader(version, number, first_position, store, epoch, begun_bytes)
 
 
 def pack_snapshot_header(position: int, store: int, replay_from: int, needed_count: int) -> bytes:

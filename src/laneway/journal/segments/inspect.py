@@ -20,6 +20,7 @@ from laneway.journal.segments.files import FileSystem, RealFiles
 from laneway.journal.segments.format import (
     COMMIT,
     HEADER_BYTES,
+    LAST_MARK,
     UNIT_BYTES,
     rows_at,
     segment_name,
@@ -285,13 +286,17 @@ class _Check:
         )
         self._report.segments.append(report)
         before, began_at = len(self._report.problems), self._done_bytes
+        last: FoundCommit | None = None
         try:
             for found in walk(scan, segment.first_position):
                 if isinstance(found, Gap):
                     self._judge(scan, report, found, following)
                 else:
+                    last = found
                     self._commit(scan, report, found)
                     self._advance(began_at + found.offset)
+            if following is None:
+                self._end(scan, segment, last)
         except JournalDamaged as error:  # a part that the disk does not give
             self._problem(scan.path, int(str(error.details["offset"])), error.message)
         finally:
@@ -357,6 +362,16 @@ class _Check:
                 f"{scan.path} ends with an unfinished commit at byte {gap.offset}: being written right now, or never "
                 "confirmed and to be cut off at the next start"
             )
+
+    def _end(self, scan: SegmentScan, segment: Segment, last: FoundCommit | None) -> None:
+        """The end of the last segment; a server may have begun the next one since we looked at the folder."""
+        scan.forget()
+        if last is not None and scan.mark_of(last.offset, last.header) == LAST_MARK:
+            if segment.number + 1 not in segment_numbers(_names(self._files, self._folder)):
+                path = os.path.join(self._folder, segment_name(segment.number + 1))
+                self._problem(path, 0, "the segment is missing")
+        elif segment.is_cut_short:
+            self._problem(scan.path, segment.file_bytes, f"it ends here, but had {segment.begun_bytes} bytes")
 
     def _problem(self, file: str, offset: int, what: str) -> None:
         self._report.problems.append(Problem(file, offset, what))

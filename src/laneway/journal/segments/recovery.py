@@ -33,6 +33,12 @@ class Segment(NamedTuple):
     first_position: int
     epoch: int
     file_bytes: int
+    begun_bytes: int = 0  # its size when it was begun
+
+    @property
+    def is_cut_short(self) -> bool:
+        """True of a last segment that lost its end: until the next one begins, a segment never gets smaller."""
+        return self.file_bytes < self.begun_bytes
 
 
 class Survey(NamedTuple):
@@ -94,7 +100,7 @@ def read_segment(files: FileSystem, folder: str, number: int) -> tuple[Segment, 
         )
     if header.number != number:
         raise damaged(path, 0, f"its header says it is segment {header.number}")
-    return Segment(number, header.first_position, header.epoch, file_bytes), header.store
+    return Segment(number, header.first_position, header.epoch, file_bytes, header.begun_bytes), header.store
 
 
 def missing(folder: str, number: int) -> JournalDamaged:
@@ -211,4 +217,6 @@ class Replay:
             )
         if mark == LAST_MARK:
             raise missing(self._folder, segment.number + 1)
+        if segment.is_cut_short:
+            raise damaged(scan.path, segment.file_bytes, f"it ends here, but had {segment.begun_bytes} bytes")
         self.torn_end = tail.end

@@ -67,8 +67,8 @@ class Space:
                 self._next_look_ms = self._now_ms() + LOOK_EVERY_MS
                 self._look()
 
-    def take(self, path: str, header: bytes, need_bytes: int) -> tuple[int, int]:
-        """Begin a segment under this name, durably; its open file and how much is allocated.
+    def take(self, path: str, header: Callable[[int], bytes], need_bytes: int) -> tuple[int, int]:
+        """Begin a segment under this name, durably; its open file and how much is allocated, which its header says too.
 
         Raises DiskFull, and then nothing has changed; any other OSError means the folder can no longer be trusted.
         """
@@ -78,7 +78,7 @@ class Space:
                     self._spare = self._make_spare(need_bytes)
                 file = self._spare
                 allocated_bytes = self.extend(file, self._files.size(file), need_bytes)
-                self._files.write(file, [header], 0, sync=True)
+                self._files.write(file, [header(allocated_bytes)], 0, sync=True)
                 self._files.rename(self._spare_path, path)
             except OSError as error:
                 self.raise_if_full(error, need_bytes)

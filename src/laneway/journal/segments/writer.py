@@ -281,7 +281,10 @@ class SegmentWriter:
     def _begin_segment(self, number: int, need_bytes: int, before: _Current | None = None) -> _Current:
         first_position = self.written + 1
         path = os.path.join(self._folder, segment_name(number))
-        header = pack_segment_header(number, first_position, self._store, self._epoch)
+
+        def header(begun_bytes: int) -> bytes:
+            return pack_segment_header(number, first_position, self._store, self._epoch, begun_bytes)
+
         file, allocated_bytes = self._space.take(path, header, need_bytes)
         if before is not None:
             self._mark(before, LAST_MARK, sync=True)
