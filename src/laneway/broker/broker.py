@@ -146,6 +146,8 @@ class Broker:
         )
         self.upkeep.start(recovery.event_count, self.committer.touch)
         await self.committer.durable()
+        # Whatever the durability: were the new epoch lost in a power cut, its lease ids would be given twice.
+        await asyncio.to_thread(self.engine.journal.sync)
         self._phase = "ready"
         self._set_timer()
         self.redrives.resume()

@@ -41,36 +41,35 @@ class Writer(Protocol):
 
 class WriterThread:
     """A thread that writes, or the loop itself: a small commit to a disk that has been quick is written on the spot,
-    because handing it over and back costs more time than the disk takes. One slow write, and the thread has them all
-    until the disk is quick again."""
+    because handing it over and back costs more time than the disk takes. After a slow write the thread has them all for
+    a while, the longer the slower it was; then the loop tries again."""
 
     def __init__(self, journal: Journal, loop: asyncio.AbstractEventLoop, on_written: OnWritten) -> None:
         self._journal = journal
         self._loop = loop
         self._on_written = on_written
-        self._usual_s = 0.0  # how long a write took lately
+        self._usual_s = 0.0  # how long a write on the spot took lately
         self._work: SimpleQueue[Commit | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._write_forever, name="laneway-writer", daemon=True)
         self._thread.start()
 
     def put(self, commit: Commit) -> None:
-        if 0 < commit.byte_count <= SPOT_BYTES and self._usual_s < SPOT_S:
-            self._loop.call_soon(self._on_written, commit, self._write(commit))
-        else:
+        if not 0 < commit.byte_count <= SPOT_BYTES:
             self._work.put(commit)
-
-    def _write(self, commit: Commit) -> BaseException | None:
-        started_s = time.perf_counter()
-        error = write_or_mark(self._journal, commit)
-        took_s = time.perf_counter() - started_s
-        self._usual_s = took_s if took_s > SPOT_S else self._usual_s + (took_s - self._usual_s) / 8
-        return error
+        elif self._usual_s > SPOT_S:
+            self._usual_s *= 0.97  # its own writes tell nothing: they wait for their turn, not for the disk
+            self._work.put(commit)
+        else:
+            started_s = time.perf_counter()
+            error = write_or_mark(self._journal, commit)
+            took_s = time.perf_counter() - started_s
+            self._usual_s += (took_s - self._usual_s) / 4
+            self._loop.call_soon(self._on_written, commit, error)
 
     def _write_forever(self) -> None:
         while (commit := self._work.get()) is not None:
-            if commit.position:
-                self._loop.call_soon_threadsafe(self._on_written, commit, self._write(commit))
-            elif (error := write_or_mark(self._journal, commit)) is not None:
+            error = write_or_mark(self._journal, commit)
+            if commit.position or error is not None:
                 self._loop.call_soon_threadsafe(self._on_written, commit, error)
 
     async def close(self) -> None:

@@ -58,6 +58,13 @@ class RecordCache:
                 self._bytes -= len(record)
 
 
+def message_count(event: Event) -> int:
+    """How many messages an event concerns, at least one: what it costs to replay."""
+    if event.kind is Kind.PUBLISHED:
+        return len(event.sizes)  # type: ignore[union-attr]
+    return len(getattr(event, "seqs", ())) or 1
+
+
 class Recovery(msgspec.Struct, frozen=True):
     """What a start found."""
 
@@ -88,7 +95,7 @@ class Engine:
             for event in events:
                 apply(event)
             end = position
-            event_count += len(events)
+            event_count += sum(map(message_count, events))
         epoch = self.state.epoch + 1
         self.run(iter([Opened(now_ms, epoch, self.state.tag or self._new_tag())]))
         return Recovery(start, end, event_count, epoch)

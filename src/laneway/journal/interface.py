@@ -22,7 +22,7 @@ class Commit(NamedTuple):
     """A sealed group of events, ready to be written. Only its own journal looks inside `payload`."""
 
     position: int
-    event_count: int
+    event_count: int  # one for every message an event concerns: what replaying it will cost
     byte_count: int
     payload: object
 

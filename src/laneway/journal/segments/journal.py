@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from laneway.core.events import Event, Opened
-from laneway.core.rows import encode
+from laneway.core.rows import ROW_BYTES, encode
 from laneway.errors import JournalDamaged, JournalFailed, JournalLocked, LimitExceeded
 from laneway.journal.interface import Commit
 from laneway.journal.segments import snapshots
@@ -234,13 +234,14 @@ class SegmentJournal:
             self._blobs,
             self._rows,
         )
+        row_count = self._row_bytes // ROW_BYTES
         self._sealed.append(sealed)
         self._location += length
         self._next_position += 1
         self._rows, self._blobs = [], []
         self._fill = HEADER_BYTES
         self._row_bytes = self._event_count = 0
-        return Commit(sealed.position, sealed.event_count, length, sealed)
+        return Commit(sealed.position, row_count, length, sealed)
 
     def has_room(self) -> bool:
         if not self._space.room:
