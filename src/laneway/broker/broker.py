@@ -309,7 +309,7 @@ class Broker:
     def _lease(self, queue: Queue, limit: int, lease_ms: int | None, consumer: str) -> Leased | None:
         for event in self.engine.run(commands.lease(self._state, queue, limit, lease_ms, consumer, self.now())):
             self._set_timer()
-            self.committer.touch()
+            self.committer.touch_later()
             return event  # type: ignore[return-value]
         return None
 

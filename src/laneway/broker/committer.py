@@ -24,6 +24,7 @@ MAX_COMMIT_BYTES = 8 * 1024 * 1024
 DISK_FULL_RETRY_S = 0.25
 SPOT_BYTES = 64 * 1024
 SPOT_S = 0.0005
+LATER_S = 0.01
 GATHER_S = 0.001  # how long a commit is held open at most while more keeps coming
 
 Done = Callable[[Any], None]
@@ -122,6 +123,7 @@ class Committer:
         self._is_planned = False  # a flush is on its way
         self._planned_s = 0.0
         self._touches = 0
+        self._later: asyncio.TimerHandle | None = None
         self.durable_next_seq = engine.state.table.next_seq  # messages below this number are durable
         self.stuck = False  # the disk is so full that not even acks can be written
         self.failed: BaseException | None = None
@@ -139,6 +141,16 @@ class Committer:
         self._touches += 1
         if not self._is_planned and self._writing is None:
             self._plan(self._touches)
+
+    def touch_later(self) -> None:
+        """Something is to be written that nobody waits for: with the next commit, or after a while on its own."""
+        if self._later is None:
+            self._later = self._loop.call_later(LATER_S, self._touch_now)
+
+    def _touch_now(self) -> None:
+        self._later = None
+        if self._journal.staged_bytes():
+            self.touch()
 
     def _plan(self, touches: int) -> None:
         self._is_planned = True
@@ -251,8 +263,9 @@ class Committer:
             self._closing = self._loop.create_future()
             self.when_durable(self._end_closing, None)
             await self._closing
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
+        for timer in (self._idle_timer, self._later):
+            if timer is not None:
+                timer.cancel()
         await self._writer.close()
 
     def _end_closing(self, _: None = None) -> None:
