@@ -118,22 +118,30 @@ class History:
         self._clock = clock
         self.pictures: dict[int, Picture] = {0: Picture(State(), 0)}
         self.sealed = 0
-        self.durable = 0
+        self.written = 0  # survives the process
+        self.durable = 0  # survives a power cut
 
     def seal(self, position: int, state: State, at_ms: int) -> None:
         assert position == self.sealed + 1, f"commit {position} was sealed after {self.sealed}"
         self.sealed = position
         self.pictures[position] = Picture(state, at_ms)
 
-    def written(self, position: int) -> None:
-        self.durable = max(self.durable, position)
+    def note(self, *, written: int, durable: int) -> None:
+        self.written = max(self.written, written)
+        self.durable = max(self.durable, durable)
         for older in [p for p in self.pictures if p < self.durable]:
             del self.pictures[older]
 
+    def lose_power(self) -> bool:
+        """True if commits may be lost that callers had been told of."""
+        lossy = self.durable < self.written
+        self.written = self.durable
+        return lossy
+
     def recovered(self, position: int, state: State, at_ms: int) -> None:
         """Called when recovery has ended, before anything else happens; `state` has already entered its new epoch."""
-        assert self.durable <= position <= self.sealed, (
-            f"recovery ended with commit {position}; {self.durable} was durable and {self.sealed} the last one"
+        assert self.written <= position <= self.sealed, (
+            f"recovery ended with commit {position}; {self.written} was durable and {self.sealed} the last one"
         )
         then = self.pictures[position]
         now = Picture(state, at_ms)
@@ -147,4 +155,4 @@ class History:
         )
         self.sealed = position
         self.pictures = {position: then}
-        self.durable = position
+        self.written = self.durable = position

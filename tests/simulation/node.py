@@ -16,7 +16,7 @@ from laneway.core.invariants import check_invariants
 from laneway.core.message import Glimpse
 from laneway.core.table import FREE
 from laneway.journal.interface import Commit, Journal
-from laneway.journal.segments import SegmentJournal
+from laneway.journal.segments import Durability, SegmentJournal
 from laneway.journal.segments.files import FileSystem
 
 from . import small
@@ -35,6 +35,7 @@ class Sizes:
         self.reserve_bytes = random.choice((0, 4096))
         self.snapshot_events = random.choice((8, 20, 20, 50, 100_000))
         self.cache_bytes = random.choice((0, 0, 1000, 1 << 20))
+        self.durability: Durability = random.choice(("commit",) * 8 + ("interval", "none"))
         self.max_open_files = random.choice((1, 2, 128))
 
 
@@ -70,6 +71,10 @@ class WatchedJournal(SegmentJournal):
     def stage(self, event: Event) -> int:
         self._counts[event.kind.name.lower()] += 1
         return super().stage(event)
+
+    def sync(self) -> None:
+        super().sync()
+        self._history.note(written=self._writer.written, durable=self._writer._durable)
 
     def save_snapshot(self, position: int, chunks: Iterable[bytes], live_extents: Iterable[int]) -> None:
         super().save_snapshot(position, chunks, live_extents)
@@ -126,8 +131,9 @@ class SimulatedWriter:
         error = write_or_mark(self._journal, commit)
         if isinstance(error, SimulatedCrash):
             return  # the loop ends it all
-        if error is None and commit.position:
-            self._history.written(commit.position)
+        if error is None:
+            writer = self._journal._writer  # type: ignore[attr-defined]
+            self._history.note(written=writer.written, durable=writer._durable)
         if commit.position or error is not None:
             self._loop.call_later(self._loop.latency_s(), self._on_written, commit, error)
         self._busy = bool(self._work)
@@ -159,6 +165,7 @@ class Node:
         self.failed: list[BaseException] = []
         self.journal = WatchedJournal(
             FOLDER,
+            durability=sizes.durability,
             segment_bytes=sizes.segment_bytes,
             reserve_bytes=sizes.reserve_bytes,
             max_open_files=sizes.max_open_files,

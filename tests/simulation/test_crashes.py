@@ -32,7 +32,7 @@ def test_the_seeds_reach_every_kind_of_moment() -> None:
             counts.update(simulation.workload.counts)
             counts.update(simulation.ends)
     wanted = {
-        *("crash", "kill", "stop", "fail", "power lost", "crash while starting"),
+        *("crash", "kill", "stop", "fail", "power lost", "crash while starting", "forgiven"),
         *("snapshot", "dropped segment", "relocated", "torn tail", "refused, disk full", "refused, stale"),
         *("published", "leased", "acked", "released", "extended", "dead_lettered", "moved", "removed"),
         *("queue_put", "queue_deleted", "queue_purged", "key_remembered", "document_put", "document_removed"),

@@ -36,7 +36,7 @@ class FullDisk(Simulation):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.sizes.segment_bytes, self.sizes.reserve_bytes = 4096, RESERVE_BYTES
-        self.sizes.snapshot_events = 20
+        self.sizes.snapshot_events, self.sizes.durability = 20, "commit"
         self.bodies: list[bytes] = []
 
     def life(self, story: Callable[[Node], Any], *, power_loss: bool = True) -> None:
@@ -80,6 +80,7 @@ def test_consuming_goes_on_while_publishing_is_refused(seed: int, left_bytes: in
     async def fill(node: Node) -> None:
         await node.broker.put_queue("/", "q", QueueSettings())
         await disk.publish(node, MESSAGES)
+        await asyncio.sleep(LOOK_S)  # snapshots are saved and segments dropped by now
         disk.files.capacity_bytes = disk.files.used_bytes + left_bytes
         await asyncio.sleep(LOOK_S)
         with pytest.raises(DiskFull, match="consuming and acking go on"):

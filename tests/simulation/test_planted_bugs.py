@@ -112,6 +112,11 @@ def lease_ids_begin_anew_after_a_restart() -> Plant:
     return mock.patch.object(State, "_opened", opened)
 
 
+def new_epoch_not_synced() -> Plant:
+    """Where commits are not synced one by one, a power cut then takes the epoch with it."""
+    return mock.patch.object(SegmentJournal, "sync", lambda self: None)
+
+
 def stale_token_taken() -> Plant:
     """A token is looked at for its message alone."""
     original = commands._held
@@ -223,8 +228,8 @@ def disk_full_is_never_over() -> Plant:
     return mock.patch.object(Space, "_set_room", lambda self, room, why: original(self, room and self.room, why))
 
 
-LOST = "is lost|cannot be read"
-DIFFERENT = "recovered differently|KeyError|is next|is lost|came back"
+LOST = "is lost|cannot be read|was durable|given twice"
+DIFFERENT = "recovered differently|KeyError|is next|is lost|came back|unwritten"
 
 #: What is planted, and what the simulator must say about it.
 PLANTS: dict[Callable[[], Plant], str] = {
@@ -232,17 +237,18 @@ PLANTS: dict[Callable[[], Plant], str] = {
     written_without_a_sync: LOST,
     names_never_synced: "is missing",
     snapshot_not_synced_before_it_replaces_history: "snapshot-.* is damaged",
-    needed_segment_dropped: "is missing",
+    needed_segment_dropped: "is missing|peek shows",
     segment_dropped_before_the_snapshot_is_durable: "is missing",
     snapshot_frozen_too_late: DIFFERENT,
     lease_ids_begin_anew_after_a_restart: "lease id",
+    new_epoch_not_synced: "given twice",
     stale_token_taken: "a token that had ended",
     ack_not_journaled: DIFFERENT,
     dead_letter_not_in_one_step: "is lost",
     delivered_before_it_is_durable: "is lost",
     torn_commit_taken_for_whole: "cannot be decoded|cannot be read|recovered differently|that nobody sent",
     torn_tail_left_where_it_is: "cannot be read|is damaged|recovered differently",
-    compacted_records_all_stand_at_the_same_place: "cannot be read|is there twice|has become|that nobody sent",
+    compacted_records_all_stand_at_the_same_place: "cannot be read|there twice|has become|nobody sent|peek shows",
     dedup_ids_forgotten_by_a_snapshot: "dedup id",
     keys_forgotten_by_a_restart: "keys",
     released_message_goes_to_the_end: "out of order",
