@@ -197,6 +197,8 @@ class SegmentWriter:
                 if self._failed is None:
                     self._sync(current)
                     self._mark(current, MARK, sync=True)
+                elif self._durable < self.written:
+                    raise JournalFailed(self._failed)  # this end is not clean: what was confirmed may be lost
             finally:
                 self._files.close(current.file)
 
