@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from contextlib import nullcontext
 
 import pytest
 
@@ -104,7 +105,9 @@ def test_failed_sync_stops_the_journal_for_good(durability: str) -> None:
         with pytest.raises(JournalFailed):
             forbidden()
     assert files.operation_count == operations, "nothing may be written after a failure"
-    journal.close()
+    # A commit that was handed to the operating system and is not known to be on disk: this is no clean end.
+    with pytest.raises(JournalFailed) if durability == "interval" else nullcontext():
+        journal.close()
     files.restart(power_loss=True)
     assert positions(start(files)[1])[:1] == [1]
 
