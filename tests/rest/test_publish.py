@@ -122,7 +122,9 @@ def test_a_body_called_json_by_others_that_is_none_breaks_nothing(
 
     async def publish() -> None:
         for body in (b'1,"x":', b"", b'"\xff"', b"[" * 5000 + b"]" * 5000):
-            serving.broker.publish("/", queue.removeprefix("/queues/"), [Draft(body, properties=Properties())], lambda _: None)
+            serving.broker.publish(
+                "/", queue.removeprefix("/queues/"), [Draft(body, properties=Properties())], lambda _: None
+            )
 
     serving.run(publish())
     messages = take(http, queue, 4)

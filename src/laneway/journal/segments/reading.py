@@ -28,6 +28,7 @@ class RecordReader:
         self._folder = folder
         self._open = _OpenFiles(files, folder, max_open_files)
         self._last_end = 0  # location where the read before ended: the next one beginning nearby is sequential
+        self._asked_until = 0  # location up to which the system was asked to read ahead
 
     def read(self, locations: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
         ordered = sorted(locations)  # costs next to nothing where they already are
@@ -80,9 +81,13 @@ class RecordReader:
             raise missing(self._folder, number) from None
         try:
             data = self._files.read(file, size, offset)
-            if 0 <= location - self._last_end <= MAX_GAP_BYTES:
+            end = location + size
+            if not 0 <= location - self._last_end <= MAX_GAP_BYTES:
+                self._asked_until = 0
+            elif end >= self._asked_until - READ_AHEAD_BYTES // 2:
                 self._files.read_ahead(file, offset + size, READ_AHEAD_BYTES)
-            self._last_end = location + size
+                self._asked_until = end + READ_AHEAD_BYTES
+            self._last_end = end
         except OSError as error:
             raise damaged(self._path(number), offset, f"it cannot be read ({error})") from error
         finally:
