@@ -432,3 +432,19 @@ def test_one_lease_hands_out_a_bounded_number_of_bytes(run: Run) -> None:
         check_invariants(b.engine.state)
 
     run(scenario)
+
+
+def test_a_consumer_that_fails_to_take_its_messages_harms_nobody_else(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        def fail(_: list[Delivery]) -> None:
+            raise RuntimeError("gone")
+
+        await b.queue()
+        await b.publish(b"m")
+        held = await b.lease(1)
+        b.broker.lease("/", "q", max_messages=1, wait_ms=1_000, done=fail)
+        assert (await b.settle("release", held))[0] == b.clock.ms
+        await b.publish(b"next")
+        assert bodies(await b.lease()) == [b"next"]
+
+    run(scenario)

@@ -318,8 +318,11 @@ class Broker:
         deliveries = self.engine.deliveries(leased)
         if max(leased.seqs) >= self.committer.durable_next_seq:
             self.committer.when_durable(done, deliveries)
-        else:
+            return
+        try:
             done(deliveries)
+        except Exception:  # of a consumer: whoever published or released the message has nothing to do with it
+            log.exception("a consumer failed to take its messages")
 
     def _wake(self, events: Sequence[Event]) -> None:
         """Serve those who wait for the queues that these events touched."""

@@ -6,8 +6,8 @@ No asyncio here: the broker decides when commits are written and who is told; th
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import islice
 
 import msgspec
 
@@ -30,32 +30,32 @@ from laneway.journal.interface import Commit, Journal
 
 log = logging.getLogger("laneway.broker")
 
+RECORD_OVERHEAD_BYTES = 160  # what a kept record takes beside its bytes: two objects and a place in a dictionary
+MOST_EVICTED = 4096  # at once
+
 
 class RecordCache:
     """The records published last, so that a message that is consumed soon is never read back from the journal."""
 
     def __init__(self, max_bytes: int) -> None:
-        self.records: dict[int, bytes] = {}
-        self._batches: deque[tuple[int, int]] = deque()  # (first number, count), oldest first
+        self.records: dict[int, bytes] = {}  # oldest first
         self._bytes = 0
         self._max_bytes = max_bytes
 
     def add(self, first_seq: int, records: Sequence[bytes]) -> None:
         kept = self.records
-        for seq, record in enumerate(records, first_seq):
-            kept[seq] = record
-            self._bytes += len(record)
-        self._batches.append((first_seq, len(records)))
-        while self._bytes > self._max_bytes and self._batches:
-            first, count = self._batches.popleft()
-            self.discard(range(first, first + count))
+        kept.update(zip(range(first_seq, first_seq + len(records)), records, strict=True))
+        self._bytes += sum(map(len, records)) + RECORD_OVERHEAD_BYTES * len(records)
+        while self._bytes > self._max_bytes and kept:
+            # Some at a time: the front of a dictionary is slow to find again after each removal.
+            self.discard(list(islice(kept, min(len(kept) // 16 + 1, MOST_EVICTED))))
 
     def discard(self, seqs: Sequence[int]) -> None:
         pop = self.records.pop
         for seq in seqs:
             record = pop(seq, None)
             if record is not None:
-                self._bytes -= len(record)
+                self._bytes -= len(record) + RECORD_OVERHEAD_BYTES
 
 
 def message_count(event: Event) -> int:
@@ -106,18 +106,24 @@ class Engine:
             raise Unavailable("the node is stopping; try again later")
         events: list[Event] = []
         stage, apply = self.journal.stage, self.state.apply
-        for event in command:
-            location = stage(event)
-            kind = event.kind
-            if kind is Kind.PUBLISHED:
-                event.location = location  # type: ignore[union-attr]
-                self.cache.add(event.first_seq, event.records)  # type: ignore[union-attr]
-            elif kind is Kind.ACKED:
-                self.cache.discard(event.seqs)  # type: ignore[union-attr]
-            elif kind is Kind.RELOCATED:
-                event.location = location  # type: ignore[union-attr]
-            apply(event)
-            events.append(event)
+        try:
+            for event in command:
+                location = stage(event)
+                kind = event.kind
+                if kind is Kind.PUBLISHED:
+                    event.location = location  # type: ignore[union-attr]
+                    self.cache.add(event.first_seq, event.records)  # type: ignore[union-attr]
+                elif kind is Kind.ACKED:
+                    self.cache.discard(event.seqs)  # type: ignore[union-attr]
+                elif kind is Kind.RELOCATED:
+                    event.location = location  # type: ignore[union-attr]
+                apply(event)
+                events.append(event)
+        except BaseException:
+            # What the command took in hand it gives back now, not when the last trace of the exception is gone.
+            if isinstance(command, Generator):
+                command.close()
+            raise
         return events
 
     def tick(self, now_ms: int) -> list[Event]:
