@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
 
 from laneway.broker.engine import RECORD_OVERHEAD_BYTES, RecordCache
-from laneway.core.events import Event
+from laneway.broker.values import Draft
+from laneway.core.events import Event, Kind
 from laneway.core.invariants import check_invariants
-from laneway.errors import LimitExceeded
+from laneway.errors import LimitExceeded, Unavailable
 
 from .conftest import Bench, bodies
 
@@ -51,5 +53,37 @@ def test_a_lease_the_journal_refused_is_next_again_even_while_the_refusal_is_loo
         check_invariants(b.engine.state)
         assert bodies(await b.lease(1)) == [b"first"]
         assert refusal.value.message == "no more"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_event_that_cannot_be_applied_is_not_written_and_ends_the_broker(run: Run, count: int) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        await b.publish(b"before")
+        failed = asyncio.Event()
+        b.broker._on_failed = lambda _: failed.set()
+        apply = b.engine.state.apply
+
+        def stumble(event: Event) -> None:
+            if event.kind is Kind.PUBLISHED:
+                raise RuntimeError("a mistake in the program")
+            apply(event)
+
+        b.engine.state.apply = stumble  # type: ignore[method-assign]
+        told: list[object] = []
+        try:
+            b.broker.publish("/", "q", [Draft(b"x")] * count, told.append)
+        except RuntimeError:
+            assert count > 1
+        await asyncio.wait_for(failed.wait(), 5)
+        with pytest.raises(Unavailable):
+            b.broker.publish("/", "q", [Draft(b"y")], told.append)
+        await b.broker.stop()
+        b.journal.close()
+        await b.start()
+        assert not told
+        assert bodies(await b.lease()) == [b"before"]
 
     run(scenario)

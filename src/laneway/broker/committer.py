@@ -129,6 +129,7 @@ class Committer:
         self.failed: BaseException | None = None
         self._closing: asyncio.Future[None] | None = None
         self._awaiting: set[asyncio.Future[None]] = set()  # of durable(): they must hear of a failure too
+        engine.on_broken = self._give_up
         self._writer = new_writer(engine.journal, loop, self._written)
 
     def when_durable(self, done: Done, result: Any) -> None:
@@ -167,11 +168,16 @@ class Committer:
             self._loop.call_soon(self._flush_when_quiet, self._touches)
 
     def _flush(self) -> None:
-        if self._is_busy() or self.failed is not None:
+        if self._is_busy() or self._has_failed():
             self._is_planned = False
             return
-        self._before_seal()  # while this is planned, so that what it stages plans nothing more
+        try:
+            self._before_seal()  # while this is planned, so that what it stages plans nothing more
+        except Exception as trouble:
+            self._give_up(trouble)
         self._is_planned = False
+        if self._has_failed():
+            return
         commit = self._journal.seal()
         if commit is None:
             told, self._waiting = self._waiting, []
@@ -186,6 +192,9 @@ class Committer:
 
     def _is_busy(self) -> bool:
         return self._writing is not None
+
+    def _has_failed(self) -> bool:
+        return self.failed is not None
 
     def _written(self, commit: Commit, error: BaseException | None) -> None:
         if error is not None:
@@ -209,8 +218,15 @@ class Committer:
             return
         if isinstance(error, DiskFull):
             return  # a mark is a convenience
+        self._give_up(error)
+
+    def _give_up(self, error: BaseException) -> None:
+        """Fail-stop: nothing more is written, so what is staged and not written is as if it had never been asked."""
+        if self.failed is not None:
+            return
         self.failed = error
-        log.critical("the journal cannot be written, nothing more is confirmed: %s", error)
+        known = isinstance(error, LanewayError)
+        log.critical("nothing more is written or confirmed: %s", error, exc_info=None if known else error)
         self._end_closing()
         for future in self._awaiting:
             if not future.done():

@@ -80,6 +80,8 @@ class Engine:
         self.state = State()
         self.cache = RecordCache(cache_bytes)
         self.closed = False  # nothing more is taken: what is staged now would not be written any more
+        # Told when an event was staged and not applied, so that state and journal differ: it must not be written.
+        self.on_broken: Callable[[BaseException], None] = lambda _: None
         self._new_tag = new_tag
 
     def recover(self, now_ms: int) -> Recovery:
@@ -106,9 +108,11 @@ class Engine:
             raise Unavailable("the node is stopping; try again later")
         events: list[Event] = []
         stage, apply = self.journal.stage, self.state.apply
+        staged_count = 0
         try:
             for event in command:
                 location = stage(event)
+                staged_count += 1
                 kind = event.kind
                 if kind is Kind.PUBLISHED:
                     event.location = location  # type: ignore[union-attr]
@@ -119,10 +123,13 @@ class Engine:
                     event.location = location  # type: ignore[union-attr]
                 apply(event)
                 events.append(event)
-        except BaseException:
+        except BaseException as trouble:
             # What the command took in hand it gives back now, not when the last trace of the exception is gone.
             if isinstance(command, Generator):
                 command.close()
+            if staged_count != len(events):
+                self.closed = True
+                self.on_broken(trouble)
             raise
         return events
 
