@@ -20,6 +20,7 @@ from laneway.broker.values import (
 from laneway.core import commands
 from laneway.core.invariants import check_invariants
 from laneway.errors import (
+    DiskFull,
     IdempotencyConflict,
     InvalidInput,
     LeaseStale,
@@ -306,6 +307,39 @@ def test_a_redrive_is_slowed_cancelled_and_resumed_at_the_next_start(run: Run) -
         deleted = await b.broker.delete_dead_letters("/", "q", DeadLetterFilter())
         assert deleted == 50 - b.broker.stats("/", "q").ready
         assert b.broker.stats("/", "q").dead == 0
+
+    run(scenario)
+
+
+def test_a_redrive_by_ids_goes_on_after_a_restart_with_those_that_are_left(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        await b.publish(*(b"%d" % i for i in range(4)))
+        dead = await b.lease()
+        await b.settle("reject", dead)
+        some = DeadLetterFilter(message_ids=tuple(d.message_id for d in dead[:3]))
+        slow = await b.broker.start_redrive("/", "q", RedriveRequest(filter=some, max_per_second=2))
+        while b.broker.task(slow.task_id).moved == 0:
+            await asyncio.sleep(0)
+        await b.restart()
+        while (resumed := b.broker.task(slow.task_id)).state == "running":
+            await asyncio.sleep(0)
+        assert (resumed.state, resumed.error) == ("completed", None)
+        assert bodies(await b.lease()) == [b"0", b"1", b"2"]
+        assert b.broker.stats("/", "q").dead == 1
+
+    run(scenario)
+
+
+def test_a_redrive_that_cannot_be_kept_is_no_task(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        has_room = b.journal.has_room
+        b.journal.has_room = lambda: False  # type: ignore[method-assign]
+        with pytest.raises(DiskFull):
+            await b.broker.start_redrive("/", "q", RedriveRequest())
+        b.journal.has_room = has_room  # type: ignore[method-assign]
+        assert b.broker.tasks() == []
 
     run(scenario)
 

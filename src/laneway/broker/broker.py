@@ -523,6 +523,8 @@ class Broker:
 
     async def delete_dead_letters(self, vhost: str, name: str, filter: DeadLetterFilter) -> int:
         queue = self._open(vhost, name)
+        if filter.message_ids is not None:
+            peeking.check_dead_letters(self.engine, queue, filter.message_ids)
         deleted = 0
         for seqs in peeking.dead_letters(self.engine, queue, filter, self.now()):
             before = len(queue.dead) + queue.ready + queue.delayed

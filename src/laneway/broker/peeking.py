@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import merge
 from itertools import islice
 
 from laneway.broker.engine import Engine
 from laneway.broker.values import DeadLetterFilter, PeekQuery
-from laneway.core.commands import find_message, is_dead_letter
+from laneway.core.commands import find_message, is_dead_letter, number_of
 from laneway.core.message import Glimpse
 from laneway.core.queue import Queue
 from laneway.core.table import DEAD, DELAYED, LEASED, READY, SLAB_BITS, SLAB_MASK
@@ -119,9 +119,12 @@ def all_dead_letters(engine: Engine, queue: Queue) -> list[int]:
 
 
 def dead_letters(engine: Engine, queue: Queue, wanted: DeadLetterFilter, now_ms: int) -> Iterator[list[int]]:
-    """Numbers of the dead letters that match, in batches; each batch is looked at when it is asked for."""
+    """Numbers of the dead letters that match, in batches; each batch is looked at when it is asked for.
+
+    An id that is no dead letter of the queue (any more) is passed over: see check_dead_letters.
+    """
     if wanted.message_ids is not None:
-        seqs = [_dead_letter(engine, queue, text) for text in dict.fromkeys(wanted.message_ids)]
+        seqs = [number_of(engine.state, text) for text in dict.fromkeys(wanted.message_ids)]
     else:
         seqs = all_dead_letters(engine, queue)
     for i in range(0, len(seqs), READ_BATCH):
@@ -129,11 +132,11 @@ def dead_letters(engine: Engine, queue: Queue, wanted: DeadLetterFilter, now_ms:
         yield [s for s in batch if _matches(engine, s, wanted, now_ms)]
 
 
-def _dead_letter(engine: Engine, queue: Queue, text: str) -> int:
-    seq = find_message(engine.state, queue, text)
-    if not is_dead_letter(engine.state, queue, seq):
-        raise MessageNotFound(f"message {text} is no dead letter of queue {queue.name!r}", field="message_ids")
-    return seq
+def check_dead_letters(engine: Engine, queue: Queue, message_ids: Sequence[str]) -> None:
+    """Say which id is wrong, before anything is done."""
+    for text in message_ids:
+        if not is_dead_letter(engine.state, queue, find_message(engine.state, queue, text)):
+            raise MessageNotFound(f"message {text} is no dead letter of queue {queue.name!r}", field="message_ids")
 
 
 def _matches(engine: Engine, seq: int, wanted: DeadLetterFilter, now_ms: int) -> bool:

@@ -66,9 +66,8 @@ class Redrives:
             self._broker.find_queue(queue.vhost, request.target)
         if len(self._running) >= MAX_RUNNING:
             raise LimitExceeded(f"{MAX_RUNNING} tasks are running already; try again later")
-        if request.filter.message_ids is not None:  # say at once which id is wrong
-            for _ in peeking.dead_letters(self._broker.engine, queue, request.filter, self._broker.now()):
-                pass
+        if request.filter.message_ids is not None:
+            peeking.check_dead_letters(self._broker.engine, queue, request.filter.message_ids)
         now_ms = self._broker.now()
         self._begun += 1
         task_id = f"redrive-{now_ms:x}-{self._begun}"
@@ -138,9 +137,16 @@ class Redrives:
         return msgspec.structs.replace(task, state=state, finished_at_ms=self._broker.now(), error=error)
 
     async def _keep(self, task: Task) -> None:
+        """Show how the task stands, and have it in the journal; a new one that cannot be kept is not shown."""
+        is_new = task.task_id not in self._tasks
         self._tasks[task.task_id] = task
-        await self._broker.put_document(COLLECTION, task.task_id, msgspec.json.encode(task))
+        try:
+            await self._broker.put_document(COLLECTION, task.task_id, msgspec.json.encode(task))
+        except BaseException:
+            if is_new:
+                del self._tasks[task.task_id]
+            raise
         ended = [t for t in reversed(self.tasks()) if t.state != "running"]
         for old in ended[: max(0, len(self._tasks) - MAX_KEPT)]:
-            del self._tasks[old.task_id]
+            self._tasks.pop(old.task_id, None)
             await self._broker.remove_document(COLLECTION, old.task_id)

@@ -594,11 +594,15 @@ def delete_dead(state: State, queue: Queue, seqs: Sequence[int], now_ms: int) ->
         yield Removed(queue.number, now_ms, found, Cause.DELETED)
 
 
+def number_of(state: State, text: str) -> int:
+    """The number a message id stands for now, whether there is such a message or not; 0 if there never was."""
+    _, tag, record_seq = parse_message_id(text)
+    return state.moved.get(record_seq, record_seq) if tag == state.tag else 0
+
+
 def find_message(state: State, queue: Queue, text: str) -> int:
     """The number a message id stands for now, in this queue."""
-    _, tag, record_seq = parse_message_id(text)
-    seq = state.moved.get(record_seq, record_seq)
-    slab = state.table.slabs.get(seq >> SLAB_BITS)
-    if tag != state.tag or slab is None or seq not in state.table or slab.queue[seq & SLAB_MASK] != queue.number:
+    seq = number_of(state, text)
+    if seq not in state.table or state.table.slabs[seq >> SLAB_BITS].queue[seq & SLAB_MASK] != queue.number:
         raise MessageNotFound(f"queue {queue.name!r} holds no message {text}", field="message_id")
     return seq
