@@ -6,6 +6,9 @@ import gc
 import sys
 import tracemalloc
 
+import pytest
+
+from laneway.core import clockwork, commands, deadlines
 from laneway.core.message import Draft, Settlement
 from laneway.core.state import State
 from laneway.core.table import COLUMNS
@@ -96,3 +99,77 @@ def test_two_hundred_thousand_leases_share_one_reminder() -> None:
     at_ms = core.now_ms + 30_000
     assert len(core.state.deadlines.buckets[at_ms]) == 1
     assert table_and_lane_bytes(core.state) < 60 * MESSAGES
+
+
+@pytest.fixture
+def tidy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadlines, "TIDY_BYTES", 10_000)
+
+
+def reminders(core: Core) -> int:
+    return sum(len(seqs) for bucket in core.state.deadlines.buckets.values() for seqs in bucket.values())
+
+
+@pytest.mark.usefixtures("tidy")
+def test_reminders_of_messages_that_have_gone_do_not_pile_up() -> None:
+    core = Core()
+    core.put(message_ttl_ms=86_400_000, lease_ms=43_200_000)
+    core.fill(1)
+    stays = core.take(1)
+    for _ in range(100):
+        core.now_ms += 1
+        core.fill(200)
+        core.ack(*[token for _, token in core.take(200)])
+    assert reminders(core) < 4_000
+    core.settle(Settlement("release", stays[0][1]))
+    core.tick(90_000_000)
+    assert list(core["q"].dead) == [stays[0][0]]
+
+
+@pytest.mark.usefixtures("tidy")
+def test_reminders_of_a_lease_that_is_extended_again_and_again_do_not_pile_up() -> None:
+    core = Core()
+    core.put()
+    core.fill(1)
+    ((_, token),) = core.take(1)
+    for i in range(2_000):
+        core.now_ms += 1
+        core.settle(Settlement("extend", token, lease_ms=43_200_000 - 20_000_000 * (i % 2)))
+    assert reminders(core) < 50
+    deadline_ms = core.now_ms + 23_200_000
+    core.tick(23_200_000 - 1)
+    assert core["q"].leased == 1
+    core.tick(1)
+    assert core["q"].ready == 1 and core.now_ms == deadline_ms
+
+
+@pytest.mark.usefixtures("tidy")
+def test_reminders_of_purged_delays_do_not_pile_up_and_those_of_others_still_come() -> None:
+    core = Core()
+    core.put()
+    core.put("other", delay_ms=900_000)
+    core.fill(1, queue="other")
+    for _ in range(300):
+        core.now_ms += 1
+        core.fill(10, delay_ms=900_000)
+        core.run(commands.purge_queue(core.state, core["q"], core.now_ms))
+    assert reminders(core) < 300
+    core.tick(900_000)
+    assert core["other"].ready == 1
+
+
+@pytest.mark.usefixtures("tidy")
+def test_what_a_bounded_tick_left_over_survives_tidying() -> None:
+    core = Core()
+    core.put(lease_ms=1_000, max_receives=None)
+    for _ in range(12):
+        core.fill(1_000)
+    core.lease(12_000)
+    core.now_ms += 2_000
+    core.run(clockwork.tick(core.state, core.now_ms))
+    assert 0 < core["q"].leased < 12_000
+    for i in range(200):  # reminders of other times, until it is tidied
+        core.now_ms += 1
+        core.lease(1, lease_ms=5_000 + i)
+    core.tick()
+    assert core["q"].leased == 200

@@ -14,6 +14,7 @@ In memory only, all of it rebuilt from the journal: a snapshot plus the events a
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
@@ -158,6 +159,8 @@ class State:
 
     def apply(self, event: Event) -> None:
         self._appliers[event.kind](event)
+        if self.deadlines.is_untidy:
+            self.deadlines.tidy(self._still_due)
 
     # The store and its queues
 
@@ -660,6 +663,38 @@ class State:
     def arm_retention(self, queue: Queue, at_ms: int) -> None:
         queue.retention_armed_ms = at_ms
         self.deadlines.add(at_ms, RETENTION, queue.number, ())
+
+    def _still_due(self, at_ms: int, kind: int, number: int, seqs: array[int]) -> array[int] | None:
+        """Those of the reminders of a time that will find something to do, None if there are none."""
+        if kind == KEYS:
+            return seqs
+        queue = self.queues.get(number)
+        if queue is None or (kind == RETENTION and queue.retention_armed_ms != at_ms):
+            return None
+        if kind in (RETENTION, DEDUP):
+            return seqs
+        slabs = self.table.slabs
+        if kind == TTL:
+            return self._still_in_the_table(seqs) or None
+        wanted = LEASED if kind == LEASE else DELAYED
+        kept = array("Q")
+        for seq in seqs:
+            slab, i = slabs.get(seq >> SLAB_BITS), seq & SLAB_MASK
+            if slab is not None and slab.state[i] == wanted and slab.due_ms[i] == at_ms and slab.queue[i] == number:
+                kept.append(seq)
+        return kept or None
+
+    def _still_in_the_table(self, seqs: array[int]) -> array[int]:
+        """All but those whose whole slab has gone, which is quick to tell: they stand in the order of publishing."""
+        kept = array("Q")
+        i = 0
+        while i < len(seqs):
+            number = seqs[i] >> SLAB_BITS
+            j = bisect_left(seqs, (number + 1) << SLAB_BITS, i)
+            if number in self.table.slabs:
+                kept.extend(seqs[i:j])
+            i = j
+        return kept
 
     # What other layers keep here
 
