@@ -242,7 +242,7 @@ PLANTS: dict[Callable[[], Plant], str] = {
     snapshot_frozen_too_late: DIFFERENT,
     lease_ids_begin_anew_after_a_restart: "lease id",
     new_epoch_not_synced: "given twice",
-    stale_token_taken: "a token that had ended",
+    stale_token_taken: "a token that had ended|was refused",
     ack_not_journaled: DIFFERENT,
     dead_letter_not_in_one_step: "is lost",
     delivered_before_it_is_durable: "is lost",

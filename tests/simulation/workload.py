@@ -460,7 +460,8 @@ class Workload:
             there = node.messages()
             for sent in doomed:
                 sent.leaving -= 1
-                sent.gone = sent.gone or sent.draft.body not in there
+                if sent.draft.body not in there and not sent.leaving:  # else another request may have been first
+                    sent.gone = True
 
         self.in_background(node, delete())
 
