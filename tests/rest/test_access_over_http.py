@@ -187,6 +187,13 @@ def test_a_web_page_cannot_act_as_guest(wire: Wire, headers: str, status: int) -
         assert "credentials" in answer.error["message"]
 
 
+def test_where_nobody_is_guest_a_request_without_credentials_is_asked_for_them(locked: Serving) -> None:
+    for headers in ({"Host": "queue.example"}, {"Origin": "http://evil.example"}):
+        with locked.client(headers=headers) as http:
+            answer = http.get("/whoami")
+            assert answer.status_code == 401 and "Basic" in answer.headers["WWW-Authenticate"]
+
+
 @pytest.mark.parametrize(
     ("address", "expected"),
     [

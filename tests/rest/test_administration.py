@@ -46,6 +46,36 @@ def test_a_queue_is_put_described_changed_and_deleted(http: httpx.Client) -> Non
     assert error(http.get("/queues/life")) == (404, "queue_not_found", "queue_name")
 
 
+@pytest.mark.parametrize(
+    ("query", "sentence"),
+    [
+        ("state=gone", "state is one of ready, leased, delayed, dead, or several with commas"),
+        ("reason=gone", "reason is one of max_receives, expired, rejected, overflow"),
+        ("attribute=region", "attribute is name:value"),
+    ],
+)
+def test_a_wrong_filter_is_refused_with_what_would_be_right(
+    http: httpx.Client, queue: str, query: str, sentence: str
+) -> None:
+    answer = http.get(f"{queue}/messages?{query}")
+    assert answer.status_code == 400 and answer.json()["error"]["message"] == sentence
+
+
+def test_an_unknown_reason_is_refused_instead_of_matching_nothing(http: httpx.Client, queue: str) -> None:
+    for path in ("redrive", "dead-letters/delete"):
+        assert error(http.post(f"{queue}/{path}", json={"reason": "no such customer"})) == (
+            400,
+            "invalid_input",
+            "reason",
+        )
+
+
+def test_a_missing_body_is_called_that(http: httpx.Client, queue: str) -> None:
+    for path in ("messages", "messages/01/nack", "ack"):
+        assert http.post(f"{queue}/{path}").json()["error"]["message"] == "there is no body: JSON is expected"
+    assert error(http.delete(f"{queue}/messages/01")) == (400, "invalid_input", "receipt_handle")
+
+
 def test_every_setting_of_a_queue_can_be_set_over_http() -> None:
     from laneway.frontends.rest.wire import QueueSettingsRequest, settings_changes
 

@@ -50,6 +50,8 @@ class Credentials:
     def account_now(self, access: Access, from_loopback: bool) -> Account | None:
         """The account, or None if finding out takes a password check (account_later)."""
         if self._refusal is not None:
+            if isinstance(self._refusal, Forbidden):
+                access.anonymous(from_loopback=from_loopback)  # where nobody is guest, 401 says more than 403
             # A new one each time: an exception that is raised again collects tracebacks.
             raise type(self._refusal)(self._refusal.message, field=self._refusal.field)
         if self._key is not None:

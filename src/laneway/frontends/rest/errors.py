@@ -108,11 +108,15 @@ def encode_error(error: LanewayError) -> bytes:
 INTERNAL = LanewayError("something went wrong inside the server; its log says more")
 
 _AT = re.compile(r"^(?P<text>.*?)(?: - at `(?P<key>key` in `)?\$(?P<path>.*)`)?$", re.DOTALL)
+_CHOICE = re.compile(r"Expected str matching regex '\^\((?P<choices>[a-z_|]+)\)(?P<more>\(,\((?P=choices)\)\)\*)?\$'")
+_NAME_AND_VALUE = "Expected str matching regex '^[^:]+:'"
 _NAMED = re.compile(r"(?:unknown|required) field `(?P<name>.*)`$", re.DOTALL)
 
 
-def invalid_json(error: Exception) -> InvalidRequest:
+def invalid_json(error: Exception, body: bytes | None = None) -> InvalidRequest:
     """What msgspec found wrong, as our error. Its sentences end in "- at `$.path`", which becomes the field."""
+    if body is not None and not body.strip():
+        return InvalidRequest("there is no body: JSON is expected")
     if isinstance(error, msgspec.ValidationError):
         return _invalid_value(str(error))
     if isinstance(error, RecursionError):
@@ -134,4 +138,12 @@ def _invalid_value(sentence: str) -> InvalidRequest:
         return InvalidRequest(f"the request {text}", field=path)
     if not path:
         return InvalidRequest(f"the request is not as expected: {text}")
+    choice = _CHOICE.fullmatch(text)
+    if choice is not None:
+        text = (
+            "one of " + ", ".join(choice["choices"].split("|")) + (", or several with commas" if choice["more"] else "")
+        )
+        return InvalidRequest(f"{path} is {text}", field=path)
+    if text == _NAME_AND_VALUE:
+        return InvalidRequest(f"{path} is name:value", field=path)
     return InvalidRequest(f"{path}: {text[:1].lower()}{text[1:]}", field=path)

@@ -218,7 +218,7 @@ class HotPaths:
 
     def ack(self, exchange: Exchange) -> None:
         plan: Plan = exchange.head.plan
-        if exchange.body or not plan.query:
+        if exchange.body:
             self._settle(exchange, ACK)
             return
         handle = plan.options(AckOptions).receipt_handle
@@ -332,7 +332,8 @@ def _idempotency(exchange: Exchange, key: bytes) -> tuple[str, bytes]:
     """The key, and a fingerprint of everything that makes the request what it is."""
     if not 1 <= len(key) <= 255 or not all(33 <= byte <= 126 for byte in key):
         raise InvalidInput(
-            f"an Idempotency-Key has 1 to 255 visible ASCII characters: {key[:80]!r}", field="Idempotency-Key"
+            f"an Idempotency-Key has 1 to 255 visible ASCII characters: {key[:80].decode('latin-1')!r}",
+            field="Idempotency-Key",
         )
     head = exchange.head
     digest = hashlib.blake2b(digest_size=16)

@@ -108,7 +108,7 @@ def decode_publish(body: bytes) -> list[Draft] | Draft:
             return plain
         decoded = _publish_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise invalid_json(error) from None
+        raise invalid_json(error, body) from None
     _check_names(decoded if isinstance(decoded, list) else [decoded], body)
     if not isinstance(decoded, list):
         return to_draft(decoded)
@@ -211,7 +211,7 @@ def _properties_of(m: PublishRequest, content_type: str) -> Properties:
         and m.key is None
         and m.tenant is None
         and m.dedup_id is None
-        and content_type is JSON_TYPE
+        and content_type == JSON_TYPE
     ):
         return PLAIN
     return Properties(

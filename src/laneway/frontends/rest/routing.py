@@ -144,7 +144,8 @@ def _origin_form(target: bytes) -> bytes:
 
 def _decode_segment(raw: bytes) -> str:
     if _BAD_PERCENT.search(raw):
-        raise HttpError(400, "malformed_target", f"a % in a path is followed by two hexadecimal digits: {raw[:80]!r}")
+        shown = raw[:80].decode("latin-1")
+        raise HttpError(400, "malformed_target", f"a % in a path is followed by two hexadecimal digits: {shown!r}")
     try:
         return unquote_to_bytes(raw).decode()
     except UnicodeDecodeError:

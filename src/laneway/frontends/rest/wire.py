@@ -120,6 +120,9 @@ def settings_changes(request: QueueSettingsRequest) -> dict[str, Any]:
     return changes
 
 
+Reason = Annotated[str, Meta(pattern="^(max_receives|expired|rejected|overflow)$")]
+
+
 class ListOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prefix: Annotated[str, Meta(max_length=255)] | UnsetType = UNSET
     limit: Annotated[int, Meta(ge=1, le=1000)] | UnsetType = UNSET
@@ -134,9 +137,6 @@ class AckOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     receipt_handle: str | UnsetType = UNSET
 
 
-_STATES = "^(ready|leased|delayed|dead)(,(ready|leased|delayed|dead))*$"
-
-
 class PeekOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     state: Annotated[str, Meta(pattern="^(ready|leased|delayed|dead)(,(ready|leased|delayed|dead))*$")] | UnsetType = (
         UNSET
@@ -145,7 +145,7 @@ class PeekOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     attribute: Annotated[str, Meta(pattern="^[^:]+:", description="name:value")] | UnsetType = UNSET
     older_than_seconds: Annotated[float, Meta(ge=0, le=1e10)] | UnsetType = UNSET
     newer_than_seconds: Annotated[float, Meta(ge=0, le=1e10)] | UnsetType = UNSET
-    reason: str | UnsetType = UNSET
+    reason: Reason | UnsetType = UNSET
     limit: Annotated[int, Meta(ge=1, le=1000)] | UnsetType = UNSET
     cursor: Annotated[str, Meta(max_length=4096)] | UnsetType = UNSET
 
@@ -160,7 +160,7 @@ class AttributeMatch(msgspec.Struct, forbid_unknown_fields=True):
 
 class RedriveBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     message_ids: Annotated[list[str], Meta(max_length=1000)] | None = None
-    reason: str | None = None
+    reason: Reason | None = None
     attribute: AttributeMatch | None = None
     older_than_seconds: Annotated[float, Meta(ge=0, le=1e10)] | None = None
     newer_than_seconds: Annotated[float, Meta(ge=0, le=1e10)] | None = None
@@ -170,7 +170,7 @@ class RedriveBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 class DeleteDeadLettersBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     message_ids: Annotated[list[str], Meta(max_length=1000)] | None = None
-    reason: str | None = None
+    reason: Reason | None = None
     attribute: AttributeMatch | None = None
     older_than_seconds: Annotated[float, Meta(ge=0, le=1e10)] | None = None
     newer_than_seconds: Annotated[float, Meta(ge=0, le=1e10)] | None = None
@@ -220,7 +220,7 @@ def decoder(kind: Any) -> Callable[[bytes], Any]:
         try:
             decoded = decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise invalid_json(error) from None
+            raise invalid_json(error, body) from None
         return decoded
 
     return decode_body
