@@ -39,12 +39,15 @@ class Node:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.failed: asyncio.Event = asyncio.Event()
-        journal = SegmentJournal(
-            config.data,
-            durability=config.durability,
-            interval_ms=config.sync_interval_ms,
-            segment_bytes=config.segment_bytes,
-        )
+        try:
+            journal = SegmentJournal(
+                config.data,
+                durability=config.durability,
+                interval_ms=config.sync_interval_ms,
+                segment_bytes=config.segment_bytes,
+            )
+        except OSError as trouble:
+            raise StartError(f"cannot use the data folder {config.data}: {trouble}; use --data FOLDER") from None
         engine = Engine(journal, new_tag=lambda: secrets.randbits(26))
         self.broker = Broker(
             engine,
@@ -66,7 +69,7 @@ class Node:
         started_s = time.monotonic()
         recovery = await self.broker.start()
         log.info(
-            "recovered %s in %.1f s: snapshot at commit %d, %d events after it, epoch %d",
+            "recovered %s in %.1f s: snapshot at commit %d, %d events of messages after it, epoch %d",
             self.config.data,
             time.monotonic() - started_s,
             recovery.snapshot_position,
