@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from click.testing import CliRunner, Result
 
@@ -143,6 +144,20 @@ def test_a_body_from_stdin_is_taken_for_what_it_is(
 
 def test_a_body_that_is_not_the_json_it_claims_to_be_is_refused(run: Run, queue: str) -> None:
     assert "not JSON" in run("send", queue, "{", "--content-type", "application/json", code=1).stderr
+
+
+@pytest.mark.parametrize("body", ['{"a": 1.10,  "n": 12345678901234567890123}', '{"a": 1, "a": 2}', "1e400"])
+def test_json_is_published_as_it_was_written(server: Server, run: Run, queue: str, body: str) -> None:
+    run("send", queue, "-", stdin=f"{body}\n")
+    run("send", queue, "--lines", stdin=f"{body}\n")
+    assert httpx.get(f"{server.url}/queues/{queue}/messages").text.count(f'"payload":{body},') == 2
+
+
+def test_what_only_looks_like_json_is_published_as_text(run: Run, queue: str) -> None:
+    for body in ("NaN", "[" * 100_000):
+        run("send", queue, "-", stdin=body)
+        [message] = json_lines(run("receive", queue, "--json", "--ack"))
+        assert (message["payload"], message["content_type"]) == (body, "text/plain")
 
 
 def test_lines_become_messages_in_order(run: Run, queue: str) -> None:
@@ -307,6 +322,16 @@ def test_purging_messages_and_dead_letters(run: Run, queue: str) -> None:
     assert run("purge", queue, stdin="y\n").stdout == "deleted 1 message\n"
     assert run("purge", queue, "--dead", "--reason", "expired", "--yes").stdout == "deleted 0 dead letters\n"
     assert json.loads(run("purge", queue, "--dead", "--yes", "--json").stdout) == {"deleted": 3}
+    assert "give --yes" in run("purge", queue, stdin="", code=2).stderr
+    run("purge", queue, stdin="n\n", code=1)
+
+
+def test_a_redrive_that_finds_nothing_says_where_the_dead_letters_are(run: Run, queue: str) -> None:
+    assert run("redrive", queue).stderr == ""
+    run("queue", "create", f"{queue}-dead")
+    run("queue", "change", queue, "--dead-letter-queue", f"{queue}-dead")
+    assert f"go to '{queue}-dead'" in run("redrive", queue).stderr
+    assert "rejected" in run("redrive", queue, "--reason", "no such customer", code=2).stderr
 
 
 # --- bench, completion
@@ -373,6 +398,23 @@ def test_accounts_and_keys_from_the_first_admin_on(start_server: StartServer) ->
     assert "last admin" in run("account", "delete", "ann", "--yes", *ann, code=1).stderr
 
 
+def test_permissions_other_than_read_are_enough_for_what_they_are_for(start_server: StartServer) -> None:
+    run = runner(start_server().url)
+    run("account", "create", "ann", "--role", "admin", "--new-password", "secret")
+    ann = {"LANEWAY_USER": "ann", "LANEWAY_PASSWORD": "secret"}
+    run("account", "create", "maker", "--configure", "orders*", "--no-password", **ann)
+    key = run("key", "create", "maker", **ann).stdout.strip()
+    assert "no configure permission" in run("queue", "create", "other", LANEWAY_KEY=key, code=1).stderr
+    run("queue", "create", "orders.eu", "--lease", "5m", **ann)
+    run("queue", "create", "orders", LANEWAY_KEY=key)
+    assert "already" in run("queue", "create", "orders", LANEWAY_KEY=key, code=1).stderr
+    overview = run("stats", LANEWAY_KEY=key)
+    assert overview.stdout == "" and overview.stderr.endswith("nothing is shown of orders, orders.eu\n")
+    run("account", "change", "maker", "--read", "orders.eu", "--configure", "orders", **ann)
+    overview = run("stats", LANEWAY_KEY=key)
+    assert "orders.eu" in overview.stdout and overview.stderr.endswith("nothing is shown of orders\n")
+
+
 def test_everybody_changes_their_own_password(start_server: StartServer) -> None:
     run = runner(start_server().url)
     run("account", "create", "bob", "--new-password", "old", "--role", "monitor")
@@ -431,7 +473,13 @@ def fails_to_serve(*flags: str, cwd: Path) -> str:
 def test_a_folder_in_use_is_refused_with_one_line(start_server: StartServer, tmp_path: Path) -> None:
     server = start_server()
     said = fails_to_serve("--data", str(server.data), "--http", "127.0.0.1:0", cwd=tmp_path)
-    assert "another server uses this folder" in said
+    assert "is in use by process" in said and "another data folder" in said
+
+
+def test_a_data_folder_that_cannot_be_made_is_refused_with_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = fails_to_serve("--data", "file", "--http", "127.0.0.1:0", cwd=tmp_path)
+    assert "cannot use the data folder file" in said and "--data" in said
 
 
 def test_a_port_in_use_is_refused_with_one_line(start_server: StartServer, tmp_path: Path) -> None:
@@ -487,7 +535,7 @@ def test_a_damaged_journal_is_found(start_server: StartServer) -> None:
     assert "keep a copy" in found.stderr
     assert json.loads(run("journal", "check", str(server.data), "--json", code=1).stdout)["is_sound"] is False
     said = fails_to_serve("--data", str(server.data), "--http", "127.0.0.1:0", cwd=server.data.parent)
-    assert "`laneway journal check`" in said
+    assert "`laneway journal check " in said
 
 
 def test_a_folder_without_a_journal_is_told_from_a_damaged_one(tmp_path: Path) -> None:

@@ -343,4 +343,7 @@ def test_a_time_without_a_zone_is_refused() -> None:
 def test_a_payload_that_is_no_bytes_needs_a_content_type_it_can_have() -> None:
     with pytest.raises(ValueError, match="bytes or text"):
         message_to_wire({"a": 1}, content_type="text/plain")
-    assert message_to_wire(b'{"a":1}', content_type="application/json") == {"payload": {"a": 1}}
+    assert message_to_wire(b'{"a":1}', content_type="application/json") == {
+        "payload_base64": "eyJhIjoxfQ==",
+        "content_type": "application/json",
+    }

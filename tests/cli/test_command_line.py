@@ -228,9 +228,10 @@ def test_a_group_alone_shows_its_help(arguments: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("arguments", [("purge", "q"), ("queue", "delete", "q"), ("account", "delete", "a")])
 def test_deleting_asks_and_takes_no_for_an_answer(arguments: tuple[str, ...]) -> None:
-    for answer in ("n\n", "\n", ""):
+    for answer, code in (("n\n", 1), ("\n", 1), ("", 2)):
         asked = run(*arguments, "--url", f"http://127.0.0.1:{closed_port()}", stdin=answer)
-        assert asked.exit_code == 1
+        assert asked.exit_code == code
+        assert ("give --yes" in asked.stderr) == (code == 2)
         assert "?" in asked.stderr
         assert "cannot reach" not in asked.stderr  # it did not even try
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from laneway.cli.kinds import stdin_bytes
-from laneway.cli.session import FailingGroup, Failure, Session, pass_session, talks_to_a_server
+from laneway.cli.session import FailingGroup, Failure, Session, confirm, pass_session, talks_to_a_server
 from laneway.cli.show import print_json, print_table
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -174,7 +174,7 @@ def change_account(
 def delete_account(session: Session, name: str, yes: bool) -> None:
     """Delete an account and its API keys. The last admin cannot be deleted."""
     if not yes:
-        click.confirm(f"Delete the account {name!r} and its API keys?", abort=True, err=True)
+        confirm(f"Delete the account {name!r} and its API keys?")
     with session.client() as client:
         client.delete_account(name)
     print_json({"deleted": name}) if session.json else click.echo(f"deleted account {name}")

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from laneway.cli.kinds import duration, name_and_value
-from laneway.cli.session import Failure, Session, complete_queue, pass_session, queue_argument, talks_to_a_server
+from laneway.cli.kinds import REASONS, duration, name_and_value
+from laneway.cli.session import (
+    Failure,
+    Session,
+    complete_queue,
+    confirm,
+    pass_session,
+    queue_argument,
+    talks_to_a_server,
+)
 from laneway.cli.show import print_json, progress
 
 if TYPE_CHECKING:
@@ -24,7 +32,7 @@ def takes_filters(command: F) -> F:
     """Which dead letters: by id, reason, attribute and age."""
     options = (
         click.option("--id", "message_ids", multiple=True, metavar="ID", help="This message; may be repeated."),
-        click.option("--reason", metavar="TEXT", help="Dead for this reason: expired, rejected, …"),
+        click.option("--reason", type=click.Choice(REASONS), help="Dead for this reason."),
         click.option("--attribute", type=name_and_value, help="With this attribute."),
         click.option("--older-than", "older_than_seconds", type=duration, help="Dead for longer than this."),
         click.option("--newer-than", "newer_than_seconds", type=duration, help="Dead for less than this."),
@@ -76,6 +84,7 @@ def redrive(
     filters = _filters(options)
     if sum(one is not None for one in (queue, cancelled, asked)) != 1:
         raise click.UsageError("give the QUEUE whose dead letters to move, or --cancel TASK, or --status TASK")
+    elsewhere = None
     with session.client() as client:
         if cancelled is not None:
             task = client.cancel_task(cancelled)
@@ -85,10 +94,14 @@ def redrive(
             task = client.redrive(str(queue), target=target, max_per_second=max_per_second, **filters)
             if not no_wait:
                 task = _wait(session, client, task)
+            if task["matched"] == 0:
+                elsewhere = _where_dead_letters_go(client, str(queue))
     if session.json:
         print_json(task)
     else:
         click.echo(_sentence(task))
+        if task["matched"] == 0 and elsewhere is not None:
+            click.echo(f"laneway: dead letters of {queue!r} go to {elsewhere!r}: redrive that one", err=True)
     if cancelled is None and asked is None and (task["state"] == "failed" or task["failed"]):
         raise Failure(task["error"] or f"{task['failed']} dead letters could not be moved", code="task_failed")
 
@@ -112,6 +125,17 @@ def _wait(session: Session, client: Client, task: dict[str, Any]) -> dict[str, A
             code="interrupted",
         ) from None
     return task
+
+
+def _where_dead_letters_go(client: Client, queue: str) -> str | None:
+    """The queue's dead-letter queue; None if it has none, or if that is not for this account to know."""
+    from laneway.client import ClientError
+
+    try:
+        named: str | None = client.queue(queue)["dead_letter_queue"]
+    except ClientError:
+        return None
+    return named
 
 
 def _sentence(task: dict[str, Any]) -> str:
@@ -139,7 +163,7 @@ def purge(session: Session, queue: str, dead: bool, yes: bool, **options: Any) -
         raise click.UsageError("only dead letters can be chosen: add --dead, or leave the filters out")
     what = ("those dead letters" if filters else "all dead letters") if dead else "all waiting messages"
     if not yes:
-        click.confirm(f"Delete {what} of {queue!r}? There is no way back.", abort=True, err=True)
+        confirm(f"Delete {what} of {queue!r}? There is no way back.")
     with session.client() as client:
         count = client.delete_dead_letters(queue, all=not filters, **filters) if dead else client.purge(queue)
     if session.json:

@@ -13,6 +13,8 @@ BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 NONE = "none"  # on the command line; null in the API
 
+REASONS = ("max_receives", "expired", "rejected", "overflow")  # why a message is a dead letter
+
 
 def duration(text: str) -> float:
     """Seconds, or a number with ms, s, m, h, d or w."""

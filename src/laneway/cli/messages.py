@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from laneway.cli.kinds import attribute_value, duration, name_and_value, stdin_bytes, stdin_lines
+from laneway.cli.kinds import REASONS, attribute_value, duration, name_and_value, stdin_bytes, stdin_lines
 from laneway.cli.session import Failure, Session, pass_session, queue_argument, talks_to_a_server
 from laneway.cli.show import age, payload_text, print_json, print_table, printable, progress, shortened
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from laneway.client import Client, ClientError, Message
 
 LONGEST_WAIT_SECONDS = 20  # of one request; a longer wait is several
+JSON_TYPE = "application/json"
 BATCH_MESSAGES = 1000
 BATCH_BYTES = 1 << 20
 STATES = ("ready", "leased", "delayed", "dead")
@@ -77,10 +78,10 @@ def send(session: Session, queue: str, body: str | None, lines: bool, content_ty
 
 def _payload(raw: bytes, content_type: str | None) -> dict[str, Any]:
     """The body as publish() takes it, guessing what it is unless that was said."""
-    if content_type == "application/json":
+    if content_type == JSON_TYPE:
         try:
-            return {"payload": json.loads(raw)}
-        except ValueError as error:
+            return _json_payload(raw)
+        except (ValueError, RecursionError) as error:
             raise Failure(f"the body is not JSON: {error}", code="invalid_input") from None
     if content_type is not None:
         return {"payload": raw, "content_type": content_type}
@@ -89,9 +90,19 @@ def _payload(raw: bytes, content_type: str | None) -> dict[str, Any]:
     except UnicodeDecodeError:
         return {"payload": raw, "content_type": "application/octet-stream"}
     try:
-        return {"payload": json.loads(text)}
-    except ValueError:
+        return _json_payload(raw)
+    except (ValueError, RecursionError):
         return {"payload": text, "content_type": "text/plain"}
+
+
+def _json_payload(raw: bytes) -> dict[str, Any]:
+    """Checked, and then published as it was written: no number is rounded, no name dropped."""
+    json.loads(raw.decode(), parse_constant=_refuse_constant)
+    return {"payload": raw.strip(b" \t\r\n"), "content_type": JSON_TYPE}
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not in JSON")
 
 
 def _send_lines(session: Session, queue: str, content_type: str | None, options: dict[str, Any]) -> None:
@@ -217,7 +228,7 @@ def _print_message(session: Session, message: Message, bodies: bool) -> None:
 @click.option("--attribute", type=name_and_value, help="With this attribute.")
 @click.option("--older-than", "older_than_seconds", type=duration, help="Older than this.")
 @click.option("--newer-than", "newer_than_seconds", type=duration, help="Younger than this.")
-@click.option("--reason", metavar="TEXT", help="Dead for this reason: expired, rejected, …")
+@click.option("--reason", type=click.Choice(REASONS), help="Dead for this reason.")
 @click.option("--limit", default=50, type=click.IntRange(min=1), show_default=True, help="Most messages.")
 @talks_to_a_server
 @pass_session

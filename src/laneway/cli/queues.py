@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from laneway.cli import kinds
-from laneway.cli.session import FailingGroup, Failure, Session, pass_session, queue_argument, talks_to_a_server
+from laneway.cli.session import FailingGroup, Failure, Session, confirm, pass_session, queue_argument, talks_to_a_server
 from laneway.cli.show import duration, print_fields, print_json, print_table, size
+
+if TYPE_CHECKING:
+    from laneway.client import Client
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -152,22 +155,16 @@ def describe(session: Session, queue: str) -> None:
 def delete(session: Session, queue: str, if_empty: bool, yes: bool) -> None:
     """Delete a queue with all its messages; asks first, unless --yes or --if-empty is given."""
     if not yes and not if_empty:
-        click.confirm(f"Delete the queue {queue!r} with all its messages?", abort=True, err=True)
+        confirm(f"Delete the queue {queue!r} with all its messages?")
     with session.client() as client:
         client.delete_queue(queue, if_empty=if_empty)
     print_json({"deleted": queue}) if session.json else click.echo(f"deleted {queue}")
 
 
-def _if_there(client: Any, queue: str) -> dict[str, Any] | None:
-    from laneway.client import ClientError
-
-    try:
-        found: dict[str, Any] = client.queue(queue)
-    except ClientError as error:
-        if error.code != "queue_not_found":
-            raise
-        return None
-    return found
+def _if_there(client: Client, queue: str) -> dict[str, Any] | None:
+    """From the list, where whoever may create a queue sees it; describing it would need the permission to read."""
+    first = next(client.queues(queue[:255], limit=1), None)
+    return first if first is not None and first["queue_name"] == queue else None
 
 
 def _print_queue(session: Session, queue: dict[str, Any], done: str | None = None) -> None:

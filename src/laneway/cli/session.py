@@ -36,8 +36,6 @@ ADVICE = {
     "lease_stale": "its lease ended or was settled already: receive it again",
     "queue_full": "wait until consumers catch up, or raise its limits with `laneway queue change`",
     "disk_full": "free some space on the server's disk: it goes on by itself",
-    "journal_locked": "another server uses this folder: stop it, or give --data another one",
-    "journal_damaged": "`laneway journal check` shows how much of it can be read",
 }
 
 
@@ -128,7 +126,8 @@ class WrongUsage(click.UsageError):
             click.echo(json.dumps({"error": {"code": "usage", "message": message}}), err=True)
             return
         command = self.ctx.command_path if self.ctx is not None else "laneway"
-        click.echo(f"laneway: {message.rstrip('.')} (`{command} --help` explains)", err=True)
+        advice = "" if "--help`" in message else f" (`{command} --help` explains)"
+        click.echo(f"laneway: {message.rstrip('.')}{advice}", err=True)
 
 
 class FailingGroup(click.Group):
@@ -231,6 +230,17 @@ def pass_session(command: Callable[..., None]) -> Callable[..., None]:
         command(click.get_current_context().ensure_object(Session), *arguments, **options)
 
     return with_session
+
+
+def confirm(question: str) -> None:
+    """Go on only if a person says yes; a script says --yes."""
+    try:
+        click.confirm(question, abort=True, err=True)
+    except click.Abort as error:
+        if not sys.stdin.isatty() and isinstance(error.__context__, EOFError):
+            click.echo(err=True)  # the question stands on a line without an end
+            raise click.UsageError("there is nobody to ask: give --yes") from None
+        raise
 
 
 def complete_queue(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:

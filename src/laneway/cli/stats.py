@@ -39,10 +39,11 @@ def stats(session: Session, queue: str | None, watch: bool, every_seconds: float
     laneway stats --watch --prefix orders.
     laneway stats --json          one line for each queue
     """
+    unread: set[str] = set()
     with session.client() as client:
 
         def fetch() -> list[dict[str, Any]]:
-            return [client.stats(queue)] if queue is not None else _all(client, prefix, limit)
+            return [client.stats(queue)] if queue is not None else _all(client, prefix, limit, unread)
 
         def render(found: list[dict[str, Any]]) -> Rows:
             return _one(found[0]) if queue is not None else _many(found)
@@ -57,9 +58,12 @@ def stats(session: Session, queue: str | None, watch: bool, every_seconds: float
             found = fetch()
             if found:
                 print_rows(render(found))
-            if not found:
+            if unread:
+                names = ", ".join(sorted(unread))
+                click.echo(f"laneway: without the permission to read, nothing is shown of {names}", err=True)
+            elif not found:
                 click.echo("laneway: there are no queues", err=True)
-            elif queue is None and len(found) == limit:
+            if queue is None and len(found) + len(unread) == limit:
                 click.echo(f"laneway: showing the first {limit}: give --prefix, or a higher --limit", err=True)
 
 
@@ -85,7 +89,8 @@ def _watch(
         pass  # the way to end watching, not a failure
 
 
-def _all(client: Client, prefix: str, limit: int) -> list[dict[str, Any]]:
+def _all(client: Client, prefix: str, limit: int, unread: set[str]) -> list[dict[str, Any]]:
+    """The counts of all queues the account may read; what else it may see in the list is added to `unread`."""
     from laneway.client import ClientError
 
     found = []
@@ -93,7 +98,9 @@ def _all(client: Client, prefix: str, limit: int) -> list[dict[str, Any]]:
         try:
             found.append(client.stats(queue["queue_name"]))
         except ClientError as error:
-            if error.code != "queue_not_found":  # deleted since it was listed
+            if error.code == "forbidden":
+                unread.add(queue["queue_name"])
+            elif error.code != "queue_not_found":  # deleted since it was listed
                 raise
     return found
 
