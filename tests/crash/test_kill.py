@@ -49,7 +49,7 @@ def test_confirmed_minus_received_is_empty_after_kills_under_load(tmp_path: Path
 @pytest.mark.timeout(180)
 def test_a_server_that_answers_before_it_writes_is_found_out(tmp_path: Path) -> None:
     """So the test above can fail."""
-    with pytest.raises(AssertionError, match="confirmed messages were lost|after its ack was answered"):
+    with pytest.raises(AssertionError, match=r"confirmed messages were lost|after its ack was answered"):
         run(Server(tmp_path / "data", *SMALL, program=("-c", HASTY)), 1, 4)
 
 
