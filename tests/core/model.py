@@ -10,6 +10,7 @@ then says what should have happened and did not (`what_is_overdue`).
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -248,6 +249,9 @@ class Model:
     def bury(self, dying: list[ModelMessage], reason: str, detail: str, now_ms: int) -> None:
         for m in dying:
             queue = m.queue
+            target = self.queues.get(queue.settings.dead_letter_queue or "")
+            if target is not None and reason == "expired" and self._goes_round_unseen(m, target):
+                target = None
             m.deaths.append((queue.name, reason, now_ms, m.receives, detail))
             if len(m.deaths) > state.MAX_DEATHS:
                 del m.deaths[1]  # of very many, the first and the latest are kept
@@ -255,13 +259,16 @@ class Model:
             if reason != "max_receives":
                 queue.totals["overflowed" if reason == "overflow" else reason] += 1
             m.overdue = False
-            target = self.queues.get(queue.settings.dead_letter_queue or "")
             if target is None:
                 m.state = "dead"
             else:
                 m.origin = queue
                 self._move(m, target, now_ms)
                 target.totals["moved_in"] += 1
+
+    def _goes_round_unseen(self, m: ModelMessage, target: ModelQueue) -> bool:
+        unseen = list(itertools.takewhile(lambda d: d[1] == "expired" and d[3] == 0, reversed(m.deaths)))
+        return m.receives == 0 and any(name == target.name for name, *_ in unseen)
 
     def _move(self, m: ModelMessage, target: ModelQueue, now_ms: int) -> None:
         """The same message under a new number at the end of the target."""

@@ -307,6 +307,35 @@ def test_a_message_going_round_keeps_its_first_and_its_latest_deaths() -> None:
     assert details[1:] == [str(turn) for turn in range(11, MAX_DEATHS + 10)]
 
 
+def round_of_two(**settings: int) -> Core:
+    core = Core()
+    core.put("b")
+    core.put("a", dead_letter_queue="b", **settings)
+    core.put("b", dead_letter_queue="a", **settings)
+    core.publish(b"1", queue="a")
+    return core
+
+
+def test_a_message_that_expires_unseen_does_not_go_round_for_ever() -> None:
+    core = round_of_two(message_ttl_ms=0)
+    core.tick(1)
+    assert (core["a"].ready, core["b"].ready, len(core["b"].dead)) == (0, 0, 1)
+    (story,) = core.state.stories.values()
+    assert [(d.queue, d.reason) for d in story.deaths] == [("a", "expired"), ("b", "expired")]
+    assert core["a"].dead_elsewhere == 1
+    check_invariants(core.state)
+
+
+def test_a_message_that_was_rejected_may_come_back_by_expiring() -> None:
+    core = round_of_two()
+    core.put("b", dead_letter_queue="a", message_ttl_ms=1_000)  # a queue to wait in before the next try
+    for _ in range(3):
+        reject_all(core, "a")
+        core.tick(1_001)
+        assert (core["a"].ready, core["b"].ready) == (1, 0)
+    check_invariants(core.state)
+
+
 def test_totals_tell_deaths_by_reason() -> None:
     core = with_dead_letter_queue(max_receives=1)
     core.publish(draft(ttl_ms=10), b"2", b"3")

@@ -43,7 +43,7 @@ from laneway.core.message import (
 )
 from laneway.core.queue import Queue
 from laneway.core.settings import DAY_MS, RANGES, SECOND_MS, QueueSettings, check_queue_name, check_settings
-from laneway.core.state import QueueDocument, State, runs
+from laneway.core.state import REASONS, QueueDocument, State, runs
 from laneway.core.table import DEAD, DELAYED, LEASED, OVERDUE, READY, SLAB_BITS, SLAB_MASK
 from laneway.errors import (
     Conflict,
@@ -550,10 +550,31 @@ def bury(state: State, queue: Queue, seqs: Sequence[int], cause: Cause, detail: 
     """Dead-letter messages: to the dead-letter queue in one step, or kept where they are if there is none."""
     name = queue.settings.dead_letter_queue
     target = state.by_name.get((queue.vhost, name)) if name is not None else None
+    if target is not None and cause == Cause.EXPIRED and state.stories:
+        stay = {seq for seq in seqs if _goes_round_unseen(state, target, seq)}
+        if stay:
+            yield DeadLettered(queue.number, now_ms, [seq for seq in seqs if seq in stay], cause, detail)
+            seqs = [seq for seq in seqs if seq not in stay]
+    if not seqs:
+        return
     if target is None:
         yield DeadLettered(queue.number, now_ms, seqs, cause, detail)
     else:
         yield Moved(queue.number, now_ms, seqs, cause, target.number, state.table.next_seq, detail)
+
+
+def _goes_round_unseen(state: State, target: Queue, seq: int) -> bool:
+    """Whether a message has expired in the target already, and ever since without being received by anyone: queues that
+    are each other's dead-letter queues would pass it round for ever."""
+    told = state.stories.get(seq)
+    if told is None or state.table.slabs[seq >> SLAB_BITS].receives[seq & SLAB_MASK]:
+        return False
+    for death in reversed(told.deaths):
+        if death.reason != REASONS[Cause.EXPIRED] or death.receives:
+            return False
+        if death.queue == target.name:
+            return True
+    return False
 
 
 def is_dead_letter(state: State, queue: Queue, seq: int) -> bool:
