@@ -23,7 +23,6 @@ version of the segment format (journal/segments/format.py).
 from __future__ import annotations
 
 import struct
-import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, repeat
@@ -129,8 +128,11 @@ def _table(count: int, kind: Kind, queue: int, at_ms: int) -> array[int]:
     return words
 
 
+_IS_BIG_ENDIAN = struct.pack("=H", 1) == b"\x00\x01"
+
+
 def _bytes(words: array[int]) -> bytes:
-    if sys.byteorder == "big":
+    if _IS_BIG_ENDIAN:
         words.byteswap()
     return words.tobytes()
 
