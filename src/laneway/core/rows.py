@@ -59,6 +59,7 @@ CONTINUES, HAS_GROUP, HAS_DEDUP = 1, 2, 4
 assert ROW_BYTES == 64
 
 _pack = ROW.pack
+_IS_BIG_ENDIAN = array("H", (1,)).tobytes() == b"\x00\x01"
 Row = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int]
 
 
