@@ -23,9 +23,11 @@ from laneway.errors import (
     DiskFull,
     IdempotencyConflict,
     InvalidInput,
+    LanewayError,
     LeaseStale,
     LimitExceeded,
     MessageNotFound,
+    QueueFull,
     QueueInUse,
     QueueNotFound,
     Unavailable,
@@ -188,6 +190,31 @@ def test_an_idempotency_key_answers_with_the_first_ids_also_after_a_restart(run:
         b.pass_time(24 * 3_600_000)
         (later,) = await b.call(call, "/", "q", [Draft(b"y")], idempotency=("k", b"other"))
         assert later.message_id != first.message_id
+
+    run(scenario)
+
+
+def test_a_repeated_batch_publishes_only_what_was_refused_the_first_time(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        async def publish() -> list[Receipt | LanewayError]:
+            drafts = [Draft(b"%d" % i) for i in range(5)]
+            answer: list[Receipt | LanewayError] = await b.call(
+                b.broker.publish, "/", "q", drafts, idempotency=("key", b"print")
+            )
+            return answer
+
+        await b.queue(max_messages=3)
+        first = await publish()
+        assert [isinstance(r, Receipt) for r in first] == [True, True, True, False, False]
+        assert [isinstance(r, QueueFull) for r in await publish()] == [False, False, False, True, True]
+        await b.settle("ack", await b.lease())
+        await b.restart()
+        second = await publish()
+        assert [r.duplicate for r in second if isinstance(r, Receipt)] == [True, True, True, False, False]
+        assert [r.message_id for r in second[:3]] == [r.message_id for r in first[:3]]  # type: ignore[union-attr]
+        assert bodies(await b.lease()) == [b"3", b"4"]
+        third = await publish()
+        assert all(isinstance(r, Receipt) and r.duplicate for r in third)
 
     run(scenario)
 

@@ -212,25 +212,36 @@ class Broker:
             raise InvalidInput(f"a batch has 1 to {MAX_BATCH} messages, not {len(drafts)}")
         now_ms = self.now()
         if idempotency is not None:
-            key, fingerprint = idempotency
-            known = commands.check_key(
-                self._state, target, key, fingerprint, now_ms, max_keys=self.limits.max_idempotency_keys
-            )
-            if known is not None:
-                # The first publish may still be on its way to the disk: its repeat is answered no sooner.
-                self.committer.when_durable(
-                    done, [self._repeated(draft, target, i) for draft, i in zip(drafts, known, strict=False)]
-                )
-                return
+            self._publish_once(target, drafts, done, idempotency, now_ms)
+            return
         results: list[Receipt | LanewayError] = []
+        self._publish_now(target, drafts, now_ms, results)
+        self.committer.when_durable(done, results)
+
+    def _publish_now(
+        self, target: Queue, drafts: Sequence[Draft], now_ms: int, results: list[Receipt | LanewayError]
+    ) -> None:
         events = self.engine.run(commands.publish(self._state, target, drafts, now_ms, results))
-        if idempotency is not None:
-            ids = [r.message_id for r in results if isinstance(r, Receipt)]
-            if len(ids) == len(results):
-                self.engine.run(commands.remember_key(target, *idempotency, ids, now_ms))
         if self._waiters:
             self._wake(events)
         self._set_timer()
+
+    def _publish_once(
+        self, target: Queue, drafts: Sequence[Draft], done: PublishDone, idempotency: tuple[str, bytes], now_ms: int
+    ) -> None:
+        """What this key did not publish before. Those that are refused are remembered as such: a repeat tries them,
+        and them alone, again."""
+        known = commands.check_key(
+            self._state, target, *idempotency, now_ms, max_keys=self.limits.max_idempotency_keys
+        ) or [""] * len(drafts)
+        fresh: list[Receipt | LanewayError] = []
+        self._publish_now(target, [d for d, i in zip(drafts, known, strict=True) if not i], now_ms, fresh)
+        rest = iter(fresh)
+        results = [self._repeated(d, target, i) if i else next(rest) for d, i in zip(drafts, known, strict=True)]
+        if any(isinstance(r, Receipt) for r in fresh):
+            ids = [r.message_id if isinstance(r, Receipt) else "" for r in results]
+            self.engine.run(commands.remember_key(target, *idempotency, ids, now_ms))
+        # Of a repeat, the first publish may still be on its way to the disk: it is answered no sooner.
         self.committer.when_durable(done, results)
 
     def _repeated(self, draft: Draft, queue: Queue, text: str) -> Receipt:

@@ -307,7 +307,8 @@ def _lowest(state: State, queue: Queue, limit: int) -> list[int]:
 def check_key(
     state: State, queue: Queue, key: str, fingerprint: bytes, now_ms: int, *, max_keys: int
 ) -> list[str] | None:
-    """The message ids an idempotency key was answered with, None if it is new; IdempotencyConflict if it differs."""
+    """The message ids an idempotency key was answered with, "" for a message that was refused; None if the key is new;
+    IdempotencyConflict if it came with something else."""
     known = state.keys.get((queue.number, key))
     if known is None or known.expires_ms <= now_ms:
         if known is None and len(state.keys) >= max_keys:
@@ -317,8 +318,8 @@ def check_key(
         raise IdempotencyConflict(
             "this idempotency key was used with a different body",
             field="Idempotency-Key",
-            message_id=known.message_ids[0],
-            message_ids=known.message_ids,
+            message_id=next(filter(None, known.message_ids)),
+            message_ids=[message_id for message_id in known.message_ids if message_id],
         )
     return known.message_ids
 

@@ -116,7 +116,7 @@ class Remembered(msgspec.Struct, frozen=True, array_like=True):
     """What an idempotency key was answered with."""
 
     fingerprint: bytes
-    message_ids: list[str]
+    message_ids: list[str]  # "" for a message of a batch that was refused
     expires_ms: int
 
 
