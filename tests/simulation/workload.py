@@ -459,9 +459,11 @@ class Workload:
                 return  # some of it may have been done: they stay in doubt
             there = node.messages()
             for sent in doomed:
-                sent.leaving -= 1
-                if sent.draft.body not in there and not sent.leaving:  # else another request may have been first
-                    sent.gone = True
+                if sent.draft.body in there:
+                    sent.leaving -= 1
+                elif sent.leaving == 1:
+                    sent.leaving, sent.gone = 0, True
+                # Else another request may have been first, and may not be durable yet: the doubt stays.
 
         self.in_background(node, delete())
 
