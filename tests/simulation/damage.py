@@ -169,7 +169,9 @@ class DamageSimulation(Simulation):
                 assert body not in found, f"{body[:20]!r} is there twice"
                 found[body] = seq
         self.outcomes["record noticed"] += len(unreadable)
-        expected = {body for body, sent in self.ledger.by_body.items() if sent.confirmed and not sent.gone}
+        expected = {
+            body for body, sent in self.ledger.by_body.items() if sent.confirmed and not sent.gone and not sent.leaving
+        }
         missing = [self.ledger.by_body[body] for body in expected - found.keys()]
         missing = [s for s in missing if int(s.message_id[-12:], 16) not in unreadable and s.queue != "brief"]
         assert not missing, f"{missing} are not there any more"
