@@ -509,3 +509,20 @@ def test_a_consumer_that_fails_to_take_its_messages_harms_nobody_else(run: Run) 
         assert bodies(await b.lease()) == [b"next"]
 
     run(scenario)
+
+
+def test_what_waits_to_be_written_is_bounded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        monkeypatch.setattr("laneway.broker.broker.MAX_GATHERED_BYTES", 1_000)
+        monkeypatch.setattr("laneway.broker.broker.MAX_STAGED_BYTES", 10_000)
+        told: list[object] = []
+        with pytest.raises(Unavailable, match="does not keep up"):
+            for _ in range(100):  # in one turn of the loop, so that nothing is written meanwhile
+                b.broker.publish("/", "q", [Draft(b"x" * 500)], told.extend)
+        await b.broker.committer.durable()
+        assert 0 < len(told) < 30 and all(isinstance(r, Receipt) for r in told)
+        assert b.broker.stats("/", "q").ready == len(told)
+        await b.publish(b"and now it goes on")
+
+    run(scenario)

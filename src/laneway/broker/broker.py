@@ -40,6 +40,8 @@ log = logging.getLogger("laneway.broker")
 
 MAX_BATCH = 10_000
 MAX_WAIT_MS = 20_000
+MAX_GATHERED_BYTES = 8 * 1024 * 1024
+MAX_STAGED_BYTES = 256 * 1024 * 1024
 
 
 PublishDone = Callable[[list[Receipt | LanewayError]], None]
@@ -119,6 +121,7 @@ class Broker:
         self._phase = "starting"
         self._waiters: dict[int, deque[Waiter]] = {}
         # Single publishes and settlements by queue number, with whom to tell and since when: see _run_gathered.
+        self._gathered_bytes = 0
         self._publishes: dict[int, tuple[list[Draft], list[PublishDone], int]] = {}
         self._settlements: dict[int, tuple[list[Settlement], list[SettleDone], int]] = {}
         self._names: list[tuple[str, str]] = []
@@ -206,6 +209,9 @@ class Broker:
             self.committer.touch()
             gathered[0].append(drafts[0])
             gathered[1].append(done)
+            self._gathered_bytes += len(drafts[0].body)
+            if self._gathered_bytes > MAX_GATHERED_BYTES:
+                self._run_gathered()
             return
         self._run_gathered()
         if not 1 <= len(drafts) <= MAX_BATCH:
@@ -257,6 +263,7 @@ class Broker:
         queue: a message then costs half. Called before the next seal, and before anything that could tell the order.
         """
         if self._publishes:
+            self._gathered_bytes = 0
             publishes, self._publishes = self._publishes, {}
             for number, (drafts, told, at_ms) in publishes.items():
                 self._run_batch(commands.publish, number, drafts, told, at_ms)
@@ -611,6 +618,10 @@ class Broker:
 
     def _check_writable(self) -> None:
         self._check_open()
+        if self.engine.journal.staged_bytes() > MAX_STAGED_BYTES:
+            raise Unavailable(
+                f"{MAX_STAGED_BYTES >> 20} MiB wait to be written, the disk does not keep up; try again later"
+            )
         if not self.engine.journal.has_room():
             raise DiskFull("the disk is full: consuming and acking go on, publishing waits until there is space again")
 
