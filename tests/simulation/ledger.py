@@ -304,6 +304,7 @@ class Ledger:
         for body, glimpse in found.items():
             sent = self.sent(body)
             sent.gone, sent.deaths, sent.leaving = False, len(glimpse.deaths), 0
+        self.by_id = {text: sent for text, sent in self.by_id.items() if not sent.gone}  # numbers are given again
         self.dedups.clear()
         self.keys.clear()
         self.open_batches.clear()
