@@ -18,7 +18,7 @@ from laneway.journal.segments.scan import damaged
 
 MAX_GAP_BYTES = 16 << 10  # reading over a gap this small costs less than another call
 MAX_READ_BYTES = 4 << 20
-READ_AHEAD_BYTES = 2 << 20
+READ_AHEAD_BYTES = 16 << 20
 _OFFSET = 0xFFFFFFFF
 
 
