@@ -299,12 +299,13 @@ class Ledger:
 
     def forgive(self, found: dict[bytes, Glimpse]) -> None:
         """The end of history may be lost, because the journal was told not to sync every commit: begin with what is."""
-        for body in [body for body in self.by_body if body not in found]:
-            self.by_body[body].gone = True
+        for body, sent in self.by_body.items():
+            if body not in found and not sent.gone:
+                sent.gone = True
+                self.by_id.pop(sent.message_id, None)  # its number may be given again
         for body, glimpse in found.items():
             sent = self.sent(body)
             sent.gone, sent.deaths, sent.leaving = False, len(glimpse.deaths), 0
-        self.by_id = {text: sent for text, sent in self.by_id.items() if not sent.gone}  # numbers are given again
         self.dedups.clear()
         self.keys.clear()
         self.open_batches.clear()
