@@ -48,7 +48,7 @@ class Node:
             )
         except OSError as trouble:
             raise StartError(f"cannot use the data folder {config.data}: {trouble}; use --data FOLDER") from None
-        engine = Engine(journal, new_tag=lambda: secrets.randbits(26))
+        engine = Engine(journal, new_tag=lambda: 1 + secrets.randbelow((1 << 26) - 1))
         self.broker = Broker(
             engine,
             now_ms=wall_clock_ms,
