@@ -9,6 +9,7 @@ for people. `field` names the offending part of the input where there is one.
     │   └── ReceiptInvalid      not a receipt handle at all
     ├── NotFound
     │   ├── QueueNotFound · MessageNotFound · TaskNotFound · AccountNotFound
+    │   └── VhostNotFound
     ├── Conflict
     │   ├── QueueExists         exists with other settings
     │   ├── QueueInUse          another queue's dead letters go there
@@ -67,6 +68,10 @@ class TaskNotFound(NotFound):
 
 class AccountNotFound(NotFound):
     code = "account_not_found"
+
+
+class VhostNotFound(NotFound):
+    code = "vhost_not_found"
 
 
 class Conflict(LanewayError):

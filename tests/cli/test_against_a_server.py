@@ -91,9 +91,28 @@ def test_a_setting_out_of_range_is_refused_in_wire_words(run: Run) -> None:
 
 
 def test_another_virtual_host_is_another_place(run: Run) -> None:
+    refused = run("queue", "create", "here", "--vhost", "elsewhere", code=1)
+    assert refused.stderr == (
+        "laneway: there is no virtual host 'elsewhere'; create it first "
+        "(`laneway vhost list` shows those there are, `laneway vhost create` makes one)\n"
+    )
+    run("vhost", "create", "elsewhere")
     run("queue", "create", "here", "--vhost", "elsewhere")
     assert run("queue", "describe", "here", code=1).stderr.startswith("laneway: ")
     assert json.loads(run("--vhost", "elsewhere", "queue", "describe", "here", "--json").stdout)["vhost"] == "elsewhere"
+
+
+def test_virtual_hosts_are_made_listed_and_deleted(run: Run) -> None:
+    run("vhost", "create", "shop")
+    run("queue", "create", "orders", "--vhost", "shop")
+    assert "shop" in run("vhost", "list").stdout
+    listed = [json.loads(line) for line in run("vhost", "list", "--json").stdout.splitlines()]
+    assert {"vhost": "shop", "queue_count": 1} in listed
+    assert run("vhost", "delete", "shop", code=2).stderr.endswith(
+        "there is nobody to ask: give --yes (`laneway vhost delete --help` explains)\n"
+    )
+    assert run("vhost", "delete", "shop", "--yes").stdout == "deleted shop\n"
+    assert run("queue", "list", "--vhost", "shop", code=1).stderr.startswith("laneway: there is no virtual host 'shop'")
 
 
 def test_a_queue_that_is_not_empty_is_not_deleted_if_that_was_asked(run: Run, queue: str) -> None:

@@ -175,6 +175,7 @@ def test_peeking_goes_through_all_pages(client: Client, queue: str) -> None:
 @pytest.mark.parametrize("vhost", ["/", "other", "a/b", ".."])
 def test_any_name_of_a_queue_survives_the_way_through_a_url(server: Server, name: str, vhost: str) -> None:
     with Client(server.url, vhost=vhost) as client:
+        client.create_vhost(vhost)
         made = client.put_queue(name, max_priority=3)
         assert (made["queue_name"], made["vhost"], made["max_priority"]) == (name, vhost, 3)
         assert client.change_queue(name, max_messages=5)["max_messages"] == 5
@@ -188,6 +189,7 @@ def test_any_name_of_a_queue_survives_the_way_through_a_url(server: Server, name
 
 def test_listing_goes_through_all_pages(server: Server) -> None:
     with Client(server.url, vhost="many") as client:
+        client.create_vhost("many")
         names = [f"p{n:03}" for n in range(230)]
         for name in names:
             client.put_queue(name)

@@ -48,7 +48,7 @@ def document(http: httpx.Client) -> dict[str, Any]:
 
 def test_every_queue_path_exists_with_a_virtual_host_too(document: dict[str, Any]) -> None:
     plain = {path: set(methods) for path, methods in document["paths"].items() if path.startswith("/queues")}
-    named = {path: set(methods) for path, methods in document["paths"].items() if path.startswith("/vhosts/")}
+    named = {path: set(methods) for path, methods in document["paths"].items() if path.startswith("/vhosts/{vhost}/")}
     assert {f"/vhosts/{{vhost}}{path}": methods for path, methods in plain.items()} == named
 
 

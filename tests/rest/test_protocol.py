@@ -304,6 +304,7 @@ def test_names_of_queues_may_hold_anything_percent_encoded(http: httpx.Client) -
 
 
 def test_virtual_hosts_keep_queues_apart(http: httpx.Client) -> None:
+    http.put("/vhosts/one")
     assert http.put("/vhosts/one/queues/same").json()["vhost"] == "one"
     assert http.put("/vhosts/%2F/queues/same").json()["vhost"] == "/"
     http.post("/vhosts/one/queues/same/messages", json={"payload": "in one"})

@@ -221,6 +221,19 @@ class Access:
                 need=need,
             )
 
+    def may_enter(self, account: Account, vhost: str) -> bool:
+        """Whether the account may do anything at all in a virtual host."""
+        held = self._current(account)
+        return held is not None and (
+            held.every_queue or held.every_count or any(vhost_ok(vhost) for vhost_ok, _, _ in held.rules)
+        )
+
+    def check_may_enter(self, account: Account, vhost: str) -> None:
+        if not self.may_enter(account, vhost):
+            raise Forbidden(
+                f"account {account.name!r} has no permission in virtual host {vhost!r}: an admin can grant one"
+            )
+
     def check_role(self, account: Account, *roles: str) -> None:
         """One of these roles is needed; admin is always enough."""
         held = self._current(account)

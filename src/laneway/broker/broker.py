@@ -28,6 +28,7 @@ from laneway.broker.values import (
     RedriveRequest,
     Task,
 )
+from laneway.broker.vhosts import Vhosts
 from laneway.core import commands
 from laneway.core.events import DocumentPut, DocumentRemoved, Event, Kind, Leased
 from laneway.core.message import Delivery, Draft, Glimpse, Receipt, Settlement, parse_message_id
@@ -50,6 +51,7 @@ SettleDone = Callable[[list[int | LanewayError]], None]
 
 class BrokerLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_queues: int = 200_000
+    max_vhosts: int = 10_000
     max_message_bytes: int = 256 * 1024
     max_idempotency_keys: int = 1_000_000
     max_waiters_per_queue: int = 50_000
@@ -128,6 +130,7 @@ class Broker:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         self.redrives = Redrives(self)
+        self.vhosts = Vhosts(self)
 
     # Start and stop
 
@@ -148,6 +151,7 @@ class Broker:
             new_writer=self._new_writer,
         )
         self.upkeep.start(recovery.event_count, self.committer.touch)
+        self.vhosts.start()
         await self.committer.durable()
         # Whatever the durability: were the new epoch lost in a power cut, its lease ids would be given twice.
         await asyncio.to_thread(self.engine.journal.sync)
@@ -440,6 +444,7 @@ class Broker:
 
     async def put_queue(self, vhost: str, name: str, settings: QueueSettings) -> tuple[QueueInfo, bool]:
         self._check_writable()
+        self.vhosts.check(vhost)
         self._run_gathered()
         created = (vhost, name) not in self._state.by_name
         limit = self.limits.max_message_bytes
@@ -469,11 +474,15 @@ class Broker:
     async def delete_queue(self, vhost: str, name: str, *, if_empty: bool = False) -> None:
         queue = self._open(vhost, name)
         self.engine.run(commands.delete_queue(self._state, queue, self.now(), if_empty=if_empty))
-        del self._names[bisect_left(self._names, (vhost, name))]
+        self.queue_is_gone(queue)
+        await self.committer.durable()
+
+    def queue_is_gone(self, queue: Queue) -> None:
+        """A queue was just deleted: nothing here knows it any more, and those who wait for it are told."""
+        del self._names[bisect_left(self._names, (queue.vhost, queue.name))]
         for waiter in list(self._waiters.get(queue.number, ())):
             waiter.cancel()
             waiter.done([])
-        await self.committer.durable()
 
     async def purge_queue(self, vhost: str, name: str) -> int:
         queue = self._open(vhost, name)
@@ -504,6 +513,9 @@ class Broker:
                 if len(out) >= limit:
                     break
         return out
+
+    def queue_count(self, vhost: str) -> int:
+        return bisect_left(self._names, (vhost + "\0",)) - bisect_left(self._names, (vhost,))
 
     def _between(self, start: int, vhost: str, prefix: str) -> Iterator[tuple[str, str]]:
         for i in range(start, len(self._names)):
@@ -597,6 +609,14 @@ class Broker:
         await self.committer.durable()
 
     # Guards
+
+    def begin_change(self, *, adds: bool) -> None:
+        """What a change of another part of the broker begins with: may it be, and what came before it is done."""
+        if adds:
+            self._check_writable()
+        else:
+            self._check_open()
+        self._run_gathered()
 
     def _open(self, vhost: str, name: str) -> Queue:
         self._check_open()

@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "stats": ("laneway.cli.stats:stats", "Show counts and rates of one queue or of all."),
     "redrive": ("laneway.cli.dead_letters:redrive", "Move dead letters back to where they came from."),
     "purge": ("laneway.cli.dead_letters:purge", "Delete the waiting messages or the dead letters of a queue."),
+    "vhost": ("laneway.cli.vhosts:vhost", "List, create and delete virtual hosts."),
     "account": ("laneway.cli.accounts:account", "List, create, change and delete accounts."),
     "key": ("laneway.cli.accounts:key", "Create, list and delete API keys."),
     "journal": ("laneway.cli.journal:journal", "Look into the journal in a data folder."),

@@ -264,6 +264,20 @@ class Client:
     def cancel_task(self, task_id: str) -> dict[str, Any]:
         return dict(self._call("POST", f"/tasks/{_quoted(task_id)}/cancel", repeatable=True))
 
+    # --- virtual hosts
+
+    def vhosts(self) -> list[dict[str, Any]]:
+        """Those in which the account has permissions."""
+        return list(self._call("GET", "/vhosts")["vhosts"])
+
+    def create_vhost(self, name: str) -> dict[str, Any]:
+        """Make a virtual host; one that exists stays as it is."""
+        return dict(self._call("PUT", f"/vhosts/{_quoted(name)}", repeatable=True))
+
+    def delete_vhost(self, name: str) -> None:
+        """With its queues and exchanges."""
+        self._call("DELETE", f"/vhosts/{_quoted(name)}")
+
     # --- accounts
 
     def whoami(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from laneway.access import Access
 from laneway.errors import AccountNotFound
 from laneway.frontends.rest.admin import read_body
 from laneway.frontends.rest.answers import AccountsAnswer, KeysAnswer, NewKeyAnswer, Writer, encode
-from laneway.frontends.rest.protocol import Exchange
+from laneway.frontends.rest.protocol import Call
 from laneway.frontends.rest.routing import Reply
 from laneway.frontends.rest.wire import AccountRequest, KeyRequest, decoder
 
@@ -18,26 +18,26 @@ class Accounts:
         self._decode_account = decoder(AccountRequest)
         self._decode_key = decoder(KeyRequest)
 
-    async def whoami(self, exchange: Exchange) -> Reply:
-        return Reply(200, encode(self._writer.account(exchange.account)))
+    async def whoami(self, call: Call) -> Reply:
+        return Reply(200, encode(self._writer.account(call.account)))
 
-    async def list_accounts(self, exchange: Exchange) -> Reply:
-        self._access.check_admin(exchange.account)
+    async def list_accounts(self, call: Call) -> Reply:
+        self._access.check_admin(call.account)
         accounts = [self._writer.account(account) for account in self._access.accounts()]
         return Reply(200, encode(AccountsAnswer(accounts=accounts)))
 
-    async def get_account(self, exchange: Exchange) -> Reply:
-        name: str = exchange.head.plan.item
-        if exchange.account.name != name:
-            self._access.check_admin(exchange.account)
+    async def get_account(self, call: Call) -> Reply:
+        name: str = call.head.plan.item
+        if call.account.name != name:
+            self._access.check_admin(call.account)
         return Reply(200, encode(self._writer.account(self._access.account(name))))
 
-    async def put_account(self, exchange: Exchange) -> Reply:
+    async def put_account(self, call: Call) -> Reply:
         """Create or change; what is left out stays as it is. Everybody may change their own password."""
-        name: str = exchange.head.plan.item
-        body: AccountRequest = read_body(exchange, self._decode_account, AccountRequest())
+        name: str = call.head.plan.item
+        body: AccountRequest = read_body(call, self._decode_account, AccountRequest())
         only_password = body.password is not None and body.roles is None and body.permissions is None
-        self._access.check_account_change(exchange.account, name, only_password=only_password)
+        self._access.check_account_change(call.account, name, only_password=only_password)
         try:
             self._access.account(name)
             is_new = False
@@ -48,30 +48,30 @@ class Accounts:
         )
         return Reply(201 if is_new else 200, encode(self._writer.account(account)))
 
-    async def delete_account(self, exchange: Exchange) -> Reply:
-        self._access.check_admin(exchange.account)
-        await self._access.delete_account(exchange.head.plan.item)
+    async def delete_account(self, call: Call) -> Reply:
+        self._access.check_admin(call.account)
+        await self._access.delete_account(call.head.plan.item)
         return Reply(204)
 
     # Keys: an admin manages everybody's, others their own.
 
-    def _check_keys(self, exchange: Exchange) -> str:
-        name: str = exchange.head.plan.item
-        if exchange.account.name != name:
-            self._access.check_admin(exchange.account)
+    def _check_keys(self, call: Call) -> str:
+        name: str = call.head.plan.item
+        if call.account.name != name:
+            self._access.check_admin(call.account)
         return name
 
-    async def list_keys(self, exchange: Exchange) -> Reply:
-        name = self._check_keys(exchange)
+    async def list_keys(self, call: Call) -> Reply:
+        name = self._check_keys(call)
         return Reply(200, encode(KeysAnswer(keys=[self._writer.key(info) for info in self._access.keys(name)])))
 
-    async def create_key(self, exchange: Exchange) -> Reply:
-        name = self._check_keys(exchange)
-        body: KeyRequest = read_body(exchange, self._decode_key, KeyRequest())
+    async def create_key(self, call: Call) -> Reply:
+        name = self._check_keys(call)
+        body: KeyRequest = read_body(call, self._decode_key, KeyRequest())
         key_id, key = await self._access.create_key(name, body.label)
         return Reply(201, encode(NewKeyAnswer(key_id=key_id, key=key, account=name, label=body.label)))
 
-    async def delete_key(self, exchange: Exchange) -> Reply:
-        name = self._check_keys(exchange)
-        await self._access.delete_key(name, exchange.head.plan.part)
+    async def delete_key(self, call: Call) -> Reply:
+        name = self._check_keys(call)
+        await self._access.delete_key(name, call.head.plan.part)
         return Reply(204)

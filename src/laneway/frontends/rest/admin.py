@@ -25,7 +25,7 @@ from laneway.frontends.rest.answers import (
 )
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.plan import Plan
-from laneway.frontends.rest.protocol import Exchange
+from laneway.frontends.rest.protocol import Call
 from laneway.frontends.rest.routing import Reply
 from laneway.frontends.rest.wire import (
     DeleteDeadLettersBody,
@@ -46,12 +46,12 @@ _LIST_PAGE = 100
 _PEEK_PAGE = 50
 
 
-def read_body(exchange: Exchange, decode: Any, when_empty: Any) -> Any:
+def read_body(call: Call, decode: Any, when_empty: Any) -> Any:
     """The body of a rare request, decoded; an empty one means that nothing was said."""
-    if not exchange.body:
+    if not call.body:
         return when_empty
-    decoded = decode(exchange.body)
-    check_names_once(exchange.body)
+    decoded = decode(call.body)
+    check_names_once(call.body)
     return decoded
 
 
@@ -65,49 +65,50 @@ class Administration:
         self._decode_redrive = decoder(RedriveBody)
         self._decode_deletion = decoder(DeleteDeadLettersBody)
 
-    def _check(self, exchange: Exchange, need: Any) -> Plan:
-        plan: Plan = exchange.head.plan
-        self._access.check(exchange.account, plan.vhost, plan.queue, need)
+    def _check(self, call: Call, need: Any) -> Plan:
+        plan: Plan = call.head.plan
+        self._access.check(call.account, plan.vhost, plan.queue, need)
         return plan
 
     # --- queues
 
-    async def put_queue(self, exchange: Exchange) -> Reply:
-        plan = self._check(exchange, "configure")
-        changes = settings_changes(read_body(exchange, self._decode_settings, QueueSettingsRequest()))
+    async def put_queue(self, call: Call) -> Reply:
+        plan = self._check(call, "configure")
+        changes = settings_changes(read_body(call, self._decode_settings, QueueSettingsRequest()))
         info, is_new = await self._broker.put_queue(plan.vhost, plan.queue, QueueSettings(**changes))
         return Reply(201 if is_new else 200, encode(self._writer.queue(info)))
 
-    async def change_queue(self, exchange: Exchange) -> Reply:
-        plan = self._check(exchange, "configure")
-        changes = settings_changes(read_body(exchange, self._decode_settings, QueueSettingsRequest()))
+    async def change_queue(self, call: Call) -> Reply:
+        plan = self._check(call, "configure")
+        changes = settings_changes(read_body(call, self._decode_settings, QueueSettingsRequest()))
         info = await self._broker.change_queue(plan.vhost, plan.queue, changes)
         return Reply(200, encode(self._writer.queue(info)))
 
-    async def get_queue(self, exchange: Exchange) -> Reply:
-        plan = self._check(exchange, "stats")
+    async def get_queue(self, call: Call) -> Reply:
+        plan = self._check(call, "stats")
         return Reply(200, encode(self._writer.queue(self._broker.describe_queue(plan.vhost, plan.queue))))
 
-    async def delete_queue(self, exchange: Exchange) -> Reply:
-        plan = self._check(exchange, "configure")
+    async def delete_queue(self, call: Call) -> Reply:
+        plan = self._check(call, "configure")
         options: DeleteOptions = plan.options(DeleteOptions)
         await self._broker.delete_queue(plan.vhost, plan.queue, if_empty=bool(options.if_empty))
         return Reply(204)
 
-    async def purge_queue(self, exchange: Exchange) -> Reply:
-        plan = self._check(exchange, "configure")
+    async def purge_queue(self, call: Call) -> Reply:
+        plan = self._check(call, "configure")
         return Reply(200, encode(PurgeAnswer(purged=await self._broker.purge_queue(plan.vhost, plan.queue))))
 
-    async def list_queues(self, exchange: Exchange) -> Reply:
+    async def list_queues(self, call: Call) -> Reply:
         """The queues that the caller may see; those it may not are passed over without a trace."""
-        plan: Plan = exchange.head.plan
+        plan: Plan = call.head.plan
         options: ListOptions = plan.options(ListOptions)
+        self._broker.vhosts.check(plan.vhost)
         limit = options.limit or _LIST_PAGE
         after = None if options.cursor is UNSET else _decode_cursor(options.cursor)
         seen: list[QueueInfo] = []
         while len(seen) <= limit:
             page = self._broker.list_queues(vhost=plan.vhost, prefix=options.prefix or "", limit=limit + 1, after=after)
-            seen += [info for info in page if self._may_see(exchange.account, info)]
+            seen += [info for info in page if self._may_see(call.account, info)]
             if len(page) <= limit:
                 break
             after = (page[-1].vhost, page[-1].name)
@@ -126,30 +127,30 @@ class Administration:
 
     # --- what is in them
 
-    async def stats(self, exchange: Exchange) -> Reply:
-        plan = self._check(exchange, "stats")
+    async def stats(self, call: Call) -> Reply:
+        plan = self._check(call, "stats")
         return Reply(200, encode(self._writer.stats(plan.queue, self._broker.stats(plan.vhost, plan.queue))))
 
-    async def peek(self, exchange: Exchange) -> Reply:
-        plan = self._check(exchange, "read")
+    async def peek(self, call: Call) -> Reply:
+        plan = self._check(call, "read")
         query = _peek_query(plan.options(PeekOptions), self._limits)
         glimpses, next_cursor = self._broker.peek(plan.vhost, plan.queue, query)
         return Reply(200, self._writer.page(glimpses, next_cursor))
 
     # --- dead letters
 
-    async def start_redrive(self, exchange: Exchange) -> Reply:
-        plan = self._check(exchange, "configure")
-        request = redrive_of(read_body(exchange, self._decode_redrive, RedriveBody()))
+    async def start_redrive(self, call: Call) -> Reply:
+        plan = self._check(call, "configure")
+        request = redrive_of(read_body(call, self._decode_redrive, RedriveBody()))
         if request.target is not None:
-            self._access.check(exchange.account, plan.vhost, request.target, "write")
+            self._access.check(call.account, plan.vhost, request.target, "write")
         task = await self._broker.start_redrive(plan.vhost, plan.queue, request)
         location = b"Location: /tasks/%b\r\n" % task.task_id.encode()
         return Reply(202, encode(self._writer.task(task)), location)
 
-    async def delete_dead_letters(self, exchange: Exchange) -> Reply:
-        plan = self._check(exchange, "configure")
-        body: DeleteDeadLettersBody = read_body(exchange, self._decode_deletion, DeleteDeadLettersBody())
+    async def delete_dead_letters(self, call: Call) -> Reply:
+        plan = self._check(call, "configure")
+        body: DeleteDeadLettersBody = read_body(call, self._decode_deletion, DeleteDeadLettersBody())
         wanted = filter_of(body)
         narrowed = any(getattr(wanted, field) is not None for field in wanted.__struct_fields__)
         if narrowed == body.all:
@@ -161,20 +162,20 @@ class Administration:
         count = await self._broker.delete_dead_letters(plan.vhost, plan.queue, wanted)
         return Reply(200, encode(DeletedAnswer(deleted=count)))
 
-    async def list_redrives(self, exchange: Exchange) -> Reply:
-        plan = self._check(exchange, "stats")
+    async def list_redrives(self, call: Call) -> Reply:
+        plan = self._check(call, "stats")
         self._broker.describe_queue(plan.vhost, plan.queue)
         tasks = self._broker.tasks(plan.vhost, plan.queue)
         return Reply(200, encode(TasksAnswer(tasks=[self._writer.task(task) for task in tasks])))
 
-    async def get_task(self, exchange: Exchange) -> Reply:
-        task = self._broker.task(exchange.head.plan.item)
-        self._access.check(exchange.account, task.vhost, task.queue, "stats")
+    async def get_task(self, call: Call) -> Reply:
+        task = self._broker.task(call.head.plan.item)
+        self._access.check(call.account, task.vhost, task.queue, "stats")
         return Reply(200, encode(self._writer.task(task)))
 
-    async def cancel_task(self, exchange: Exchange) -> Reply:
-        task = self._broker.task(exchange.head.plan.item)
-        self._access.check(exchange.account, task.vhost, task.queue, "configure")
+    async def cancel_task(self, call: Call) -> Reply:
+        task = self._broker.task(call.head.plan.item)
+        self._access.check(call.account, task.vhost, task.queue, "configure")
         return Reply(200, encode(self._writer.task(await self._broker.cancel_task(task.task_id))))
 
 

@@ -163,6 +163,15 @@ class QueuesAnswer(Answer):
     next_cursor: str | None
 
 
+class VhostAnswer(Answer):
+    vhost: str
+    queue_count: int
+
+
+class VhostsAnswer(Answer):
+    vhosts: list[VhostAnswer]
+
+
 class RatesAnswer(Answer):
     per_second_1s: float
     per_second_1m: float

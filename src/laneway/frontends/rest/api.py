@@ -21,10 +21,11 @@ from laneway.frontends.rest.hot import HotPaths
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.openapi import openapi_document
 from laneway.frontends.rest.plan import Plan
-from laneway.frontends.rest.protocol import Exchange
+from laneway.frontends.rest.protocol import Call
 from laneway.frontends.rest.publishing import PublishBody, PublishOptions
 from laneway.frontends.rest.routing import Each, Reply, Route, Router
 from laneway.frontends.rest.times import Timestamps
+from laneway.frontends.rest.vhosts import VirtualHosts, vhost_routes
 
 log = logging.getLogger("laneway.http")
 
@@ -43,6 +44,7 @@ class RestApi:
         self._routes = (
             *message_routes(self._hot),
             *queue_routes(Administration(broker, access, limits, writer)),
+            *vhost_routes(VirtualHosts(broker, access)),
             *account_routes(Accounts(access, writer)),
             *self._server_routes(),
         )
@@ -52,72 +54,72 @@ class RestApi:
     def plan(self, head: Head) -> Plan:
         return Plan(head, self._router)
 
-    def handle(self, exchange: Exchange) -> None:
-        plan: Plan = exchange.head.plan
+    def handle(self, call: Call) -> None:
+        plan: Plan = call.head.plan
         try:
             if plan.refusal is not None:
-                exchange.refuse(plan.refusal)
+                call.refuse(plan.refusal)
                 return
             if not plan.is_public:
-                from_loopback = exchange.connection.from_loopback
+                from_loopback = call.connection.from_loopback
                 account = plan.credentials.account_now(self._access, from_loopback)
                 if account is None:
-                    self._start(exchange, self._authenticate(exchange, plan))
+                    self._start(call, self._authenticate(call, plan))
                     return
-                exchange.account = account
-            self._dispatch(exchange, plan)
+                call.account = account
+            self._dispatch(call, plan)
         except Exception as error:
-            self._refuse(exchange, error)
+            self._refuse(call, error)
 
-    def end_wait(self, exchange: Exchange) -> None:
-        self._hot.end_wait(exchange)
+    def end_wait(self, call: Call) -> None:
+        self._hot.end_wait(call)
 
-    def _dispatch(self, exchange: Exchange, plan: Plan) -> None:
+    def _dispatch(self, call: Call, plan: Plan) -> None:
         if plan.fast is not None:
-            if not plan.is_json and exchange.body:
+            if not plan.is_json and call.body:
                 _check_media_type(plan)
-            plan.fast(exchange)
+            plan.fast(call)
         else:
-            self._start(exchange, self._run(exchange, plan))
+            self._start(call, self._run(call, plan))
 
     # --- what is awaited
 
-    def _start(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, call: Call, work: Coroutine[Any, Any, None]) -> None:
         if len(self._tasks) >= self._limits.slow_count:
             work.close()
             raise Unavailable(f"{self._limits.slow_count} administrative requests are being worked on: try again soon")
         # Requests behind this one on its connection wait: what they do must come after what this one does.
-        exchange.connection.hold(exchange)
+        call.connection.hold(call)
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _authenticate(self, exchange: Exchange, plan: Plan) -> None:
+    async def _authenticate(self, call: Call, plan: Plan) -> None:
         try:
-            exchange.account = await plan.credentials.account_later(self._access, exchange.connection.from_loopback)
+            call.account = await plan.credentials.account_later(self._access, call.connection.from_loopback)
             if plan.fast is not None:
-                exchange.connection.release(exchange)
-                self._dispatch(exchange, plan)
+                call.connection.release(call)
+                self._dispatch(call, plan)
             else:
-                await self._run(exchange, plan)
+                await self._run(call, plan)
         except Exception as error:
-            self._refuse(exchange, error)
+            self._refuse(call, error)
 
-    async def _run(self, exchange: Exchange, plan: Plan) -> None:
+    async def _run(self, call: Call, plan: Plan) -> None:
         try:
-            if not plan.is_json and exchange.body:
+            if not plan.is_json and call.body:
                 _check_media_type(plan)
             assert plan.route is not None and plan.route.slow is not None
-            reply = await plan.route.slow(exchange)
-            exchange.answer(reply.status, reply.body, reply.headers)
+            reply = await plan.route.slow(call)
+            call.answer(reply.status, reply.body, reply.headers)
         except Exception as error:
-            self._refuse(exchange, error)
+            self._refuse(call, error)
 
-    def _refuse(self, exchange: Exchange, error: Exception) -> None:
+    def _refuse(self, call: Call, error: Exception) -> None:
         if not isinstance(error, LanewayError):
-            log.error("%s %s failed", exchange.head.method, exchange.head.target, exc_info=error)
+            log.error("%s %s failed", call.head.method, call.head.target, exc_info=error)
             error = INTERNAL
-        exchange.refuse(error)
+        call.refuse(error)
 
     # --- the server itself
 
@@ -161,20 +163,20 @@ class RestApi:
             ),
         ]
 
-    async def _root(self, exchange: Exchange) -> Reply:
+    async def _root(self, call: Call) -> Reply:
         links = {"api": "/openapi.json", "queues": "/queues", "health": "/healthz", "readiness": "/readyz"}
         return Reply(200, a.encode(a.RootAnswer(name="laneway", version=self._version, links=links)))
 
-    async def _healthz(self, exchange: Exchange) -> Reply:
+    async def _healthz(self, call: Call) -> Reply:
         return Reply(200, a.encode(a.HealthAnswer(state="alive")))
 
-    async def _readyz(self, exchange: Exchange) -> Reply:
+    async def _readyz(self, call: Call) -> Reply:
         state = str(self._broker.health().get("state"))
         if state != "ready":
             raise HttpError(503, "not_ready", f"the node is not ready: its state is {state}", state=state)
         return Reply(200, a.encode(a.HealthAnswer(state=state)))
 
-    async def _openapi_json(self, exchange: Exchange) -> Reply:
+    async def _openapi_json(self, call: Call) -> Reply:
         return Reply(200, self._openapi)
 
 

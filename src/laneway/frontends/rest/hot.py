@@ -20,7 +20,7 @@ from laneway.frontends.rest.answers import Writer, encode
 from laneway.frontends.rest.errors import INTERNAL, InvalidRequest, encode_error
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.plan import Plan
-from laneway.frontends.rest.protocol import Exchange
+from laneway.frontends.rest.protocol import Call
 from laneway.frontends.rest.publishing import PublishOptions, colons_of, decode_publish, draft_of_bytes
 from laneway.frontends.rest.wire import (
     AckOptions,
@@ -58,12 +58,12 @@ def _answers_anyway(callback: Callable[..., None]) -> Callable[..., None]:
     """If an answer cannot be put together, its client is told so, and the log why."""
 
     @wraps(callback)
-    def guarded(self: HotPaths, exchange: Exchange, *rest: Any) -> None:
+    def guarded(self: HotPaths, call: Call, *rest: Any) -> None:
         try:
-            callback(self, exchange, *rest)
+            callback(self, call, *rest)
         except Exception:
-            log.exception("the answer to %s %s could not be made", exchange.head.method, exchange.head.target)
-            exchange.refuse(INTERNAL)
+            log.exception("the answer to %s %s could not be made", call.head.method, call.head.target)
+            call.refuse(INTERNAL)
 
     return guarded
 
@@ -97,68 +97,66 @@ class HotPaths:
 
     # --- publish
 
-    def publish(self, exchange: Exchange) -> None:
-        plan: Plan = exchange.head.plan
+    def publish(self, call: Call) -> None:
+        plan: Plan = call.head.plan
         decoded: list[Draft] | Draft
         vhost, queue = plan.vhost, plan.queue
-        self._access.check(exchange.account, vhost, queue, "write")
+        self._access.check(call.account, vhost, queue, "write")
         if plan.is_json:
             if plan.query:
                 raise InvalidRequest(
                     "the body is JSON, so what is said about the message belongs into it", field="query"
                 )
-            decoded = decode_publish(exchange.body)
+            decoded = decode_publish(call.body)
         else:
-            decoded = self._draft_of_bytes(exchange, plan)
-        key = exchange.head.idempotency_key
-        idempotency = None if key is None else _idempotency(exchange, key)
+            decoded = self._draft_of_bytes(call, plan)
+        key = call.head.idempotency_key
+        idempotency = None if key is None else _idempotency(call, key)
         if isinstance(decoded, list):
             self._check_count(len(decoded))
-            self._broker.publish(
-                vhost, queue, decoded, partial(self._published_many, exchange), idempotency=idempotency
-            )
+            self._broker.publish(vhost, queue, decoded, partial(self._published_many, call), idempotency=idempotency)
         else:
-            self._broker.publish(vhost, queue, (decoded,), partial(self._published, exchange), idempotency=idempotency)
+            self._broker.publish(vhost, queue, (decoded,), partial(self._published, call), idempotency=idempotency)
 
     @_answers_anyway
-    def _published(self, exchange: Exchange, results: list[Receipt | LanewayError]) -> None:
+    def _published(self, call: Call, results: list[Receipt | LanewayError]) -> None:
         result = results[0]
         if isinstance(result, LanewayError):
-            exchange.refuse(result)
+            call.refuse(result)
             return
-        body = self._writer.receipts(results, exchange.head.plan.queue_json)[0].encode()
-        is_replay = result.duplicate and exchange.head.idempotency_key is not None
-        exchange.answer(201, body, _REPLAYED if is_replay else b"")
+        body = self._writer.receipts(results, call.head.plan.queue_json)[0].encode()
+        is_replay = result.duplicate and call.head.idempotency_key is not None
+        call.answer(201, body, _REPLAYED if is_replay else b"")
 
     @_answers_anyway
-    def _published_many(self, exchange: Exchange, results: list[Receipt | LanewayError]) -> None:
-        texts = self._writer.receipts(results, exchange.head.plan.queue_json)
+    def _published_many(self, call: Call, results: list[Receipt | LanewayError]) -> None:
+        texts = self._writer.receipts(results, call.head.plan.queue_json)
         failed = any(isinstance(result, LanewayError) for result in results)
-        is_replay = exchange.head.idempotency_key is not None and not failed and all(map(_is_duplicate, results))
+        is_replay = call.head.idempotency_key is not None and not failed and all(map(_is_duplicate, results))
         body = f"[{','.join(texts)}]".encode()
-        exchange.answer(207 if failed else 201, body, _REPLAYED if is_replay else b"")
+        call.answer(207 if failed else 201, body, _REPLAYED if is_replay else b"")
 
-    def _draft_of_bytes(self, exchange: Exchange, plan: Plan) -> Draft:
+    def _draft_of_bytes(self, call: Call, plan: Plan) -> Draft:
         """The body is the message itself, whatever it is; what else there is to say is in the query string."""
-        return draft_of_bytes(exchange.body, plan.content_type, plan.options(PublishOptions))
+        return draft_of_bytes(call.body, plan.content_type, plan.options(PublishOptions))
 
     # --- dequeue
 
-    def dequeue(self, exchange: Exchange) -> None:
-        plan: Plan = exchange.head.plan
-        self._access.check(exchange.account, plan.vhost, plan.queue, "read")
-        asked = self._dequeues.get(exchange.body) or self._dequeue_of(exchange.body)
+    def dequeue(self, call: Call) -> None:
+        plan: Plan = call.head.plan
+        self._access.check(call.account, plan.vhost, plan.queue, "read")
+        asked = self._dequeues.get(call.body) or self._dequeue_of(call.body)
         waiter = self._broker.lease(
             plan.vhost,
             plan.queue,
             max_messages=asked.max_messages,
-            done=partial(self._leased, exchange),
+            done=partial(self._leased, call),
             lease_ms=asked.lease_ms,
             wait_ms=asked.wait_ms,
             consumer=asked.consumer,
         )
-        if exchange.response is None:
-            exchange.waiter = waiter
+        if call.response is None:
+            call.waiter = waiter
 
     def _dequeue_of(self, body: bytes) -> _Dequeue:
         """What a body asks for. Consumers ask for the same thing again and again, so it is remembered."""
@@ -192,12 +190,12 @@ class HotPaths:
         return asked
 
     @_answers_anyway
-    def _leased(self, exchange: Exchange, deliveries: list[Delivery]) -> None:
-        exchange.waiter = None
-        if exchange.is_abandoned or exchange.response is not None:
-            self._give_back(exchange.head.plan, deliveries)
+    def _leased(self, call: Call, deliveries: list[Delivery]) -> None:
+        call.waiter = None
+        if call.is_abandoned or call.response is not None:
+            self._give_back(call.head.plan, deliveries)
             return
-        exchange.answer(200, self._writer.deliveries(deliveries))
+        call.answer(200, self._writer.deliveries(deliveries))
 
     def _give_back(self, plan: Plan, deliveries: list[Delivery]) -> None:
         """Nobody is there any more to take these: others may have them now rather than when the leases expire."""
@@ -208,92 +206,90 @@ class HotPaths:
             except LanewayError:
                 pass  # then the leases expire
 
-    def end_wait(self, exchange: Exchange) -> None:
-        if exchange.waiter is not None:
-            exchange.waiter.cancel()
-            exchange.waiter = None
-            exchange.answer(200, b'{"messages":[]}')
+    def end_wait(self, call: Call) -> None:
+        if call.waiter is not None:
+            call.waiter.cancel()
+            call.waiter = None
+            call.answer(200, b'{"messages":[]}')
 
     # --- settle
 
-    def ack(self, exchange: Exchange) -> None:
-        plan: Plan = exchange.head.plan
-        if exchange.body:
-            self._settle(exchange, ACK)
+    def ack(self, call: Call) -> None:
+        plan: Plan = call.head.plan
+        if call.body:
+            self._settle(call, ACK)
             return
         handle = plan.options(AckOptions).receipt_handle
         if not handle:
             raise InvalidInput("a receipt_handle is needed, in the body or the query string", field="receipt_handle")
-        self._begin(exchange, ACK, Settlement("ack", handle, plan.item))
+        self._begin(call, ACK, Settlement("ack", handle, plan.item))
 
-    def nack(self, exchange: Exchange) -> None:
-        self._settle(exchange, NACK)
+    def nack(self, call: Call) -> None:
+        self._settle(call, NACK)
 
-    def reject(self, exchange: Exchange) -> None:
-        self._settle(exchange, REJECT)
+    def reject(self, call: Call) -> None:
+        self._settle(call, REJECT)
 
-    def change_visibility(self, exchange: Exchange) -> None:
-        self._settle(exchange, VISIBILITY)
+    def change_visibility(self, call: Call) -> None:
+        self._settle(call, VISIBILITY)
 
-    def _settle(self, exchange: Exchange, form: SettleForm) -> None:
-        body = exchange.body
+    def _settle(self, call: Call, form: SettleForm) -> None:
+        body = call.body
         request = form.decode_one(body)
         if colons_of(body) != 1:
             check_names_once(body)
-        named = exchange.head.plan.item
+        named = call.head.plan.item
         if request.message_id is not None and request.message_id != named:
             raise InvalidInput(
                 f"the body is about message {request.message_id!r}, the path about {named!r}", field="message_id"
             )
         settlement = form.to_settlement(request)
         settlement.message_id = named
-        self._begin(exchange, form, settlement)
+        self._begin(call, form, settlement)
 
-    def _begin(self, exchange: Exchange, form: SettleForm, settlement: Settlement) -> None:
-        plan: Plan = exchange.head.plan
-        self._access.check(exchange.account, plan.vhost, plan.queue, "read")
-        self._broker.settle(plan.vhost, plan.queue, (settlement,), partial(self._settled, exchange, form))
+    def _begin(self, call: Call, form: SettleForm, settlement: Settlement) -> None:
+        plan: Plan = call.head.plan
+        self._access.check(call.account, plan.vhost, plan.queue, "read")
+        self._broker.settle(plan.vhost, plan.queue, (settlement,), partial(self._settled, call, form))
 
     @_answers_anyway
-    def _settled(self, exchange: Exchange, form: SettleForm, results: list[int | LanewayError]) -> None:
+    def _settled(self, call: Call, form: SettleForm, results: list[int | LanewayError]) -> None:
         result = results[0]
         if isinstance(result, LanewayError):
-            exchange.refuse(result)
+            call.refuse(result)
         elif form.time_name:
-            message_id = encode(exchange.head.plan.item)
+            message_id = encode(call.head.plan.item)
             at = self._writer.times.text(result)
-            exchange.answer(200, b'{"message_id":%b,"%b":"%b"}' % (message_id, form.time_name.encode(), at.encode()))
+            call.answer(200, b'{"message_id":%b,"%b":"%b"}' % (message_id, form.time_name.encode(), at.encode()))
         else:
-            exchange.answer(204)
+            call.answer(204)
 
-    def ack_many(self, exchange: Exchange) -> None:
-        self._settle_many(exchange, ACK)
+    def ack_many(self, call: Call) -> None:
+        self._settle_many(call, ACK)
 
-    def nack_many(self, exchange: Exchange) -> None:
-        self._settle_many(exchange, NACK)
+    def nack_many(self, call: Call) -> None:
+        self._settle_many(call, NACK)
 
-    def reject_many(self, exchange: Exchange) -> None:
-        self._settle_many(exchange, REJECT)
+    def reject_many(self, call: Call) -> None:
+        self._settle_many(call, REJECT)
 
-    def change_visibility_many(self, exchange: Exchange) -> None:
-        self._settle_many(exchange, VISIBILITY)
+    def change_visibility_many(self, call: Call) -> None:
+        self._settle_many(call, VISIBILITY)
 
-    def _settle_many(self, exchange: Exchange, form: SettleForm) -> None:
-        plan: Plan = exchange.head.plan
-        self._access.check(exchange.account, plan.vhost, plan.queue, "read")
-        body = exchange.body
+    def _settle_many(self, call: Call, form: SettleForm) -> None:
+        plan: Plan = call.head.plan
+        self._access.check(call.account, plan.vhost, plan.queue, "read")
+        body = call.body
         requests = form.decode_many(body)
         self._check_count(len(requests))
         if colons_of(body) != len(requests):  # more than the receipt handles alone: see wire.decode_publish
             check_names_once(body)
         settlements = list(map(form.to_settlement, requests))
-        self._broker.settle(
-            plan.vhost, plan.queue, settlements, partial(self._settled_many, exchange, form, settlements)
-        )
+        self._broker.settle(plan.vhost, plan.queue, settlements, partial(self._settled_many, call, form, settlements))
 
     @_answers_anyway
     def _settled_many(
-        self, exchange: Exchange, form: SettleForm, settlements: list[Settlement], results: list[int | LanewayError]
+        self, call: Call, form: SettleForm, settlements: list[Settlement], results: list[int | LanewayError]
     ) -> None:
         plain, time_name = form.plain_result, form.time_name
         all_well = True
@@ -312,7 +308,7 @@ class HotPaths:
                 if time_name:
                     told[time_name] = self._writer.times.text(result)
                 entries.append(encode(told))
-        exchange.answer(200 if all_well else 207, b"[%b]" % b",".join(entries))
+        call.answer(200 if all_well else 207, b"[%b]" % b",".join(entries))
 
     def _check_count(self, count: int) -> None:
         most = self._limits.batch_count
@@ -328,16 +324,16 @@ def _ignore(results: object) -> None:
     pass
 
 
-def _idempotency(exchange: Exchange, key: bytes) -> tuple[str, bytes]:
+def _idempotency(call: Call, key: bytes) -> tuple[str, bytes]:
     """The key, and a fingerprint of everything that makes the request what it is."""
     if not 1 <= len(key) <= 255 or not all(33 <= byte <= 126 for byte in key):
         raise InvalidInput(
             f"an Idempotency-Key has 1 to 255 visible ASCII characters: {key[:80].decode('latin-1')!r}",
             field="Idempotency-Key",
         )
-    head = exchange.head
+    head = call.head
     digest = hashlib.blake2b(digest_size=16)
-    for part in (head.target, head.content_type or b"", exchange.body):
+    for part in (head.target, head.content_type or b"", call.body):
         digest.update(b"%d:" % len(part))
         digest.update(part)
     return key.decode("ascii"), digest.digest()

@@ -2,9 +2,9 @@
 
 It knows framing, order, limits and back-pressure, and nothing of what a request means: that is the Application's.
 
-    data_received ─▶ _read ─▶ head (cache, or parse_head) ─▶ body ─▶ Exchange ─▶ application.handle
+    data_received ─▶ _read ─▶ head (cache, or parse_head) ─▶ body ─▶ Call ─▶ application.handle
                                                                        │  … a callback later …
-    transport.write ◀─ _flush, in order ◀─ exchange.answer ◀───────────┘
+    transport.write ◀─ _flush, in order ◀─ call.answer ◀───────────┘
 
 A request whose head is in the cache and whose body came with it costs no state at all: two slices and a look-up.
 Reading stops at the next request while too many are unanswered, while one is worked on that others must wait for
@@ -42,11 +42,11 @@ class Application(Protocol):
     def plan(self, head: Head) -> object:
         """All that can be said about a head without its body; kept as head.plan as long as the head is remembered."""
 
-    def handle(self, exchange: Exchange) -> None:
-        """Begin to answer; exchange.answer is called now or later, once. Raises nothing."""
+    def handle(self, call: Call) -> None:
+        """Begin to answer; call.answer is called now or later, once. Raises nothing."""
 
-    def end_wait(self, exchange: Exchange) -> None:
-        """Answer an exchange that is waiting for something (exchange.waiter is set) with what there is."""
+    def end_wait(self, call: Call) -> None:
+        """Answer a call that is waiting for something (call.waiter is set) with what there is."""
 
 
 class Ticks:
@@ -74,7 +74,7 @@ class Shared:
         self.on_empty: Callable[[], None] = lambda: None  # called when the last one is gone
 
 
-class Exchange:
+class Call:
     """One request and its answer; also its place in the order of answers."""
 
     __slots__ = ("account", "body", "connection", "head", "is_last", "response", "waiter")
@@ -121,7 +121,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._limits = shared.limits
         self._known_heads = shared.heads.known
-        self._slots: deque[Exchange] = deque()  # unanswered, or answered behind an unanswered one
+        self._slots: deque[Call] = deque()  # unanswered, or answered behind an unanswered one
         # Receiving: a head that is not complete, or a body that is not, or data behind a request that must wait.
         self._rest = b""
         self._looks = self._looked_at_bytes = 0  # at a head that is not complete, to see whether it can be one
@@ -132,7 +132,7 @@ class Connection(asyncio.Protocol):
         self._is_receiving = False
         self._must_continue = False  # 100 Continue is owed once the answers before it are out
         # Holding back
-        self._held_by: Exchange | None = None
+        self._held_by: Call | None = None
         self._is_reading_paused = False
         self._is_writing_paused = False
         self._is_corked = False  # answers given while reading leave together at its end
@@ -177,10 +177,10 @@ class Connection(asyncio.Protocol):
         shared = self.shared
         shared.connections.discard(self)
         shared.turned_away.discard(self)
-        for exchange in self._slots:
-            if exchange.waiter is not None:
-                exchange.waiter.cancel()
-                exchange.waiter = None
+        for call in self._slots:
+            if call.waiter is not None:
+                call.waiter.cancel()
+                call.waiter = None
         self._slots.clear()
         self._rest = b""
         self._head = self._partial = self._chunked = None
@@ -325,11 +325,11 @@ class Connection(asyncio.Protocol):
     def _arrived(self, head: Head, body: bytes) -> None:
         self._is_receiving = False
         self._ticks = 0
-        exchange = Exchange(self, head, body)
-        self._slots.append(exchange)
+        call = Call(self, head, body)
+        self._slots.append(call)
         if not head.keep_alive:
             self._is_deaf = True
-        self.shared.application.handle(exchange)
+        self.shared.application.handle(call)
 
     def _refuse(self, error: HttpError) -> None:
         """Answer what cannot be read as a request, after the answers before it; then there is no next request."""
@@ -337,19 +337,19 @@ class Connection(asyncio.Protocol):
         self._rest = b""
         self._is_receiving = False
         self._head = self._partial = self._chunked = None
-        exchange = Exchange(self, _UNREADABLE, b"")
-        self._slots.append(exchange)
-        exchange.refuse(error)
+        call = Call(self, _UNREADABLE, b"")
+        self._slots.append(call)
+        call.refuse(error)
 
     # --- holding back, and going on
 
-    def hold(self, exchange: Exchange) -> None:
+    def hold(self, call: Call) -> None:
         """Let the requests behind this one wait until it is answered: their effects must come after its own."""
-        self._held_by = exchange
+        self._held_by = call
 
-    def release(self, exchange: Exchange) -> None:
+    def release(self, call: Call) -> None:
         """Take back a hold before the answer is known."""
-        if self._held_by is exchange:
+        if self._held_by is call:
             self._held_by = None
             if self._is_reading_paused:
                 self._plan_flush()
@@ -373,16 +373,16 @@ class Connection(asyncio.Protocol):
 
     # --- answering
 
-    def answered(self, exchange: Exchange) -> None:
-        if self._held_by is exchange:
+    def answered(self, call: Call) -> None:
+        if self._held_by is call:
             self._held_by = None
-        if exchange.response is not None:
-            self._ready_bytes += len(exchange.response)
+        if call.response is not None:
+            self._ready_bytes += len(call.response)
         if self._is_corked or self._is_flush_planned:
             return
         if len(self._slots) == 1:
             self._flush()
-        elif self._slots[0] is exchange or self._is_reading_paused:
+        elif self._slots[0] is call or self._is_reading_paused:
             self._plan_flush()  # its neighbours are probably answered in the same turn of the loop
 
     def _plan_flush(self) -> None:
@@ -399,15 +399,15 @@ class Connection(asyncio.Protocol):
             return
         slots = self._slots
         ready: list[bytes] = []
-        last: Exchange | None = None
+        last: Call | None = None
         while slots and last is None:
             response = slots[0].response
             if response is None:
                 break
-            exchange = slots.popleft()
+            call = slots.popleft()
             ready.append(response)
-            if exchange.is_last:
-                last = exchange
+            if call.is_last:
+                last = call
         if ready:
             out = ready[0] if len(ready) == 1 else b"".join(ready)
             self._ready_bytes -= len(out)
@@ -424,7 +424,7 @@ class Connection(asyncio.Protocol):
 
     # --- ending
 
-    def _end(self, last: Exchange) -> None:
+    def _end(self, last: Call) -> None:
         """Close after the last answer. A client that is still sending would have its answer torn away by a plain
         close, so it is listened to, deaf, for a little longer."""
         self._slots.clear()
@@ -446,13 +446,13 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _end_waits(self) -> None:
-        for exchange in list(self._slots):
-            if exchange.waiter is not None:
-                self.shared.application.end_wait(exchange)
+        for call in list(self._slots):
+            if call.waiter is not None:
+                self.shared.application.end_wait(call)
 
-    def is_ending_with(self, exchange: Exchange) -> bool:
+    def is_ending_with(self, call: Call) -> bool:
         """The server stops and this is the last request that came: no other is read after it."""
-        if not self.shared.is_stopping or self._slots[-1] is not exchange or self._is_receiving or self._rest:
+        if not self.shared.is_stopping or self._slots[-1] is not call or self._is_receiving or self._rest:
             return False
         self._is_deaf = True
         return True

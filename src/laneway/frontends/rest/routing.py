@@ -12,7 +12,7 @@ import msgspec
 
 from laneway.errors import InvalidInput
 from laneway.frontends.rest.errors import HttpError, invalid_json
-from laneway.frontends.rest.protocol import Exchange
+from laneway.frontends.rest.protocol import Call
 
 DEFAULT_VHOST = "/"
 
@@ -29,8 +29,8 @@ class Reply(msgspec.Struct, frozen=True):
     headers: bytes = b""
 
 
-FastHandler = Callable[[Exchange], None]
-SlowHandler = Callable[[Exchange], Awaitable[Reply]]
+FastHandler = Callable[[Call], None]
+SlowHandler = Callable[[Call], Awaitable[Reply]]
 
 
 class Each(msgspec.Struct, frozen=True):

@@ -1,0 +1,93 @@
+"""Virtual hosts: which there are. A queue or an exchange is created only in one that exists.
+
+A virtual host is no more than its name, kept as a document of the journal. All calls take effect at once; whoever
+answers for one waits for it to be durable first, as with every other change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from laneway.core.events import DocumentPut, DocumentRemoved, Event, QueueDeleted
+from laneway.core.queue import Queue
+from laneway.errors import Conflict, InvalidInput, LimitExceeded, VhostNotFound
+
+if TYPE_CHECKING:
+    from laneway.broker.broker import Broker
+
+COLLECTION = "vhosts"
+DEFAULT = "/"
+MAX_NAME_BYTES = 255
+
+
+class Vhosts:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._names = {DEFAULT}
+
+    def start(self) -> None:
+        """Take what the journal has. A queue of a store that knew no list of virtual hosts makes its own exist."""
+        state = self._broker.engine.state
+        listed = set(state.documents.get(COLLECTION, ()))
+        used = {vhost for vhost, _ in state.by_name}
+        self._names = {DEFAULT} | listed | used
+        now_ms = self._broker.now()
+        missing = sorted(used - listed - {DEFAULT})
+        self._broker.engine.run(DocumentPut(now_ms, COLLECTION, name, b"{}") for name in missing)
+
+    def exists(self, name: str) -> bool:
+        return name in self._names
+
+    def list(self) -> list[str]:
+        return sorted(self._names)
+
+    def check(self, name: str) -> None:
+        if name not in self._names:
+            raise VhostNotFound(f"there is no virtual host {name!r}; create it first", field="vhost", vhost=name)
+
+    def create(self, name: str) -> bool:
+        """Whether it is new; one that exists stays as it is."""
+        if name in self._names:
+            return False
+        check_vhost_name(name)
+        broker = self._broker
+        broker.begin_change(adds=True)
+        most = broker.limits.max_vhosts
+        if len(self._names) >= most:
+            raise LimitExceeded(
+                f"there are {len(self._names)} virtual hosts already, {most} are allowed", field="vhost"
+            )
+        broker.engine.run(iter([DocumentPut(broker.now(), COLLECTION, name, b"{}")]))
+        self._names.add(name)
+        return True
+
+    def delete(self, name: str) -> None:
+        """With its queues and all they hold, in one step."""
+        self.check(name)
+        if name == DEFAULT:
+            raise Conflict("the virtual host '/' always exists and cannot be deleted", field="vhost")
+        broker = self._broker
+        broker.begin_change(adds=False)
+        queues = [queue for (vhost, _), queue in broker.engine.state.by_name.items() if vhost == name]
+        broker.engine.run(self._deleted(name, queues))
+        self._names.discard(name)
+        for queue in queues:
+            broker.queue_is_gone(queue)
+
+    def _deleted(self, name: str, queues: Sequence[Queue]) -> Iterator[Event]:
+        now_ms = self._broker.now()
+        # Whether one's dead letters go to another does not matter: both go.
+        yield from (QueueDeleted(queue.number, now_ms) for queue in queues)
+        yield DocumentRemoved(now_ms, COLLECTION, name)
+
+
+def check_vhost_name(name: str) -> str:
+    size = len(name.encode("utf-8", "surrogatepass"))
+    if not 1 <= size <= MAX_NAME_BYTES:
+        raise InvalidInput(
+            f"the name of a virtual host has 1 to {MAX_NAME_BYTES} bytes, this one has {size}", field="vhost"
+        )
+    if any(ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) <= 0xDFFF for c in name):
+        raise InvalidInput(f"the name of a virtual host has no control characters: {name!r}", field="vhost")
+    return name
