@@ -52,6 +52,29 @@ def test_the_default_priority_is_within_the_highest() -> None:
         check_settings(QueueSettings(max_priority=3, default_priority=4))
 
 
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"dead_letter_queue": "d", "dead_letter_exchange": "x"}, "dead_letter_exchange"),
+        ({"dead_letter_queue": "d", "dead_letter_exchange": ""}, "dead_letter_exchange"),
+        ({"dead_letter_exchange": "x" * 256}, "dead_letter_exchange"),
+        ({"dead_letter_exchange": "a\nb"}, "dead_letter_exchange"),
+        ({"dead_letter_routing_key": "k"}, "dead_letter_routing_key"),
+        ({"dead_letter_exchange": "", "dead_letter_routing_key": "k" * 256}, "dead_letter_routing_key"),
+        ({"dead_letter_exchange": "", "dead_letter_routing_key": "\ud800"}, "dead_letter_routing_key"),
+        ({"arguments": {"x": b"bytes"}}, "arguments"),
+        ({"arguments": {"x": float("nan")}}, "arguments"),
+        ({"arguments": {"x": [{"y": 1 << 64}]}}, "arguments"),
+        ({"arguments": {"\ud800": 1}}, "arguments"),
+        ({"arguments": {"x": "y" * 16_384}}, "arguments"),
+    ],
+)
+def test_settings_that_do_not_fit_together_or_cannot_be_kept_are_refused(settings: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidInput) as wrong:
+        check_settings(QueueSettings(**settings))
+    assert wrong.value.field == field
+
+
 @pytest.mark.parametrize("name", ["", "x" * 256, "é" * 128, "tab\t", "null\x00", "del\x7f", "\ud800"])
 def test_names_that_are_refused(name: str) -> None:
     with pytest.raises(InvalidInput):
@@ -301,8 +324,14 @@ def test_settings_are_stored_as_they_are() -> None:
     core = Core()
     every = {name: RANGES[name][1] for name in RANGES}
     core.put("dead")
-    core.put("q", **every, overflow="drop_oldest", dead_letter_queue="dead")
+    rest = {"durable": True, "auto_delete": True, "keep_dead": False, "single_active_consumer": True}
+    arguments = {"x-max-priority": 5, "x-nested": {"list": [1, -2.5, None, True, "é"]}}
+    core.put("q", **every, **rest, overflow="drop_oldest", dead_letter_queue="dead", arguments=arguments)
+    core.put("r", dead_letter_exchange="", dead_letter_routing_key="dead", overflow="reject_dead_letter")
     core.restart()
-    expected = QueueSettings(**every, overflow="drop_oldest", dead_letter_queue="dead")
+    expected = QueueSettings(**every, **rest, overflow="drop_oldest", dead_letter_queue="dead", arguments=arguments)
     assert core["q"].settings == expected
+    assert core["r"].settings.dead_letter_exchange == ""
+    assert core["r"].settings.dead_letter_routing_key == "dead"
+    assert core["r"].settings.overflow == "reject_dead_letter"
     assert msgspec.json.decode(msgspec.json.encode(expected), type=QueueSettings) == expected

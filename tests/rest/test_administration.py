@@ -26,6 +26,13 @@ SETTINGS = {
     "overflow": "drop_oldest",
     "dedup_window_seconds": 10,
     "max_message_bytes": 2048,
+    "durable": False,
+    "auto_delete": True,
+    "expires_seconds": 7200,
+    "dead_letter_exchange": "amq.fanout",
+    "dead_letter_routing_key": "dead",
+    "keep_dead": False,
+    "single_active_consumer": True,
 }
 
 
@@ -81,7 +88,9 @@ def test_every_setting_of_a_queue_can_be_set_over_http() -> None:
 
     values: dict[str, Any] = {**SETTINGS, "dead_letter_queue": "d"}
     assert set(values) == set(QueueSettingsRequest.__struct_fields__)
-    assert set(settings_changes(QueueSettingsRequest(**values))) == set(QueueSettings.__struct_fields__)
+    # An exclusive queue belongs to a connection, and arguments are what a protocol declared it with.
+    settable = set(QueueSettings.__struct_fields__) - {"exclusive", "arguments"}
+    assert set(settings_changes(QueueSettingsRequest(**values))) == settable
 
 
 @pytest.mark.parametrize(
@@ -96,6 +105,10 @@ def test_every_setting_of_a_queue_can_be_set_over_http() -> None:
         ({"dead_letter_queue": "nope"}, "dead_letter_queue", "create it first"),
         ({"lease_ms": 5}, "lease_ms", "unknown"),
         ({"max_receive_count": 0}, "max_receive_count", "1"),
+        ({"expires_seconds": 0}, "expires_seconds", "0.001"),
+        ({"dead_letter_exchange": "x" * 256}, "dead_letter_exchange", "255"),
+        ({"dead_letter_routing_key": "k"}, "dead_letter_routing_key", "dead_letter_exchange"),
+        ({"keep_dead": None}, "keep_dead", "bool"),
     ],
 )
 def test_a_wrong_setting_is_refused_in_the_words_of_the_wire(

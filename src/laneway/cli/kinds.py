@@ -50,6 +50,10 @@ def number_or_none(text: str) -> int | str:
     return NONE if text == NONE else number(text)
 
 
+def name_or_none(text: str) -> str:
+    return text
+
+
 def name_and_value(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:

@@ -27,11 +27,23 @@ SETTINGS: tuple[tuple[str, str, Any, str], ...] = (
     ("--ttl", "message_ttl_seconds", kinds.duration_or_none, "After which a message expires, or none."),
     ("--max-receives", "max_receive_count", kinds.number_or_none, "Receives before a message is dead, or none."),
     ("--dead-letter-queue", "dead_letter_queue", str, "Where dead letters go, or none: they stay here."),
+    ("--dead-letter-exchange", "dead_letter_exchange", kinds.name_or_none, "Exchange dead letters go to, or none."),
+    ("--dead-letter-routing-key", "dead_letter_routing_key", kinds.name_or_none, "Theirs from then on, or none: kept."),
+    ("--keep-dead", "keep_dead", click.BOOL, "Whether dead letters that have no place to go stay here."),
     ("--max-messages", "max_messages", kinds.number_or_none, "Most waiting messages, or none."),
     ("--max-bytes", "max_bytes", kinds.size_or_none, "Most waiting bytes, or none."),
-    ("--overflow", "overflow", click.Choice(["reject", "drop_oldest"]), "What happens when it is full."),
+    (
+        "--overflow",
+        "overflow",
+        click.Choice(["reject", "drop_oldest", "reject_dead_letter"]),
+        "What happens when it is full.",
+    ),
     ("--dedup-window", "dedup_window_seconds", kinds.duration, "How long a dedup id is remembered, up to 1d."),
     ("--max-message-bytes", "max_message_bytes", kinds.size, "Largest message."),
+    ("--durable", "durable", click.BOOL, "Whether it outlives a restart of the server."),
+    ("--auto-delete", "auto_delete", click.BOOL, "Whether it goes with its last consumer."),
+    ("--expires", "expires_seconds", kinds.duration_or_none, "It goes when nobody used it for so long, or none."),
+    ("--single-active-consumer", "single_active_consumer", click.BOOL, "Whether one consumer alone gets messages."),
 )
 
 

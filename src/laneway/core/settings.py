@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -20,11 +20,14 @@ RANGES: dict[str, tuple[int, int]] = {
     "delay_ms": (0, 900 * SECOND_MS),
     "message_ttl_ms": (0, 14 * DAY_MS),
     "max_receives": (1, 1_000_000),
-    "max_messages": (1, 1 << 40),
-    "max_bytes": (1, 1 << 50),
+    "max_messages": (0, 1 << 40),
+    "max_bytes": (0, 1 << 50),
     "dedup_window_ms": (0, DAY_MS),
     "max_message_bytes": (1, 256 * 1024 * 1024),
+    "expires_ms": (1, (1 << 32) - 1),
 }
+
+MAX_ARGUMENTS_BYTES = 16 * 1024
 
 
 class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -40,9 +43,20 @@ class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     dead_letter_queue: str | None = None  # a name in the same virtual host; None: dead letters stay in the queue
     max_messages: int | None = None
     max_bytes: int | None = None
-    overflow: Literal["reject", "drop_oldest"] = "reject"
+    #: reject: a newcomer is refused · drop_oldest: the oldest of the lowest priority becomes a dead letter ·
+    #: reject_dead_letter: a newcomer is refused, and becomes a dead letter
+    overflow: Literal["reject", "drop_oldest", "reject_dead_letter"] = "reject"
     dedup_window_ms: int = 300 * SECOND_MS
     max_message_bytes: int = 256 * 1024
+    durable: bool = True  # False: gone when the store is opened again
+    exclusive: bool = False  # one connection's alone, and gone when the store is opened again
+    auto_delete: bool = False  # goes with its last consumer
+    expires_ms: int | None = None  # goes when nobody has used it for so long
+    dead_letter_exchange: str | None = None  # an exchange of the same virtual host, "" is the default one
+    dead_letter_routing_key: str | None = None  # None: the one the message has
+    keep_dead: bool = True  # without a place for dead letters they stay in the queue; False: they are dropped
+    single_active_consumer: bool = False
+    arguments: dict[str, Any] = {}  # as declared, for comparison and display: plain JSON values
 
     @property
     def priority_when_unset(self) -> int:
@@ -64,15 +78,64 @@ def check_settings(settings: QueueSettings) -> QueueSettings:
         )
     if settings.dead_letter_queue is not None:
         check_queue_name(settings.dead_letter_queue, field="dead_letter_queue")
+        if settings.dead_letter_exchange is not None:
+            raise InvalidInput(
+                "dead letters go to a dead_letter_queue or to a dead_letter_exchange, not to both",
+                field="dead_letter_exchange",
+            )
+    if settings.dead_letter_exchange:
+        check_queue_name(settings.dead_letter_exchange, field="dead_letter_exchange", noun="an exchange name")
+    key = settings.dead_letter_routing_key
+    if key is not None:
+        if settings.dead_letter_exchange is None:
+            raise InvalidInput(
+                "dead_letter_routing_key needs a dead_letter_exchange to go with", field="dead_letter_routing_key"
+            )
+        if len(key.encode("utf-8", "surrogatepass")) > 255 or any(0xD800 <= ord(c) <= 0xDFFF for c in key):
+            raise InvalidInput(
+                f"a routing key has at most 255 bytes of UTF-8: {key[:80]!r}", field="dead_letter_routing_key"
+            )
+    if settings.arguments:
+        check_arguments(settings.arguments)
     return settings
 
 
-def check_queue_name(name: str, *, field: str = "queue") -> str:
-    """A queue name is 1 to 255 bytes of UTF-8 without control characters."""
+def check_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments are kept as JSON: what would come back as something else is refused."""
+    if not _is_plain(arguments):
+        raise InvalidInput("arguments hold text, numbers, booleans, null, lists and objects", field="arguments")
+    size = len(msgspec.json.encode(arguments))
+    if size > MAX_ARGUMENTS_BYTES:
+        raise InvalidInput(
+            f"arguments have at most {MAX_ARGUMENTS_BYTES} bytes as JSON, these have {size}", field="arguments"
+        )
+    return arguments
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    if depth > 16:
+        return False
+    if isinstance(value, dict):
+        return all(_is_text(name) and _is_plain(inner, depth + 1) for name, inner in value.items())
+    if isinstance(value, list):
+        return all(_is_plain(inner, depth + 1) for inner in value)
+    if isinstance(value, float):
+        return value - value == 0  # neither infinite nor "not a number"
+    if isinstance(value, int):
+        return -(1 << 63) <= value < 1 << 64
+    return value is None or _is_text(value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and not any(0xD800 <= ord(c) <= 0xDFFF for c in value)
+
+
+def check_queue_name(name: str, *, field: str = "queue", noun: str = "a queue name") -> str:
+    """A queue name is 1 to 255 bytes of UTF-8 without control characters; so are the others checked with this."""
     if not 1 <= len(name.encode("utf-8", "surrogatepass")) <= 255:
         raise InvalidInput(
-            f"a queue name has 1 to 255 bytes, this one has {len(name.encode('utf-8', 'surrogatepass'))}", field=field
+            f"{noun} has 1 to 255 bytes, this one has {len(name.encode('utf-8', 'surrogatepass'))}", field=field
         )
     if any(ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) <= 0xDFFF for c in name):
-        raise InvalidInput(f"a queue name has no control characters: {name!r}", field=field)
+        raise InvalidInput(f"{noun} has no control characters: {name!r}", field=field)
     return name

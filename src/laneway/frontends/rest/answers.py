@@ -154,6 +154,15 @@ class QueueAnswer(Answer):
     overflow: str
     dedup_window_seconds: float
     max_message_bytes: int
+    durable: bool
+    exclusive: bool
+    auto_delete: bool
+    expires_seconds: float | None
+    dead_letter_exchange: str | None
+    dead_letter_routing_key: str | None
+    keep_dead: bool
+    single_active_consumer: bool
+    arguments: dict[str, Any]
     created_at: Time
     changed_at: Time
 

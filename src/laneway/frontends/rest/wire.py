@@ -102,9 +102,16 @@ class QueueSettingsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=T
     dead_letter_queue: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType | None = UNSET
     max_messages: Annotated[int, _range("max_messages")] | UnsetType | None = UNSET
     max_bytes: Annotated[int, _range("max_bytes")] | UnsetType | None = UNSET
-    overflow: Annotated[str, Meta(pattern="^(reject|drop_oldest)$")] | UnsetType = UNSET
+    overflow: Annotated[str, Meta(pattern="^(reject|drop_oldest|reject_dead_letter)$")] | UnsetType = UNSET
     dedup_window_seconds: Annotated[float, _range("dedup_window_ms")] | UnsetType = UNSET
     max_message_bytes: Annotated[int, _range("max_message_bytes")] | UnsetType = UNSET
+    durable: bool | UnsetType = UNSET
+    auto_delete: bool | UnsetType = UNSET
+    expires_seconds: Annotated[float, _range("expires_ms")] | UnsetType | None = UNSET
+    dead_letter_exchange: Annotated[str, Meta(max_length=255)] | UnsetType | None = UNSET
+    dead_letter_routing_key: Annotated[str, Meta(max_length=255)] | UnsetType | None = UNSET
+    keep_dead: bool | UnsetType = UNSET
+    single_active_consumer: bool | UnsetType = UNSET
 
 
 def settings_changes(request: QueueSettingsRequest) -> dict[str, Any]:

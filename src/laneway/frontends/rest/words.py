@@ -17,7 +17,7 @@ class Word(NamedTuple):
 
 
 def seconds_text(ms: int) -> str:
-    return f"{ms / 1000:g}" if ms % 1000 else str(ms // 1000)
+    return f"{ms / 1000:.3f}".rstrip("0").rstrip(".")
 
 
 WORDS = (
@@ -28,6 +28,7 @@ WORDS = (
     Word("message_ttl_ms", "message_ttl_seconds", seconds_text),
     Word("max_receives", "max_receive_count"),
     Word("dedup_window_ms", "dedup_window_seconds", seconds_text),
+    Word("expires_ms", "expires_seconds", seconds_text),
     # messages and what is asked about them
     Word("ttl_ms", "ttl_seconds", seconds_text),
     Word("visible_at_ms", "deliver_at"),
