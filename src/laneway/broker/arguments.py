@@ -1,0 +1,189 @@
+"""The arguments that a queue is declared with over AMQP (x-message-ttl and its like), as a queue's settings.
+
+Here and not in a front end, because HTTP takes the same arguments: both must make the same queue of them. An argument
+that nobody knows is kept and has no effect, as in RabbitMQ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from laneway.core.settings import RANGES, QueueSettings
+from laneway.errors import InvalidInput
+
+ACK_TIMEOUT_MS = 30 * 60 * 1000
+MAX_EXPIRY_MS = (1 << 32) - 1
+QUEUE_TYPES = ("classic", "quorum")
+
+_OVERFLOWS = {"drop-head": "drop_oldest", "reject-publish": "reject", "reject-publish-dlx": "reject_dead_letter"}
+#: What AMQP calls the types of values, for those that are no integers.
+_TYPE_NAMES = ((bool, "bool"), (str, "longstr"), (float, "double"), (list, "array"), (dict, "table"), (bytes, "binary"))
+
+
+class ArgumentInvalid(InvalidInput):
+    """An argument that cannot be meant. `term` is what RabbitMQ says after the colon, for clients that show it."""
+
+    def __init__(self, argument: str, message: str, term: str) -> None:
+        super().__init__(message, field=f"arguments.{argument}", argument=argument)
+        self.argument = argument
+        self.term = term
+
+
+def settings_from_arguments(
+    arguments: Mapping[str, Any],
+    *,
+    durable: bool,
+    exclusive: bool,
+    auto_delete: bool,
+    max_message_bytes: int,
+) -> QueueSettings:
+    """The settings of a queue as an AMQP client declares it. Raises ArgumentInvalid for the first wrong argument."""
+    given = plain_arguments(arguments)
+    values = {name: check(name, given[name], given) for name, check in _CHECKS.items() if name in given}
+    limit = values.get("x-delivery-limit")
+    ttl_ms = values.get("x-message-ttl")
+    return QueueSettings(
+        durable=durable,
+        exclusive=exclusive,
+        auto_delete=auto_delete,
+        max_priority=values.get("x-max-priority", 0),
+        default_priority=0,
+        lease_ms=min(values.get("x-consumer-timeout", ACK_TIMEOUT_MS), RANGES["lease_ms"][1]),
+        retention_ms=RANGES["retention_ms"][1],
+        # No message lives longer than the retention: a longer time to live would end there as well.
+        message_ttl_ms=None if ttl_ms is None else min(ttl_ms, RANGES["message_ttl_ms"][1]),
+        max_receives=None if limit is None else min(limit + 1, RANGES["max_receives"][1]),
+        max_messages=_at_most(values.get("x-max-length"), "max_messages"),
+        max_bytes=_at_most(values.get("x-max-length-bytes"), "max_bytes"),
+        overflow=_OVERFLOWS[values.get("x-overflow", "drop-head")],  # type: ignore[arg-type]
+        max_message_bytes=max_message_bytes,
+        expires_ms=values.get("x-expires"),
+        dead_letter_exchange=values.get("x-dead-letter-exchange"),
+        dead_letter_routing_key=values.get("x-dead-letter-routing-key"),
+        keep_dead=False,
+        single_active_consumer=values.get("x-single-active-consumer", False),
+        arguments=given,
+    )
+
+
+def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments as they are kept: text, numbers, booleans, null, lists and objects."""
+    return {str(name): _plain(value) for name, value in arguments.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).decode("utf-8", "backslashreplace")
+    if isinstance(value, Mapping):
+        return plain_arguments(value)
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return str(value)  # a time, a decimal
+
+
+def _at_most(value: int | None, field: str) -> int | None:
+    return None if value is None else min(value, RANGES[field][1])
+
+
+# --- the checks: (name, value, all arguments) -> the value, or ArgumentInvalid
+
+
+def _type_name(value: Any) -> str:
+    return next((name for kind, name in _TYPE_NAMES if isinstance(value, kind)), "void")
+
+
+def _integer(name: str, value: Any, _: dict[str, Any]) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        kind = _type_name(value)
+        raise ArgumentInvalid(name, f"{name} is a whole number, not {_shown(value)}", f'"expected integer, got {kind}"')
+    if value < 0:
+        raise ArgumentInvalid(name, f"{name} is {value}: it cannot be negative", f"{{value_negative,{value}}}")
+    return value
+
+
+def _milliseconds(name: str, value: Any, given: dict[str, Any]) -> int:
+    number = _integer(name, value, given)
+    if number > MAX_EXPIRY_MS:
+        raise ArgumentInvalid(
+            name, f"{name} is {number} ms, {MAX_EXPIRY_MS} are the most", f"{{value_too_big,{number}}}"
+        )
+    return number
+
+
+def _expiry(name: str, value: Any, given: dict[str, Any]) -> int:
+    number = _milliseconds(name, value, given)
+    if number == 0:
+        raise ArgumentInvalid(name, f"{name} is 0: a queue lives a millisecond at least", "{value_zero,0}")
+    return number
+
+
+def _priority(name: str, value: Any, given: dict[str, Any]) -> int:
+    number = _integer(name, value, given)
+    highest = RANGES["max_priority"][1]
+    if number > highest:
+        raise ArgumentInvalid(name, f"{name} is {number}, {highest} is the highest", f"{{max_value_exceeded,{number}}}")
+    return number
+
+
+def _boolean(name: str, value: Any, _: dict[str, Any]) -> bool:
+    if not isinstance(value, bool):
+        raise ArgumentInvalid(
+            name, f"{name} is true or false, not {_shown(value)}", f"{{unacceptable_type,{_type_name(value)}}}"
+        )
+    return value
+
+
+def _text(name: str, value: Any, _: dict[str, Any]) -> str:
+    if not isinstance(value, str):
+        kind = "signedint" if isinstance(value, int) and not isinstance(value, bool) else _type_name(value)
+        raise ArgumentInvalid(name, f"{name} is text, not {_shown(value)}", f"{{unacceptable_type,{kind}}}")
+    if len(value.encode("utf-8", "surrogatepass")) > 255:
+        raise ArgumentInvalid(name, f"{name} has at most 255 bytes: {_shown(value)}", "{value_too_long,255}")
+    return value
+
+
+def _dead_letter_key(name: str, value: Any, given: dict[str, Any]) -> str:
+    text = _text(name, value, given)
+    if "x-dead-letter-exchange" not in given:
+        raise ArgumentInvalid(
+            name, f"{name} needs an x-dead-letter-exchange to go with", "routing_key_but_no_dlx_defined"
+        )
+    return text
+
+
+def _one_of(allowed: tuple[str, ...], term: str) -> Callable[[str, Any, dict[str, Any]], str]:
+    def check(name: str, value: Any, given: dict[str, Any]) -> str:
+        text = _text(name, value, given)
+        if text not in allowed:
+            raise ArgumentInvalid(
+                name, f"{name} is one of {', '.join(allowed)}, not {_shown(text)}", term.replace("%", text)
+            )
+        return text
+
+    return check
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:79] + "…"
+
+
+_CHECKS: dict[str, Callable[[str, Any, dict[str, Any]], Any]] = {
+    "x-expires": _expiry,
+    "x-message-ttl": _milliseconds,
+    "x-dead-letter-exchange": _text,
+    "x-dead-letter-routing-key": _dead_letter_key,
+    "x-dead-letter-strategy": _one_of(("at-most-once", "at-least-once"), "invalid_dlx_strategy"),
+    "x-max-length": _integer,
+    "x-max-length-bytes": _integer,
+    "x-max-priority": _priority,
+    "x-overflow": _one_of(tuple(_OVERFLOWS), "invalid_overflow"),
+    "x-queue-mode": _one_of(("default", "lazy"), "\"unsupported queue mode '%'\""),
+    "x-queue-type": _one_of(QUEUE_TYPES, "\"unsupported queue type '%'\""),
+    "x-delivery-limit": _integer,
+    "x-single-active-consumer": _boolean,
+    "x-consumer-timeout": _milliseconds,
+}

@@ -1,0 +1,97 @@
+"""AMQP's arguments of a queue, as settings; and what is said about those that cannot be meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from laneway.broker.arguments import ArgumentInvalid, settings_from_arguments
+from laneway.core.settings import DAY_MS, QueueSettings, check_settings
+
+
+def settings(**arguments: Any) -> QueueSettings:
+    named = {f"x-{name.replace('_', '-')}": value for name, value in arguments.items()}
+    made = settings_from_arguments(named, durable=True, exclusive=False, auto_delete=False, max_message_bytes=5_000_000)
+    return check_settings(made)
+
+
+def test_a_queue_without_arguments_is_as_rabbitmq_has_it() -> None:
+    made = settings()
+    assert (made.durable, made.exclusive, made.auto_delete) == (True, False, False)
+    assert (made.max_priority, made.priority_when_unset, made.max_receives) == (0, 0, None)
+    assert (made.keep_dead, made.overflow, made.message_ttl_ms) == (False, "drop_oldest", None)
+    assert (made.retention_ms, made.lease_ms, made.max_message_bytes) == (14 * DAY_MS, 1_800_000, 5_000_000)
+    assert made.arguments == {}
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "field", "expected"),
+    [
+        ("message_ttl", 0, "message_ttl_ms", 0),
+        ("message_ttl", 60_000, "message_ttl_ms", 60_000),
+        ("message_ttl", (1 << 32) - 1, "message_ttl_ms", 14 * DAY_MS),
+        ("expires", 1_800_000, "expires_ms", 1_800_000),
+        ("max_length", 0, "max_messages", 0),
+        ("max_length", 1 << 62, "max_messages", 1 << 40),
+        ("max_length_bytes", 10, "max_bytes", 10),
+        ("overflow", "drop-head", "overflow", "drop_oldest"),
+        ("overflow", "reject-publish", "overflow", "reject"),
+        ("overflow", b"reject-publish-dlx", "overflow", "reject_dead_letter"),
+        ("dead_letter_exchange", "", "dead_letter_exchange", ""),
+        ("max_priority", 255, "max_priority", 255),
+        ("delivery_limit", 3, "max_receives", 4),
+        ("delivery_limit", 0, "max_receives", 1),
+        ("single_active_consumer", True, "single_active_consumer", True),
+        ("consumer_timeout", 60_000, "lease_ms", 60_000),
+    ],
+)
+def test_an_argument_becomes_a_setting_and_is_kept(argument: str, value: Any, field: str, expected: Any) -> None:
+    made = settings(**{argument: value})
+    assert getattr(made, field) == expected
+    kept = value.decode() if isinstance(value, bytes) else value
+    assert made.arguments == {f"x-{argument.replace('_', '-')}": kept}
+
+
+def test_a_dead_letter_routing_key_goes_with_its_exchange() -> None:
+    made = settings(dead_letter_exchange="dlx", dead_letter_routing_key="gone")
+    assert (made.dead_letter_exchange, made.dead_letter_routing_key) == ("dlx", "gone")
+
+
+def test_both_types_of_queue_are_taken_and_unknown_arguments_kept() -> None:
+    for kind in ("classic", "quorum"):
+        assert settings(queue_type=kind).arguments == {"x-queue-type": kind}
+    odd = {"ha-mode": "all", "list": [1, b"x", (True,)], "map": {"deep": b"\xff"}, "none": None}
+    made = settings_from_arguments(odd, durable=False, exclusive=True, auto_delete=True, max_message_bytes=1)
+    assert made.arguments == {"ha-mode": "all", "list": [1, "x", [True]], "map": {"deep": "\\xff"}, "none": None}
+    assert (made.durable, made.exclusive, made.auto_delete) == (False, True, True)
+    check_settings(made)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "term"),
+    [
+        ("message_ttl", "60", '"expected integer, got longstr"'),
+        ("message_ttl", True, '"expected integer, got bool"'),
+        ("message_ttl", -1, "{value_negative,-1}"),
+        ("message_ttl", 1 << 32, "{value_too_big,4294967296}"),
+        ("expires", 0, "{value_zero,0}"),
+        ("max_length", 1.5, '"expected integer, got double"'),
+        ("max_priority", 256, "{max_value_exceeded,256}"),
+        ("overflow", "explode", "invalid_overflow"),
+        ("overflow", 5, "{unacceptable_type,signedint}"),
+        ("dead_letter_routing_key", "k", "routing_key_but_no_dlx_defined"),
+        ("dead_letter_exchange", False, "{unacceptable_type,bool}"),
+        ("queue_type", "stream", "\"unsupported queue type 'stream'\""),
+        ("queue_mode", "eager", "\"unsupported queue mode 'eager'\""),
+        ("single_active_consumer", "yes", "{unacceptable_type,longstr}"),
+        ("delivery_limit", [1], '"expected integer, got array"'),
+        ("dead_letter_exchange", "x" * 256, "{value_too_long,255}"),
+    ],
+)
+def test_a_wrong_argument_is_named(argument: str, value: Any, term: str) -> None:
+    with pytest.raises(ArgumentInvalid) as refused:
+        settings(**{argument: value})
+    name = f"x-{argument.replace('_', '-')}"
+    assert (refused.value.argument, refused.value.field, refused.value.term) == (name, f"arguments.{name}", term)
+    assert refused.value.message.startswith(f"{name} ") and len(refused.value.message) < 200
