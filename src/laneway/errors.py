@@ -9,10 +9,12 @@ for people. `field` names the offending part of the input where there is one.
     │   └── ReceiptInvalid      not a receipt handle at all
     ├── NotFound
     │   ├── QueueNotFound · MessageNotFound · TaskNotFound · AccountNotFound
-    │   └── VhostNotFound
+    │   └── ExchangeNotFound · BindingNotFound · VhostNotFound
     ├── Conflict
     │   ├── QueueExists         exists with other settings
     │   ├── QueueInUse          another queue's dead letters go there
+    │   ├── ExchangeExists      exists with other settings
+    │   ├── ExchangeInUse       has bindings
     │   ├── IdempotencyConflict same key, different body
     │   ├── AccountExists
     │   └── LeaseStale          the receipt handle is of an earlier delivery
@@ -70,6 +72,14 @@ class AccountNotFound(NotFound):
     code = "account_not_found"
 
 
+class ExchangeNotFound(NotFound):
+    code = "exchange_not_found"
+
+
+class BindingNotFound(NotFound):
+    code = "binding_not_found"
+
+
 class VhostNotFound(NotFound):
     code = "vhost_not_found"
 
@@ -84,6 +94,14 @@ class QueueExists(Conflict):
 
 class QueueInUse(Conflict):
     code = "queue_in_use"
+
+
+class ExchangeExists(Conflict):
+    code = "exchange_exists"
+
+
+class ExchangeInUse(Conflict):
+    code = "exchange_in_use"
 
 
 class IdempotencyConflict(Conflict):

@@ -17,6 +17,7 @@ import msgspec
 from laneway.broker import peeking
 from laneway.broker.committer import Committer, NewWriter, WriterThread
 from laneway.broker.engine import Engine, Recovery
+from laneway.broker.exchanges import Exchanges
 from laneway.broker.tasks import Redrives
 from laneway.broker.upkeep import Upkeep
 from laneway.broker.values import (
@@ -52,6 +53,8 @@ SettleDone = Callable[[list[int | LanewayError]], None]
 class BrokerLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_queues: int = 200_000
     max_vhosts: int = 10_000
+    max_exchanges: int = 100_000
+    max_bindings: int = 500_000
     max_message_bytes: int = 256 * 1024
     max_idempotency_keys: int = 1_000_000
     max_waiters_per_queue: int = 50_000
@@ -131,6 +134,7 @@ class Broker:
         self._timer_ms = 0
         self.redrives = Redrives(self)
         self.vhosts = Vhosts(self)
+        self.exchanges = Exchanges(self)
 
     # Start and stop
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import msgspec
 
+from laneway.core.exchanges import Binding, ExchangeSettings, Hop, Route
 from laneway.core.message import Death, Delivery, Draft, Glimpse, Properties, Receipt, Settlement
 from laneway.core.settings import QueueSettings
 
 __all__ = [
+    "Binding",
     "DeadLetterFilter",
     "Death",
     "Delivery",
     "Draft",
+    "ExchangeInfo",
+    "ExchangeSettings",
     "Glimpse",
+    "Hop",
     "PeekQuery",
     "Properties",
     "QueueInfo",
@@ -21,6 +26,7 @@ __all__ = [
     "Rates",
     "Receipt",
     "RedriveRequest",
+    "Route",
     "Settlement",
     "Task",
 ]
@@ -32,6 +38,15 @@ class QueueInfo(msgspec.Struct, frozen=True):
     settings: QueueSettings
     created_at_ms: int
     changed_at_ms: int
+
+
+class ExchangeInfo(msgspec.Struct, frozen=True):
+    vhost: str
+    name: str
+    settings: ExchangeSettings
+    created_at_ms: int  # 0 for a built-in one
+    is_built_in: bool
+    binding_count: int  # from it; those of the default exchange are not counted
 
 
 class Rates(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from laneway.core.events import DocumentPut, DocumentRemoved, Event, QueueDeleted
 from laneway.core.queue import Queue
+from laneway.core.topology_commands import clear_exchanges
 from laneway.errors import Conflict, InvalidInput, LimitExceeded, VhostNotFound
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Vhosts:
         return True
 
     def delete(self, name: str) -> None:
-        """With its queues and all they hold, in one step."""
+        """With its queues and all they hold, its exchanges and bindings, in one step."""
         self.check(name)
         if name == DEFAULT:
             raise Conflict("the virtual host '/' always exists and cannot be deleted", field="vhost")
@@ -79,6 +80,7 @@ class Vhosts:
         now_ms = self._broker.now()
         # Whether one's dead letters go to another does not matter: both go.
         yield from (QueueDeleted(queue.number, now_ms) for queue in queues)
+        yield from clear_exchanges(self._broker.engine.state, name, now_ms)
         yield DocumentRemoved(now_ms, COLLECTION, name)
 
 

@@ -29,6 +29,10 @@ class Kind(IntEnum):
     KEY_REMEMBERED = 20
     DOCUMENT_PUT = 21
     DOCUMENT_REMOVED = 22
+    EXCHANGE_PUT = 30
+    EXCHANGE_DELETED = 31
+    BOUND = 32
+    UNBOUND = 33
 
 
 class Cause(IntEnum):
@@ -204,6 +208,39 @@ class DocumentRemoved(msgspec.Struct, gc=False):
     key: str
 
 
+class ExchangePut(msgspec.Struct, gc=False):
+    """An exchange was declared."""
+
+    kind: ClassVar[Kind] = Kind.EXCHANGE_PUT
+    at_ms: int
+    document: bytes  # MessagePack [vhost, name, {settings}]
+
+
+class ExchangeDeleted(msgspec.Struct, gc=False):
+    """An exchange is gone, with all bindings from it and to it; so are auto-delete exchanges that this leaves without
+    any binding, and those that a deleted queue leaves so."""
+
+    kind: ClassVar[Kind] = Kind.EXCHANGE_DELETED
+    at_ms: int
+    document: bytes  # MessagePack [vhost, name]
+
+
+class Bound(msgspec.Struct, gc=False):
+    kind: ClassVar[Kind] = Kind.BOUND
+    queue: int  # 0 if it leads to an exchange
+    at_ms: int
+    document: bytes  # MessagePack [vhost, {binding}]
+
+
+class Unbound(msgspec.Struct, gc=False):
+    """A binding was removed, and its exchange with it if that was its last one and it is auto-delete."""
+
+    kind: ClassVar[Kind] = Kind.UNBOUND
+    queue: int
+    at_ms: int
+    document: bytes  # as in Bound
+
+
 Event = (
     Opened
     | QueuePut
@@ -221,4 +258,8 @@ Event = (
     | KeyRemembered
     | DocumentPut
     | DocumentRemoved
+    | ExchangePut
+    | ExchangeDeleted
+    | Bound
+    | Unbound
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from laneway.core.exchanges import BUILT_IN
 from laneway.core.queue import Queue
 from laneway.core.state import State
 from laneway.core.table import DEAD, DELAYED, FREE, GROUPED, HAS_CONSUMER, LEASED, READY, SLAB_BITS, SLAB_MASK, STORIED
@@ -46,6 +47,7 @@ def check_invariants(state: State) -> None:
     elsewhere = Counter(story.origin for story in state.stories.values() if story.origin)
     for queue in state.queues.values():
         assert queue.dead_elsewhere == elsewhere[queue.number], f"{queue.name}: dead_elsewhere"
+    _check_topology(state)
 
 
 def _check_queue(
@@ -82,3 +84,26 @@ def _check_queue(
             assert any(entry[1] == members[0] for entry in queue.heads)
         else:
             assert not group.offered, f"{name}: group {group.name} is offered but must wait"
+
+
+def _check_topology(state: State) -> None:
+    topology = state.topology
+    declared = bound = 0
+    for vhost, there in topology.exchanges.items():
+        assert there, f"virtual host {vhost!r} is kept without an exchange"
+        for name, exchange in there.items():
+            assert (exchange.vhost, exchange.name) == (vhost, name)
+            assert exchange.bindings or name not in BUILT_IN, f"{name} is kept without a binding"
+            declared += name not in BUILT_IN
+            bound += len(exchange.bindings)
+            for binding in exchange.bindings.values():
+                end = binding.destination
+                assert binding.source == name
+                if binding.kind == "queue":
+                    assert (vhost, end) in state.by_name, f"{name} is bound to queue {end}, which is gone"
+                else:
+                    assert topology.find(vhost, end) is not None, f"{name} is bound to exchange {end}, which is gone"
+                assert binding in topology.into(vhost, binding.kind, end), f"{binding} is unknown to its destination"
+    assert declared == topology.declared_count, f"{declared} exchanges, but {topology.declared_count} are counted"
+    assert bound == topology.binding_count, f"{bound} bindings, but {topology.binding_count} are counted"
+    assert bound == topology.arriving_count(), "a destination knows a binding that its source does not"

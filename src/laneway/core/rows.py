@@ -31,11 +31,14 @@ import msgspec
 
 from laneway.core.events import (
     Acked,
+    Bound,
     Cause,
     DeadLettered,
     DocumentPut,
     DocumentRemoved,
     Event,
+    ExchangeDeleted,
+    ExchangePut,
     Extended,
     KeyRemembered,
     Kind,
@@ -49,6 +52,7 @@ from laneway.core.events import (
     Released,
     Relocated,
     Removed,
+    Unbound,
 )
 from laneway.core.message import RECORD_PREFIX_BYTES, decode_record
 
@@ -261,6 +265,14 @@ def _encode_document_removed(e: DocumentRemoved, offset: int) -> tuple[bytes, Se
     return _one(e.kind, at_ms=e.at_ms, offset=offset, size=len(blob)), (blob,)
 
 
+def _encode_exchange(e: ExchangePut | ExchangeDeleted, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    return _one(e.kind, at_ms=e.at_ms, offset=offset, size=len(e.document)), (e.document,)
+
+
+def _encode_binding(e: Bound | Unbound, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    return _one(e.kind, queue=e.queue, at_ms=e.at_ms, offset=offset, size=len(e.document)), (e.document,)
+
+
 _ENCODERS: dict[Kind, Callable[..., tuple[bytes, Sequence[bytes]]]] = {
     Kind.OPENED: _encode_opened,
     Kind.QUEUE_PUT: _encode_queue_put,
@@ -278,6 +290,10 @@ _ENCODERS: dict[Kind, Callable[..., tuple[bytes, Sequence[bytes]]]] = {
     Kind.KEY_REMEMBERED: _encode_key_remembered,
     Kind.DOCUMENT_PUT: _encode_document_put,
     Kind.DOCUMENT_REMOVED: _encode_document_removed,
+    Kind.EXCHANGE_PUT: _encode_exchange,
+    Kind.EXCHANGE_DELETED: _encode_exchange,
+    Kind.BOUND: _encode_binding,
+    Kind.UNBOUND: _encode_binding,
 }
 
 Blob = Callable[[int, int], bytes]
@@ -356,6 +372,10 @@ _DECODERS: dict[int, Callable[[list[Row], Blob, Location], Event]] = {
     Kind.KEY_REMEMBERED: lambda r, b, at: KeyRemembered(r[0][4], r[0][6], r[0][9], b(r[0][12], r[0][13])),
     Kind.DOCUMENT_PUT: _decode_document_put,
     Kind.DOCUMENT_REMOVED: _decode_document_removed,
+    Kind.EXCHANGE_PUT: lambda r, b, at: ExchangePut(r[0][6], b(r[0][12], r[0][13])),
+    Kind.EXCHANGE_DELETED: lambda r, b, at: ExchangeDeleted(r[0][6], b(r[0][12], r[0][13])),
+    Kind.BOUND: lambda r, b, at: Bound(r[0][4], r[0][6], b(r[0][12], r[0][13])),
+    Kind.UNBOUND: lambda r, b, at: Unbound(r[0][4], r[0][6], b(r[0][12], r[0][13])),
 }
 
 __all__ = ["CONTINUES", "HAS_DEDUP", "HAS_GROUP", "RECORD_PREFIX_BYTES", "ROW", "ROW_BYTES", "decode", "encode"]

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from laneway.core.deadlines import DEDUP, DELAY, KEYS, LEASE, TTL
+from laneway.core.exchanges import BUILT_IN, Binding, ExchangeSettings
 from laneway.core.lane import Lane
 from laneway.core.queue import Group, Queue
 from laneway.core.settings import QueueSettings
@@ -54,6 +55,11 @@ def freeze(state: State) -> Frozen:
         "keys": [(*key, value) for key, value in state.keys.items()],
         "documents": {name: documents.copy() for name, documents in state.documents.items()},
         "queues": [_freeze_queue(queue) for queue in state.queues.values()],
+        "exchanges": [
+            (exchange.vhost, exchange.name, exchange.settings, exchange.created_at_ms, [*exchange.bindings.values()])
+            for there in state.topology.exchanges.values()
+            for exchange in there.values()
+        ],
         "ttl": [
             (at_ms, number, seqs.tobytes())
             for at_ms, bucket in state.deadlines.buckets.items()
@@ -175,6 +181,7 @@ class _Head(msgspec.Struct):
     documents: dict[str, dict[str, bytes]]
     queues: list[_QueueHead]
     ttl: list[tuple[int, int, bytes]]
+    exchanges: list[tuple[str, str, ExchangeSettings, int, list[Binding]]] = []  # not in a snapshot of before
 
 
 def thaw(source: Iterable[bytes]) -> State:
@@ -202,6 +209,12 @@ def thaw(source: Iterable[bytes]) -> State:
     _thaw_slabs(state, it)
     for q in head.queues:
         _thaw_queue(state, q)
+    for vhost, name, settings, at_ms, _ in head.exchanges:
+        if name not in BUILT_IN:
+            state.topology.put(vhost, name, settings, at_ms)
+    for vhost, _, _, _, bindings in head.exchanges:
+        for binding in bindings:
+            state.topology.bind(vhost, binding)
     for at_ms, number, seqs in head.ttl:
         state.deadlines.add(at_ms, TTL, number, array("Q", seqs))
     _thaw_deadlines(state)

@@ -26,11 +26,14 @@ from laneway.core import queue as q_
 from laneway.core.deadlines import DEDUP, DELAY, KEYS, LEASE, RETENTION, TTL, Deadlines, coarse
 from laneway.core.events import (
     Acked,
+    Bound,
     Cause,
     DeadLettered,
     DocumentPut,
     DocumentRemoved,
     Event,
+    ExchangeDeleted,
+    ExchangePut,
     Extended,
     KeyRemembered,
     Kind,
@@ -44,7 +47,9 @@ from laneway.core.events import (
     Released,
     Relocated,
     Removed,
+    Unbound,
 )
+from laneway.core.exchanges import Binding, ExchangeSettings, Topology
 from laneway.core.message import Death, message_id
 from laneway.core.queue import Group, Queue
 from laneway.core.settings import QueueSettings
@@ -128,6 +133,7 @@ class State:
         self.deadlines = Deadlines()
         self.queues: dict[int, Queue] = {}
         self.by_name: dict[tuple[str, str], Queue] = {}
+        self.topology = Topology(self.queues, self.by_name)
         self.next_queue = 1
         self.next_lease = 1
         self.extents: dict[int, int] = {}  # extent of the journal -> live records in it
@@ -155,6 +161,10 @@ class State:
             Kind.KEY_REMEMBERED: self._key_remembered,
             Kind.DOCUMENT_PUT: self._document_put,
             Kind.DOCUMENT_REMOVED: self._document_removed,
+            Kind.EXCHANGE_PUT: self._exchange_put,
+            Kind.EXCHANGE_DELETED: self._exchange_deleted,
+            Kind.BOUND: self._bound,
+            Kind.UNBOUND: self._unbound,
         }
 
     def apply(self, event: Event) -> None:
@@ -176,6 +186,7 @@ class State:
             queue = Queue(e.queue, document.vhost, document.name, document.settings, e.at_ms)
             self.queues[e.queue] = self.by_name[document.vhost, document.name] = queue
             self.next_queue = max(self.next_queue, e.queue + 1)
+            self.topology.changed()
         else:
             queue.settings = document.settings
             queue.changed_at_ms = e.at_ms
@@ -191,6 +202,7 @@ class State:
                 self._forget(seq)
         for key in [k for k in self.keys if k[0] == queue.number]:
             del self.keys[key]
+        self.topology.queue_deleted(queue)
         del self.queues[e.queue]
         del self.by_name[queue.vhost, queue.name]
 
@@ -243,6 +255,20 @@ class State:
                 queue.bitmap &= ~(1 << priority)
             self._extent_loses(extent, SLAB_ROWS)
             self.table.free_slab(number)
+
+    # Exchanges and bindings
+
+    def _exchange_put(self, e: ExchangePut) -> None:
+        self.topology.put(*msgspec.msgpack.decode(e.document, type=tuple[str, str, ExchangeSettings]), e.at_ms)
+
+    def _exchange_deleted(self, e: ExchangeDeleted) -> None:
+        self.topology.delete(*msgspec.msgpack.decode(e.document, type=tuple[str, str]))
+
+    def _bound(self, e: Bound) -> None:
+        self.topology.bind(*msgspec.msgpack.decode(e.document, type=tuple[str, Binding]))
+
+    def _unbound(self, e: Unbound) -> None:
+        self.topology.unbind(*msgspec.msgpack.decode(e.document, type=tuple[str, Binding]))
 
     # The life of messages
 

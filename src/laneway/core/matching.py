@@ -1,0 +1,309 @@
+"""Which destinations an exchange's bindings lead to: one index per exchange type, so that a route costs what it
+matches and never a scan. They know nothing of exchanges, queues or where a destination leads: exchanges.py does.
+
+    direct    routing key ─▶ leaf
+    fanout    one leaf
+    topic     a trie of words; `*` is one word, `#` any number of words, none included
+                  orders.*.eu   ──  root ─orders─▶ ○ ─*─▶ ○ ─eu─▶ leaf
+                  orders.#      ──  root ─orders─▶ ○ ─#─▶ leaf, which stays for every further word
+    headers   header and value ─▶ the bindings to look at closer
+
+A leaf is {target: how many bindings lead there}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from laneway.errors import InvalidInput
+
+Target = int | str  # a queue's number, or the name of an exchange
+Leaf = dict[Target, int]
+Headers = Mapping[str, Any]
+
+X_MATCHES = ("all", "any", "all-with-x", "any-with-x")
+
+_encode = msgspec.msgpack.Encoder(order="deterministic").encode
+_NO_HEADERS: Headers = {}
+
+
+def pack(value: Any) -> bytes:
+    """A value as bytes that are equal when type and value are: 1, 1.0, True and "1" are four different ones."""
+    return _encode(value)
+
+
+def _count_up(leaf: Leaf, target: Target) -> None:
+    leaf[target] = leaf.get(target, 0) + 1
+
+
+def _count_down(leaf: Leaf, target: Target) -> None:
+    left = leaf[target] - 1
+    if left:
+        leaf[target] = left
+    else:
+        del leaf[target]
+
+
+class Index(Protocol):
+    def add(self, key: str, arguments: Headers, target: Target) -> None: ...
+
+    def remove(self, key: str, arguments: Headers, target: Target) -> None:
+        """Undo one add of just these values."""
+
+    def match(self, key: str, headers: Headers | None) -> Iterable[Iterable[Target]]:
+        """The targets of all bindings that match, in parts; one may come more than once."""
+
+
+class DirectIndex:
+    def __init__(self) -> None:
+        self._leaves: dict[str, Leaf] = {}
+
+    def add(self, key: str, arguments: Headers, target: Target) -> None:
+        _count_up(self._leaves.setdefault(key, {}), target)
+
+    def remove(self, key: str, arguments: Headers, target: Target) -> None:
+        leaf = self._leaves[key]
+        _count_down(leaf, target)
+        if not leaf:
+            del self._leaves[key]
+
+    def match(self, key: str, headers: Headers | None) -> Iterable[Iterable[Target]]:
+        leaf = self._leaves.get(key)
+        return () if leaf is None else (leaf,)
+
+
+class FanoutIndex:
+    def __init__(self) -> None:
+        self._leaf: Leaf = {}
+
+    def add(self, key: str, arguments: Headers, target: Target) -> None:
+        _count_up(self._leaf, target)
+
+    def remove(self, key: str, arguments: Headers, target: Target) -> None:
+        _count_down(self._leaf, target)
+
+    def match(self, key: str, headers: Headers | None) -> Iterable[Iterable[Target]]:
+        return (self._leaf,)
+
+
+class _Node:
+    __slots__ = ("any_word", "any_words", "leaf", "stays", "words")
+
+    def __init__(self, stays: bool = False) -> None:
+        self.words: dict[str, _Node] = {}
+        self.any_word: _Node | None = None  # *
+        self.any_words: _Node | None = None  # #
+        self.stays = stays  # it is a `#` itself: one more word changes nothing
+        self.leaf: Leaf = {}
+
+    @property
+    def is_bare(self) -> bool:
+        return not (self.leaf or self.words or self.any_word or self.any_words)
+
+
+def split_words(key: str) -> list[str]:
+    """The words of a routing key or pattern; an empty one has none."""
+    return key.split(".") if key else []
+
+
+class TopicIndex:
+    """Follows all the places in the trie where the words so far can lead, each once, so that patterns with many `#`
+    cost no more than the nodes they have."""
+
+    def __init__(self) -> None:
+        self._root = _Node()
+
+    def add(self, key: str, arguments: Headers, target: Target) -> None:
+        node = self._root
+        for word in split_words(key):
+            if word == "#":
+                if node.any_words is None:
+                    node.any_words = _Node(stays=True)
+                node = node.any_words
+            elif word == "*":
+                if node.any_word is None:
+                    node.any_word = _Node()
+                node = node.any_word
+            else:
+                following = node.words.get(word)
+                if following is None:
+                    following = node.words[word] = _Node()
+                node = following
+        _count_up(node.leaf, target)
+
+    def remove(self, key: str, arguments: Headers, target: Target) -> None:
+        words = split_words(key)
+        path = [self._root]
+        for word in words:
+            node = path[-1]
+            following = node.any_words if word == "#" else node.any_word if word == "*" else node.words[word]
+            assert following is not None
+            path.append(following)
+        _count_down(path[-1].leaf, target)
+        while words and path[-1].is_bare:
+            path.pop()
+            word, node = words.pop(), path[-1]
+            if word == "#":
+                node.any_words = None
+            elif word == "*":
+                node.any_word = None
+            else:
+                del node.words[word]
+
+    def match(self, key: str, headers: Headers | None) -> Iterable[Iterable[Target]]:
+        places = _with_no_words([self._root])
+        for word in split_words(key):
+            following: list[_Node] = []
+            for node in places:
+                if node.stays:
+                    following.append(node)
+                found = node.words.get(word)
+                if found is not None:
+                    following.append(found)
+                if node.any_word is not None:
+                    following.append(node.any_word)
+            if not following:
+                return ()
+            places = _with_no_words(following)
+        return [node.leaf for node in places if node.leaf]
+
+
+def _with_no_words(nodes: list[_Node]) -> Iterable[_Node]:
+    """These nodes and all that is reached from them without a word, that is through `#`; each once."""
+    places = dict.fromkeys(nodes)
+    for node in nodes:
+        following = node.any_words
+        while following is not None and following not in places:
+            places[following] = None
+            following = following.any_words
+    return places
+
+
+# Headers. A binding that wants all of its headers stands under one of them, the one that fewest others stand under: a
+# message without it cannot match. A binding that wants any of them stands under each.
+
+_Pair = tuple[str, bytes | None]  # a header's name and packed value; None: its presence is enough
+_Entry = tuple[Target, tuple[_Pair, ...], bool]  # target, what is wanted, whether any will do
+
+
+def check_headers_arguments(arguments: Headers) -> None:
+    wanted = arguments.get("x-match", "all")
+    if wanted not in X_MATCHES:
+        raise InvalidInput(f"x-match is one of {', '.join(X_MATCHES)}, not {wanted!r}", field="arguments")
+
+
+def _wanted(arguments: Headers) -> tuple[tuple[_Pair, ...], bool]:
+    """What a binding's arguments ask for, and whether any of it will do."""
+    how = arguments.get("x-match", "all")
+    with_x = how.endswith("-with-x")
+    pairs = tuple(
+        (name, None if value is None else pack(value))
+        for name, value in sorted(arguments.items())
+        if name != "x-match" and (with_x or not name.startswith("x-"))
+    )
+    return pairs, how.startswith("any")
+
+
+class _Header:
+    """The bindings that stand under one header: under its mere presence, or under one of its values."""
+
+    __slots__ = ("present", "values")
+
+    def __init__(self) -> None:
+        self.present: dict[_Entry, None] = {}
+        self.values: dict[bytes, dict[_Entry, None]] = {}
+
+
+class HeadersIndex:
+    def __init__(self) -> None:
+        self._headers: dict[str, _Header] = {}
+        self._always: Leaf = {}  # all of nothing
+        self._counts: dict[_Entry, int] = {}
+        self._places: dict[_Entry, tuple[_Pair, ...]] = {}  # where each entry stands
+
+    def add(self, key: str, arguments: Headers, target: Target) -> None:
+        pairs, any_will_do = _wanted(arguments)
+        if not pairs:
+            if not any_will_do:
+                _count_up(self._always, target)
+            return
+        entry = (target, pairs, any_will_do)
+        self._counts[entry] = self._counts.get(entry, 0) + 1
+        if entry in self._places:
+            return
+        places = self._places[entry] = pairs if any_will_do else (min(pairs, key=self._crowd),)
+        for name, value in places:
+            header = self._headers.setdefault(name, _Header())
+            posting = header.present if value is None else header.values.setdefault(value, {})
+            posting[entry] = None
+
+    def _crowd(self, pair: _Pair) -> tuple[bool, int]:
+        """How many stand there already; a value tells more messages apart than a presence does."""
+        name, value = pair
+        header = self._headers.get(name)
+        if header is None:
+            return value is None, 0
+        return value is None, len(header.present if value is None else header.values.get(value, ()))
+
+    def remove(self, key: str, arguments: Headers, target: Target) -> None:
+        pairs, any_will_do = _wanted(arguments)
+        if not pairs:
+            if not any_will_do:
+                _count_down(self._always, target)
+            return
+        entry = (target, pairs, any_will_do)
+        self._counts[entry] -= 1
+        if self._counts[entry]:
+            return
+        del self._counts[entry]
+        for name, value in self._places.pop(entry):
+            header = self._headers[name]
+            posting = header.present if value is None else header.values[value]
+            del posting[entry]
+            if value is not None and not posting:
+                del header.values[value]
+            if not header.present and not header.values:
+                del self._headers[name]
+
+    def match(self, key: str, headers: Headers | None) -> Iterable[Iterable[Target]]:
+        given = headers or _NO_HEADERS
+        found: list[Iterable[Target]] = [self._always]
+        packed: dict[str, bytes | None] = {}
+        for name, value in given.items():
+            header = self._headers.get(name)
+            if header is None:
+                continue
+            postings = [header.present] if header.present else []
+            if header.values:
+                here = header.values.get(_packed(name, value, packed) or b"")
+                if here is not None:
+                    postings.append(here)
+            for posting in postings:
+                found.append(
+                    [
+                        target
+                        for target, pairs, any_will_do in posting
+                        if any_will_do or len(pairs) == 1 or _has_all(given, pairs, packed)
+                    ]
+                )
+        return found
+
+
+def _has_all(given: Headers, pairs: tuple[_Pair, ...], packed: dict[str, bytes | None]) -> bool:
+    for name, value in pairs:
+        if name not in given or (value is not None and _packed(name, given[name], packed) != value):
+            return False
+    return True
+
+
+def _packed(name: str, value: Any, known: dict[str, bytes | None]) -> bytes | None:
+    """A message's header packed, once for all bindings that ask for it; None if it can be equal to nothing stored."""
+    if name not in known:
+        try:
+            known[name] = pack(value)
+        except (OverflowError, RecursionError, TypeError, ValueError):
+            known[name] = None
+    return known[name]

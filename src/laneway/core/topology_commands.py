@@ -1,0 +1,114 @@
+"""Commands on exchanges and bindings: checked against the state and turned into events, as in commands.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from laneway.core.commands import find_queue
+from laneway.core.events import Bound, Event, ExchangeDeleted, ExchangePut, Unbound
+from laneway.core.exchanges import (
+    BUILT_IN,
+    Binding,
+    ExchangeSettings,
+    check_arguments,
+    check_binding,
+    check_exchange_name,
+    check_exchange_settings,
+)
+from laneway.core.matching import pack
+from laneway.core.settings import check_queue_name
+from laneway.core.state import State
+from laneway.errors import ExchangeExists, ExchangeInUse, InvalidInput, LimitExceeded
+
+RESERVED = "amq."
+
+_encode = msgspec.msgpack.encode
+
+
+def declare_exchange(
+    state: State, vhost: str, name: str, settings: ExchangeSettings, now_ms: int, *, max_exchanges: int
+) -> Iterator[Event]:
+    """Create an exchange; nothing if there is one with these settings."""
+    topology = state.topology
+    check_queue_name(vhost, field="vhost")
+    check_exchange_settings(settings)
+    known = topology.find(vhost, name)
+    if known is not None:
+        if pack(known.settings) != pack(settings):
+            raise ExchangeExists(f"exchange {name!r} exists with other settings", field="exchange")
+        return
+    check_exchange_name(name)
+    if name.startswith(RESERVED):
+        raise InvalidInput(f"names that begin with {RESERVED!r} are reserved: {name!r}", field="exchange")
+    if topology.declared_count >= max_exchanges:
+        raise LimitExceeded(
+            f"there are {topology.declared_count} exchanges already, {max_exchanges} are allowed", field="exchange"
+        )
+    yield ExchangePut(now_ms, _encode((vhost, name, settings)))
+
+
+def delete_exchange(state: State, vhost: str, name: str, now_ms: int, *, if_unused: bool = False) -> Iterator[Event]:
+    exchange = state.topology.get(vhost, name)
+    if name in BUILT_IN:
+        raise InvalidInput(f"exchange {name or 'amq.default'!r} is always there, it cannot be deleted", field="exchange")
+    if if_unused and exchange.bindings:
+        raise ExchangeInUse(f"exchange {name!r} has {len(exchange.bindings)} bindings", field="if_unused")
+    yield ExchangeDeleted(now_ms, _encode((vhost, name)))
+
+
+def bind(state: State, vhost: str, binding: Binding, now_ms: int, *, max_bindings: int) -> Iterator[Event]:
+    """Add a binding; nothing if it is there already."""
+    topology = state.topology
+    check_binding(binding, topology.get(vhost, binding.source))
+    number = _destination(state, vhost, binding)
+    if topology.has(vhost, binding):
+        return
+    if topology.binding_count >= max_bindings:
+        raise LimitExceeded(f"there are {max_bindings} bindings already, more are not allowed", field="routing_key")
+    yield Bound(number, now_ms, _encode((vhost, binding)))
+
+
+def unbind(state: State, vhost: str, binding: Binding, now_ms: int) -> Iterator[Event]:
+    """Remove a binding; nothing if it is not there, or neither is what it binds."""
+    check_arguments(binding.arguments)
+    if state.topology.has(vhost, binding):
+        yield Unbound(_destination(state, vhost, binding), now_ms, _encode((vhost, binding)))
+
+
+def _destination(state: State, vhost: str, binding: Binding) -> int:
+    """The queue's number, 0 for an exchange; both must be there. The default exchange has the bindings it has."""
+    if not binding.source or (binding.kind == "exchange" and not binding.destination):
+        raise InvalidInput("nothing can be bound to or from the default exchange", field="exchange")
+    if binding.kind == "queue":
+        return find_queue(state, vhost, binding.destination).number
+    state.topology.get(vhost, binding.destination)
+    return 0
+
+
+def clear_exchanges(state: State, vhost: str, now_ms: int) -> Iterator[Event]:
+    """Remove all exchanges and bindings of a virtual host."""
+    topology = state.topology
+    for name in list(topology.exchanges.get(vhost, ())):
+        exchange = topology.exchanges.get(vhost, {}).get(name)
+        if exchange is None:
+            continue  # auto-delete: it went with one before it
+        if name not in BUILT_IN:
+            yield ExchangeDeleted(now_ms, _encode((vhost, name)))
+            continue
+        for binding in list(exchange.bindings.values()):
+            yield Unbound(_destination(state, vhost, binding), now_ms, _encode((vhost, binding)))
+
+
+def drop_transient_exchanges(state: State, now_ms: int) -> Iterator[Event]:
+    """What is not durable does not outlive the process that declared it."""
+    transient = [
+        (vhost, name)
+        for vhost, there in state.topology.exchanges.items()
+        for name, exchange in there.items()
+        if not exchange.settings.durable
+    ]
+    for vhost, name in transient:
+        if state.topology.find(vhost, name) is not None:
+            yield ExchangeDeleted(now_ms, _encode((vhost, name)))
