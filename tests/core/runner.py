@@ -198,6 +198,11 @@ def dump(state: State, now_ms: int) -> dict[str, Any]:
         "keys": [(k, v) for k, v in state.keys.items() if v.expires_ms > now_ms],
         "documents": {name: dict(documents) for name, documents in sorted(state.documents.items()) if documents},
         "queues": {number: _dump_queue(state, queue, now_ms) for number, queue in sorted(state.queues.items())},
+        "exchanges": {
+            (vhost, name): (x.settings, x.created_at_ms, sorted(map(repr, x.bindings.values())))
+            for vhost, there in sorted(state.topology.exchanges.items())
+            for name, x in sorted(there.items())
+        },
         "names": {key: queue.number for key, queue in sorted(state.by_name.items())},
         "ttl": sorted(
             (at_ms, number, seq)

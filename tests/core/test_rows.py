@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 from laneway.core import rows
 from laneway.core.events import (
     Acked,
+    Bound,
     Cause,
     DeadLettered,
     DocumentPut,
     DocumentRemoved,
     Event,
+    ExchangeDeleted,
+    ExchangePut,
     Extended,
     KeyRemembered,
     Kind,
@@ -30,6 +33,7 @@ from laneway.core.events import (
     Released,
     Relocated,
     Removed,
+    Unbound,
 )
 from laneway.core.message import Properties, encode_props, encode_record
 
@@ -96,6 +100,10 @@ EVENTS: dict[Kind, st.SearchStrategy[Event]] = {
     Kind.KEY_REMEMBERED: st.builds(KeyRemembered, u32, u64, u64, blobs),
     Kind.DOCUMENT_PUT: st.builds(DocumentPut, u64, words, words, blobs),
     Kind.DOCUMENT_REMOVED: st.builds(DocumentRemoved, u64, words, words),
+    Kind.EXCHANGE_PUT: st.builds(ExchangePut, u64, blobs),
+    Kind.EXCHANGE_DELETED: st.builds(ExchangeDeleted, u64, blobs),
+    Kind.BOUND: st.builds(Bound, u32, u64, blobs),
+    Kind.UNBOUND: st.builds(Unbound, u32, u64, blobs),
 }
 
 

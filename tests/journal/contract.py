@@ -13,11 +13,14 @@ import pytest
 
 from laneway.core.events import (
     Acked,
+    Bound,
     Cause,
     DeadLettered,
     DocumentPut,
     DocumentRemoved,
     Event,
+    ExchangeDeleted,
+    ExchangePut,
     Extended,
     KeyRemembered,
     Leased,
@@ -30,6 +33,7 @@ from laneway.core.events import (
     Released,
     Relocated,
     Removed,
+    Unbound,
 )
 from laneway.core.message import Properties, encode_props, encode_record
 from laneway.errors import JournalLocked
@@ -119,6 +123,10 @@ ONE_OF_EACH: list[Event] = [
     DocumentRemoved(at_ms=13, collection="accounts", key="ann"),
     QueuePurged(queue=7, at_ms=14, before_seq=6),
     QueueDeleted(queue=7, at_ms=15),
+    ExchangePut(at_ms=16, document=b"put"),
+    Bound(queue=7, at_ms=17, document=b"bound"),
+    Unbound(queue=0, at_ms=18, document=b"unbound"),
+    ExchangeDeleted(at_ms=19, document=b"deleted"),
 ]
 
 

@@ -25,7 +25,7 @@ from laneway.core.message import (
 )
 from laneway.core.state import State
 from laneway.core.table import LEASED, SLAB_BITS, SLAB_MASK, STATE_NAMES
-from laneway.core.topology_commands import drop_transient_exchanges
+from laneway.core.topology_commands import drop_transient
 from laneway.errors import JournalDamaged, Unavailable
 from laneway.journal.interface import Commit, Journal
 
@@ -101,7 +101,7 @@ class Engine:
             event_count += sum(map(message_count, events))
         epoch = self.state.epoch + 1
         self.run(iter([Opened(now_ms, epoch, self.state.tag or self._new_tag())]))
-        self.run(drop_transient_exchanges(self.state, now_ms))
+        self.run(drop_transient(self.state, now_ms))
         return Recovery(start, end, event_count, epoch)
 
     def run(self, command: Iterator[Event]) -> list[Event]:

@@ -146,9 +146,7 @@ class Topology:
         """All bindings, counted where they lead to."""
         return sum(map(len, self._into.values()))
 
-    def route(
-        self, vhost: str, exchange: str, routing_key: str, headers: Headers | None = None
-    ) -> tuple[int, ...]:
+    def route(self, vhost: str, exchange: str, routing_key: str, headers: Headers | None = None) -> tuple[int, ...]:
         """The numbers of the queues that a message reaches, each once. Hot: routes that no header has a say in are
         remembered until something changes."""
         if not exchange:
@@ -206,9 +204,7 @@ class Topology:
             self._remembered_size = 1 + len(route)
         self._remembered[asked] = route
 
-    def explain(
-        self, vhost: str, exchange: str, routing_key: str, headers: Headers | None = None
-    ) -> list[Route]:
+    def explain(self, vhost: str, exchange: str, routing_key: str, headers: Headers | None = None) -> list[Route]:
         """The queues a message would reach, once for every binding that matches, nearest first."""
         start = self.get(vhost, exchange)
         chains: dict[str, tuple[Hop, ...]] = {start.name: ()}
@@ -239,9 +235,7 @@ class Topology:
         else:
             there = ("exchange", target) if isinstance(target, str) else ("queue", self._queues[target].name)
             for binding in self.into(vhost, *there):
-                if binding.source == exchange.name and _matches(
-                    exchange.settings.type, binding, routing_key, headers
-                ):
+                if binding.source == exchange.name and _matches(exchange.settings.type, binding, routing_key, headers):
                     yield Hop(exchange.name, "binding", binding)
 
     # Changing; only State.apply does
@@ -257,7 +251,7 @@ class Topology:
         self.changed()
 
     def delete(self, vhost: str, name: str) -> None:
-        """Remove an exchange, all bindings from and to it, and the auto-delete exchanges that this leaves without any."""
+        """Remove an exchange, the bindings from and to it, and auto-delete exchanges that this leaves without any."""
         waiting = [name]
         for doomed in waiting:
             exchange = self.exchanges.get(vhost, {}).pop(doomed, None)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from laneway.core.commands import find_queue
-from laneway.core.events import Bound, Event, ExchangeDeleted, ExchangePut, Unbound
+from laneway.core.events import Bound, Event, ExchangeDeleted, ExchangePut, QueueDeleted, Unbound
 from laneway.core.exchanges import (
     BUILT_IN,
     Binding,
@@ -52,7 +52,9 @@ def declare_exchange(
 def delete_exchange(state: State, vhost: str, name: str, now_ms: int, *, if_unused: bool = False) -> Iterator[Event]:
     exchange = state.topology.get(vhost, name)
     if name in BUILT_IN:
-        raise InvalidInput(f"exchange {name or 'amq.default'!r} is always there, it cannot be deleted", field="exchange")
+        raise InvalidInput(
+            f"exchange {name or 'amq.default'!r} is always there, it cannot be deleted", field="exchange"
+        )
     if if_unused and exchange.bindings:
         raise ExchangeInUse(f"exchange {name!r} has {len(exchange.bindings)} bindings", field="if_unused")
     yield ExchangeDeleted(now_ms, _encode((vhost, name)))
@@ -101,14 +103,16 @@ def clear_exchanges(state: State, vhost: str, now_ms: int) -> Iterator[Event]:
             yield Unbound(_destination(state, vhost, binding), now_ms, _encode((vhost, binding)))
 
 
-def drop_transient_exchanges(state: State, now_ms: int) -> Iterator[Event]:
-    """What is not durable does not outlive the process that declared it."""
-    transient = [
+def drop_transient(state: State, now_ms: int) -> Iterator[Event]:
+    """What is not durable, and what belonged to one connection, does not outlive the process."""
+    queues = [q.number for q in state.queues.values() if q.settings.exclusive or not q.settings.durable]
+    yield from (QueueDeleted(number, now_ms) for number in queues)
+    exchanges = [
         (vhost, name)
         for vhost, there in state.topology.exchanges.items()
         for name, exchange in there.items()
         if not exchange.settings.durable
     ]
-    for vhost, name in transient:
-        if state.topology.find(vhost, name) is not None:
+    for vhost, name in exchanges:
+        if state.topology.find(vhost, name) is not None:  # auto-delete: it may have gone with one before it
             yield ExchangeDeleted(now_ms, _encode((vhost, name)))

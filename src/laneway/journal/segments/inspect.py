@@ -11,7 +11,17 @@ from typing import Any
 
 import msgspec
 
-from laneway.core.events import Event, Kind, Published, QueuePut, Relocated
+from laneway.core.events import (
+    Bound,
+    Event,
+    ExchangeDeleted,
+    ExchangePut,
+    Kind,
+    Published,
+    QueuePut,
+    Relocated,
+    Unbound,
+)
 from laneway.core.message import record_is_intact
 from laneway.core.rows import ROW
 from laneway.errors import InvalidInput, JournalDamaged, JournalVersionUnknown, NotFound
@@ -476,9 +486,19 @@ def _as_dict(commit: FoundCommit, scan: SegmentScan, event: Event) -> dict[str, 
     if isinstance(event, QueuePut):
         del fields["document_bytes"]
         fields["document"] = _json_or_text(event.document)
+    elif isinstance(event, ExchangePut | ExchangeDeleted | Bound | Unbound):
+        del fields["document_bytes"]
+        fields["document"] = _messagepack_or_text(event.document)
     elif isinstance(event, Published | Relocated):
         fields["count"] = len(event.sizes)
     return fields
+
+
+def _messagepack_or_text(document: bytes) -> Any:
+    try:
+        return msgspec.to_builtins(msgspec.msgpack.decode(document))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return document.decode("utf-8", "replace")
 
 
 def _json_or_text(document: bytes) -> Any:
