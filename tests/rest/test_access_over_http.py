@@ -176,6 +176,8 @@ def test_a_long_poll_behind_a_password_check_holds_up_nobody(locked: Serving) ->
         ("Host: localhost:8080\r\nOrigin: http://localhost:9090\r\n", 403),
         ("Host: localhost:8080\r\nOrigin: http://evil.example\r\n", 403),
         ("Host: localhost:8080\r\nOrigin: null\r\n", 403),
+        ("Host: localhost:8080\r\nSec-Fetch-Site: none\r\n", 200),
+        ("Host: localhost:8080\r\nSec-Fetch-Site: cross-site\r\n", 403),
         ("Host: evil.example\r\nOrigin: http://evil.example\r\nAuthorization: Basic Z3Vlc3Q6Z3Vlc3Q=\r\n", 200),
     ],
 )

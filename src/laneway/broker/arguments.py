@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from laneway.broker.values import QueueInfo
 from laneway.core.settings import RANGES, QueueSettings
-from laneway.errors import InvalidInput
+from laneway.errors import InvalidInput, QueueExists
 
 ACK_TIMEOUT_MS = 30 * 60 * 1000
 MAX_EXPIRY_MS = (1 << 32) - 1
@@ -65,6 +66,23 @@ def settings_from_arguments(
         single_active_consumer=values.get("x-single-active-consumer", False),
         arguments=given,
     )
+
+
+def check_same_declaration(there: QueueInfo, declared: QueueSettings) -> None:
+    """Refuse to declare a queue again in another way."""
+    have, want = there.settings, declared
+    for field in ("durable", "exclusive", "auto_delete"):
+        if getattr(have, field) != getattr(want, field):
+            raise QueueExists(
+                f"queue {there.name!r} exists with {field} {getattr(have, field)}, not {getattr(want, field)}",
+                field=field,
+            )
+    for name in sorted({*have.arguments, *want.arguments}):
+        old, new = have.arguments.get(name), want.arguments.get(name)
+        if old != new:
+            raise QueueExists(
+                f"queue {there.name!r} exists with {name} {_shown(old)}, not {_shown(new)}", field=f"arguments.{name}"
+            )
 
 
 def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -496,6 +496,10 @@ class Broker:
         await self.committer.durable()
         return purged
 
+    def find_info(self, vhost: str, name: str) -> QueueInfo | None:
+        queue = self._state.by_name.get((vhost, name))
+        return self._info(queue) if queue is not None else None
+
     def describe_queue(self, vhost: str, name: str) -> QueueInfo:
         return self._info(self._open(vhost, name))
 

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET
 
 from laneway.access import Access, Account
+from laneway.broker.arguments import check_same_declaration, settings_from_arguments
 from laneway.broker.broker import Broker
 from laneway.broker.values import PeekQuery, QueueInfo
 from laneway.core.settings import QueueSettings
@@ -32,6 +33,7 @@ from laneway.frontends.rest.wire import (
     DeleteOptions,
     ListOptions,
     PeekOptions,
+    PutQueueRequest,
     QueueSettingsRequest,
     RedriveBody,
     check_names_once,
@@ -62,6 +64,7 @@ class Administration:
         self._limits = limits
         self._writer = writer
         self._decode_settings = decoder(QueueSettingsRequest)
+        self._decode_put = decoder(PutQueueRequest)
         self._decode_redrive = decoder(RedriveBody)
         self._decode_deletion = decoder(DeleteDeadLettersBody)
 
@@ -74,9 +77,36 @@ class Administration:
 
     async def put_queue(self, call: Call) -> Reply:
         plan = self._check(call, "configure")
-        changes = settings_changes(read_body(call, self._decode_settings, QueueSettingsRequest()))
-        info, is_new = await self._broker.put_queue(plan.vhost, plan.queue, QueueSettings(**changes))
+        body: PutQueueRequest = read_body(call, self._decode_put, PutQueueRequest())
+        if body.arguments is not UNSET:
+            settings = self._declared(plan, body)
+        else:
+            settings = QueueSettings(**settings_changes(body))
+        info, is_new = await self._broker.put_queue(plan.vhost, plan.queue, settings)
         return Reply(201 if is_new else 200, encode(self._writer.queue(info)))
+
+    def _declared(self, plan: Plan, body: PutQueueRequest) -> QueueSettings:
+        """The settings that AMQP's arguments mean. A queue that was declared with others is not changed: whoever
+        declares it the old way would be refused from then on."""
+        changes = settings_changes(body)
+        arguments = changes.pop("arguments")
+        durable, auto_delete = changes.pop("durable", True), changes.pop("auto_delete", False)
+        for field in changes:
+            raise InvalidInput(
+                f"{field} is a setting of its own: beside arguments there are only durable and auto_delete", field=field
+            )
+        settings = settings_from_arguments(
+            arguments,
+            durable=durable,
+            exclusive=False,
+            auto_delete=auto_delete,
+            max_message_bytes=self._broker.limits.max_message_bytes,
+        )
+        there = self._broker.find_info(plan.vhost, plan.queue)
+        if there is None:
+            return settings
+        check_same_declaration(there, settings)
+        return there.settings
 
     async def change_queue(self, call: Call) -> Reply:
         plan = self._check(call, "configure")

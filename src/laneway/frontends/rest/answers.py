@@ -18,7 +18,7 @@ from laneway.broker.values import QueueInfo, QueueStats, Task
 from laneway.core.message import JSON_TYPE, PLAIN, Death, Delivery, Glimpse, Properties, Receipt
 from laneway.errors import LanewayError
 from laneway.frontends.rest.errors import encode_error
-from laneway.frontends.rest.publishing import Attributes, Binary, is_json_text, is_json_type, is_text_type
+from laneway.frontends.rest.publishing import Binary, is_json_text, is_json_type, is_text_type
 from laneway.frontends.rest.times import Timestamps
 from laneway.frontends.rest.words import BY_CORE, seconds
 
@@ -79,13 +79,32 @@ class DeadLetterAnswer(Answer, kw_only=True):
     deaths: list[DeathAnswer]
 
 
+class PropertiesAnswer(Answer, kw_only=True):
+    """What a message that came over AMQP, or was published with properties, says about itself."""
+
+    content_encoding: str | UnsetType = UNSET
+    delivery_mode: int | UnsetType = UNSET
+    reply_to: str | UnsetType = UNSET
+    expiration: str | UnsetType = UNSET
+    message_id: str | UnsetType = UNSET
+    timestamp: Annotated[int, Meta(description="seconds since 1970")] | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    user_id: str | UnsetType = UNSET
+    app_id: str | UnsetType = UNSET
+
+
+#: Values of attributes: text, numbers, booleans, {"binary": base64}; those of AMQP's headers also null, lists, objects.
+AnyAttributes = dict[str, Any]
+
+
 class _MessageAnswer(Answer, kw_only=True):
     message_id: str
     priority: int
     payload: msgspec.Raw | UnsetType = UNSET
     payload_base64: bytes | UnsetType = UNSET
     content_type: str | UnsetType = UNSET
-    attributes: Attributes
+    attributes: AnyAttributes
+    properties: PropertiesAnswer | UnsetType = UNSET
     correlation_id: str | UnsetType = UNSET
     group: str | UnsetType = UNSET
     key: str | UnsetType = UNSET
@@ -105,6 +124,17 @@ class DeliveryAnswer(_MessageAnswer, kw_only=True):
 
 class DequeueAnswer(Answer):
     messages: list[DeliveryAnswer]
+
+
+class GotAnswer(_MessageAnswer, kw_only=True):
+    """A message that was taken with get; only with ack_mode=manual there is a lease left to settle."""
+
+    receipt_handle: str | UnsetType = UNSET
+    visible_until: Time | UnsetType = UNSET
+
+
+class GetAnswer(Answer):
+    messages: list[GotAnswer]
 
 
 class PeekedAnswer(_MessageAnswer, kw_only=True):
@@ -322,6 +352,23 @@ class Writer:
                 )
         return f'{{"messages":[{",".join(texts)}]}}'.encode()
 
+    def gotten(self, deliveries: Sequence[Delivery], *, with_handles: bool) -> bytes:
+        """Deliveries, without their handles if they are settled already."""
+        if with_handles:
+            return self.deliveries(deliveries)
+        texts = [
+            b'{"message_id":"%b","priority":%d,%b,"enqueued_at":"%b","receive_count":%d}'
+            % (
+                d.message_id.encode(),
+                d.priority,
+                self._content(d.body, d.properties, d.deaths),
+                self._text(d.enqueued_at_ms).encode(),
+                d.receives,
+            )
+            for d in deliveries
+        ]
+        return b'{"messages":[%b]}' % b",".join(texts)
+
     def _content(self, body: bytes, p: Properties, deaths: Sequence[Death]) -> bytes:
         """Body, properties and history of any message, as members of its JSON object."""
         members: list[bytes] = []
@@ -337,6 +384,10 @@ class Writer:
                 members += (b'"payload_base64":"', base64.b64encode(body), b'"')
             members += (b',"content_type":', encode(p.content_type))
         members += (b',"attributes":', encode({name: _attribute(value) for name, value in p.attributes.items()}))
+        if p.extra:
+            told = {name: p.extra[name] for name in PropertiesAnswer.__struct_fields__ if name in p.extra}
+            if told:
+                members += (b',"properties":', encode({name: _attribute(value) for name, value in told.items()}))
         for name in ("correlation_id", "group", "key", "tenant", "dedup_id", "exchange", "routing_key"):
             value = getattr(p, name)
             if value:

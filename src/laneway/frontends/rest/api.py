@@ -16,6 +16,7 @@ from laneway.frontends.rest import wire as w
 from laneway.frontends.rest.accounts import Accounts
 from laneway.frontends.rest.admin import Administration
 from laneway.frontends.rest.errors import INTERNAL, HttpError
+from laneway.frontends.rest.getting import Getting, get_routes
 from laneway.frontends.rest.head import Head
 from laneway.frontends.rest.hot import HotPaths
 from laneway.frontends.rest.limits import RestLimits
@@ -43,6 +44,7 @@ class RestApi:
         self._hot = HotPaths(broker, access, limits, writer)
         self._routes = (
             *message_routes(self._hot),
+            *get_routes(Getting(broker, access, limits, writer)),
             *queue_routes(Administration(broker, access, limits, writer)),
             *vhost_routes(VirtualHosts(broker, access)),
             *account_routes(Accounts(access, writer)),
@@ -261,6 +263,7 @@ def message_routes(hot: HotPaths) -> list[Route]:
             Route(
                 method="POST",
                 pattern=f"{{Q}}/{path}",
+                short=True,
                 name=f"{path}_batch",
                 summary=f"The batch form of {path}: one result for each entry, in order",
                 fast=handler,
@@ -292,10 +295,11 @@ def queue_routes(admin: Administration) -> list[Route]:
         Route(
             method="PUT",
             pattern="{Q}",
+            short=True,
             name="put_queue",
             summary="Create a queue, or replace the settings of the one there is",
             slow=admin.put_queue,
-            request=w.QueueSettingsRequest,
+            request=w.PutQueueRequest,
             body_optional=True,
             answers={200: a.QueueAnswer, 201: a.QueueAnswer},
             refusals=(404, 409, 429, 507),
@@ -303,6 +307,7 @@ def queue_routes(admin: Administration) -> list[Route]:
         Route(
             method="GET",
             pattern="{Q}",
+            short=True,
             name="get_queue",
             summary="A queue's settings",
             slow=admin.get_queue,
@@ -323,6 +328,7 @@ def queue_routes(admin: Administration) -> list[Route]:
         Route(
             method="DELETE",
             pattern="{Q}",
+            short=True,
             name="delete_queue",
             summary="Delete a queue with all it holds",
             slow=admin.delete_queue,
@@ -363,6 +369,18 @@ def queue_routes(admin: Administration) -> list[Route]:
             pattern="{Q}/redrive",
             name="redrive",
             summary="Begin to move dead letters back to where they came from, or to a target",
+            slow=admin.start_redrive,
+            request=w.RedriveBody,
+            body_optional=True,
+            answers={202: a.TaskAnswer},
+            refusals=(404, 429, 507),
+        ),
+        Route(
+            method="POST",
+            pattern="{Q}/reprocess",
+            short=True,
+            name="reprocess",
+            summary="The same as redrive: dead letters back to where they came from",
             slow=admin.start_redrive,
             request=w.RedriveBody,
             body_optional=True,

@@ -67,7 +67,8 @@ class Credentials:
 
 def _browser_refusal(head: Head) -> Forbidden | None:
     """Without credentials a caller on this machine acts as guest, and any page in a browser on this machine is such a
-    caller. Browsers give themselves away: by Origin, and by the Host of a name that was re-bound to 127.0.0.1."""
+    caller. Browsers give themselves away: by Origin or Sec-Fetch-Site, and by the Host of a name that was re-bound to
+    127.0.0.1."""
     host = head.host or b""
     if head.host is not None and not _LOCAL_HOST.fullmatch(host):
         return Forbidden(
@@ -80,6 +81,12 @@ def _browser_refusal(head: Head) -> Forbidden | None:
             f"a page of {head.origin.decode('latin-1')!r} may not act here without credentials:"
             " send an API key or a name and password",
             field="Origin",
+        )
+    # Not every request that a page makes has an Origin: an image's has none, and a GET can take messages from a queue.
+    if head.fetch_site is not None and head.fetch_site.lower() not in (b"same-origin", b"none"):
+        return Forbidden(
+            "a page of another site may not act here without credentials: send an API key or a name and password",
+            field="Sec-Fetch-Site",
         )
     return None
 

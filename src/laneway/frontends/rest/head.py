@@ -18,7 +18,16 @@ _REMEMBERED_HEAD_BYTES = 2048  # longer ones carry tokens or cookies that rarely
 
 #: The headers that mean something here. One that comes twice would leave room for two readings of a request.
 _READ_HEADERS = frozenset(
-    {b"host", b"origin", b"authorization", b"content-type", b"idempotency-key", b"expect", b"transfer-encoding"}
+    {
+        b"host",
+        b"origin",
+        b"sec-fetch-site",
+        b"authorization",
+        b"content-type",
+        b"idempotency-key",
+        b"expect",
+        b"transfer-encoding",
+    }
 )
 
 
@@ -29,6 +38,7 @@ class Head:
         "content_length",
         "content_type",
         "expects_continue",
+        "fetch_site",
         "host",
         "idempotency_key",
         "is_plain",
@@ -50,6 +60,7 @@ class Head:
         self.expects_continue = False
         self.host: bytes | None = None
         self.origin: bytes | None = None
+        self.fetch_site: bytes | None = None
         self.authorization: bytes | None = None
         self.content_type: bytes | None = None
         self.idempotency_key: bytes | None = None
@@ -193,6 +204,7 @@ def _take_headers(head: Head, headers: list[tuple[bytes, bytes]]) -> None:
         head.expects_continue = head.version == "1.1" and (head.chunked or head.content_length > 0)
     head.host = seen.get(b"host")
     head.origin = seen.get(b"origin")
+    head.fetch_site = seen.get(b"sec-fetch-site")
     head.authorization = seen.get(b"authorization")
     head.content_type = seen.get(b"content-type")
     head.idempotency_key = seen.get(b"idempotency-key")

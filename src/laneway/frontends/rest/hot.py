@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any, NamedTuple
 
@@ -54,11 +54,11 @@ class _Dequeue(NamedTuple):
     consumer: str
 
 
-def _answers_anyway(callback: Callable[..., None]) -> Callable[..., None]:
+def answers_anyway(callback: Callable[..., None]) -> Callable[..., None]:
     """If an answer cannot be put together, its client is told so, and the log why."""
 
     @wraps(callback)
-    def guarded(self: HotPaths, call: Call, *rest: Any) -> None:
+    def guarded(self: object, call: Call, *rest: Any) -> None:
         try:
             callback(self, call, *rest)
         except Exception:
@@ -118,7 +118,7 @@ class HotPaths:
         else:
             self._broker.publish(vhost, queue, (decoded,), partial(self._published, call), idempotency=idempotency)
 
-    @_answers_anyway
+    @answers_anyway
     def _published(self, call: Call, results: list[Receipt | LanewayError]) -> None:
         result = results[0]
         if isinstance(result, LanewayError):
@@ -128,7 +128,7 @@ class HotPaths:
         is_replay = result.duplicate and call.head.idempotency_key is not None
         call.answer(201, body, _REPLAYED if is_replay else b"")
 
-    @_answers_anyway
+    @answers_anyway
     def _published_many(self, call: Call, results: list[Receipt | LanewayError]) -> None:
         texts = self._writer.receipts(results, call.head.plan.queue_json)
         failed = any(isinstance(result, LanewayError) for result in results)
@@ -189,22 +189,13 @@ class HotPaths:
             self._dequeues[body] = asked
         return asked
 
-    @_answers_anyway
+    @answers_anyway
     def _leased(self, call: Call, deliveries: list[Delivery]) -> None:
         call.waiter = None
         if call.is_abandoned or call.response is not None:
-            self._give_back(call.head.plan, deliveries)
+            give_back(self._broker, call.head.plan, deliveries)
             return
         call.answer(200, self._writer.deliveries(deliveries))
-
-    def _give_back(self, plan: Plan, deliveries: list[Delivery]) -> None:
-        """Nobody is there any more to take these: others may have them now rather than when the leases expire."""
-        if deliveries:
-            returned = [Settlement("release", delivery.token) for delivery in deliveries]
-            try:
-                self._broker.settle(plan.vhost, plan.queue, returned, _ignore)
-            except LanewayError:
-                pass  # then the leases expire
 
     def end_wait(self, call: Call) -> None:
         if call.waiter is not None:
@@ -252,7 +243,7 @@ class HotPaths:
         self._access.check(call.account, plan.vhost, plan.queue, "read")
         self._broker.settle(plan.vhost, plan.queue, (settlement,), partial(self._settled, call, form))
 
-    @_answers_anyway
+    @answers_anyway
     def _settled(self, call: Call, form: SettleForm, results: list[int | LanewayError]) -> None:
         result = results[0]
         if isinstance(result, LanewayError):
@@ -287,7 +278,7 @@ class HotPaths:
         settlements = list(map(form.to_settlement, requests))
         self._broker.settle(plan.vhost, plan.queue, settlements, partial(self._settled_many, call, form, settlements))
 
-    @_answers_anyway
+    @answers_anyway
     def _settled_many(
         self, call: Call, form: SettleForm, settlements: list[Settlement], results: list[int | LanewayError]
     ) -> None:
@@ -314,6 +305,16 @@ class HotPaths:
         most = self._limits.batch_count
         if not 1 <= count <= most:
             raise InvalidInput(f"a batch has 1 to {most} entries, this one has {count}", limit=most)
+
+
+def give_back(broker: Broker, plan: Plan, deliveries: Sequence[Delivery]) -> None:
+    """Nobody is there any more to take these: others may have them now rather than when the leases expire."""
+    if deliveries:
+        returned = [Settlement("release", delivery.token) for delivery in deliveries]
+        try:
+            broker.settle(plan.vhost, plan.queue, returned, _ignore)
+        except LanewayError:
+            pass  # then the leases expire
 
 
 def _is_duplicate(result: Receipt | LanewayError) -> bool:

@@ -21,7 +21,9 @@ _WITH_ACCOUNT = (401, 403)
 
 _PATH_PARTS = {
     "queue": "Name of the queue, percent-encoded",
-    "vhost": "Name of the virtual host, percent-encoded; the plain paths use the one named /",
+    "vhost": "Name of the virtual host, percent-encoded (/ is %2F); the plain paths use the one named /",
+    "exchange": "Name of the exchange, percent-encoded; the default exchange is amq.default",
+    "destination": "Name of the exchange that messages go on to",
     "message_id": "Id of the message",
     "task_id": "Id of the task",
     "name": "Name of the account",
@@ -66,7 +68,7 @@ def _operation(
     route: Route, path: str, at: int, schemas: dict[int, Any], components: dict[str, Any], limits: RestLimits
 ) -> dict[str, Any]:
     operation: dict[str, Any] = {
-        "operationId": route.name if at == 0 else f"{route.name}_in_vhost",
+        "operationId": route.name + ("", "_in_vhost", "_short")[at],
         "summary": route.summary,
         "parameters": _parameters(route, path, components),
         "responses": _responses(route, schemas),

@@ -19,6 +19,7 @@ class Plan:
     __slots__ = (
         "content_type",
         "credentials",
+        "exchange",
         "fast",
         "is_json",
         "is_public",
@@ -40,6 +41,7 @@ class Plan:
         self.is_public = match.route is not None and match.route.public
         self.vhost = match.vhost
         self.queue = match.queue
+        self.exchange = match.exchange
         self.queue_json = match.queue_json
         self.item = match.item
         self.part = match.part

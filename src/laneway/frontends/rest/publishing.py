@@ -20,6 +20,7 @@ from laneway.frontends.rest.words import milliseconds
 BYTES_TYPE = "application/octet-stream"
 
 Text = Annotated[str, Meta(max_length=1024)]
+ShortText = Annotated[str, Meta(max_length=255)]
 
 
 class Binary(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -29,6 +30,17 @@ class Binary(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 Attributes = dict[str, str | int | float | bool | Binary]
+
+
+class MessageProperties(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False, omit_defaults=True):
+    """What AMQP's clients know as properties of a message, as far as nothing else here says it."""
+
+    content_encoding: ShortText | None = None
+    reply_to: ShortText | None = None
+    message_id: ShortText | None = None
+    timestamp: Annotated[int, Meta(ge=0, le=2**63 - 1, description="seconds since 1970")] | None = None
+    type: ShortText | None = None
+    app_id: ShortText | None = None
 
 
 class PublishRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
@@ -42,6 +54,7 @@ class PublishRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, g
     deliver_at: Annotated[datetime, Meta(tz=True, description="at most 90 days ahead")] | None = None
     ttl_seconds: Annotated[float, Meta(gt=0, le=RANGES["message_ttl_ms"][1] / 1000)] | None = None
     attributes: Attributes | None = None
+    properties: MessageProperties | None = None
     correlation_id: Text | None = None
     group: Text | None = None
     key: Text | None = None
@@ -179,6 +192,10 @@ def _colons_in(message: PublishRequest) -> int:
             colons += colons_of(bytes(value))
         elif isinstance(value, str):
             colons += value.count(":")
+        elif isinstance(value, MessageProperties):
+            colons += sum(
+                1 + str(held).count(":") for held in msgspec.structs.asdict(value).values() if held is not None
+            )
         elif isinstance(value, dict):
             for name, held in value.items():
                 colons += 1 + name.count(":")
@@ -206,6 +223,7 @@ def to_draft(message: PublishRequest) -> Draft:
 def _properties_of(m: PublishRequest, content_type: str) -> Properties:
     if (
         m.attributes is None
+        and m.properties is None
         and m.correlation_id is None
         and m.group is None
         and m.key is None
@@ -222,7 +240,17 @@ def _properties_of(m: PublishRequest, content_type: str) -> Properties:
         m.dedup_id or "",
         m.correlation_id or "",
         attributes=_attribute_values(m.attributes) if m.attributes else {},
+        extra=extra_of(m.properties) if m.properties is not None else {},
     )
+
+
+def extra_of(properties: MessageProperties) -> dict[str, Any]:
+    """What was given, by AMQP's names; each is a short string there, so it has 255 bytes at most."""
+    extra = {name: value for name, value in msgspec.structs.asdict(properties).items() if value is not None}
+    for name, value in extra.items():
+        if isinstance(value, str) and len(value.encode("utf-8", "surrogatepass")) > 255:
+            raise InvalidInput(f"{name} has more than 255 bytes", field=f"properties.{name}")
+    return extra
 
 
 def _attribute_values(attributes: Attributes) -> dict[str, Any]:

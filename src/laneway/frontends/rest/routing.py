@@ -33,6 +33,18 @@ FastHandler = Callable[[Call], None]
 SlowHandler = Callable[[Call], Awaitable[Reply]]
 
 
+#: What stands for a path that has several forms. `/vhosts/{vhost}/…` always works.
+_FORMS = {
+    "{Q}": ("/queues/{queue}", "/vhosts/{vhost}/queues/{queue}"),
+    "{QS}": ("/queues", "/vhosts/{vhost}/queues"),
+    "{X}": ("/exchanges/{vhost}/{exchange}", "/vhosts/{vhost}/exchanges/{exchange}"),
+    "{XS}": ("/exchanges/{vhost}", "/vhosts/{vhost}/exchanges"),
+    "{B}": ("/bindings/{vhost}", "/vhosts/{vhost}/bindings"),
+}
+#: Where it could as well be a plain path (/queues/{queue}/stats), it is the plain one.
+SHORT_FORM = "/queues/{vhost}/{queue}"
+
+
 class Each(msgspec.Struct, frozen=True):
     """A list of which each entry is one of these types, for the OpenAPI document."""
 
@@ -43,7 +55,9 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """One method on one path. `fast` handlers answer through callbacks, the others are awaited in a task."""
 
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
-    pattern: str  # "{Q}" stands for /queues/{queue} and for /vhosts/{vhost}/queues/{queue}
+    pattern: str  # "{Q}" and its like stand for several paths: see paths()
+    short: bool = False  # also at /queues/{vhost}/{queue}
+    has_head: bool = True  # of a GET: HEAD does the same without the body
     name: str
     summary: str
     fast: FastHandler | None = None
@@ -57,13 +71,12 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     refusals: tuple[int, ...] = ()  # statuses of errors, beside those that every route has
 
     def paths(self) -> list[str]:
-        """The pattern in full, once for each form of a queue's path."""
-        if self.pattern.startswith("{Q}"):
-            rest = self.pattern[3:]
-            return [f"/queues/{{queue}}{rest}", f"/vhosts/{{vhost}}/queues/{{queue}}{rest}"]
-        if self.pattern.startswith("{QS}"):
-            return ["/queues", "/vhosts/{vhost}/queues"]
-        return [self.pattern]
+        """The pattern in full, once for each form of a path."""
+        head, brace, rest = self.pattern.partition("}")
+        forms = _FORMS.get(head + brace)
+        if forms is None:
+            return [self.pattern]
+        return [form + rest for form in (*forms, *([SHORT_FORM] if self.short else []))]
 
 
 class Match(msgspec.Struct, frozen=True):
@@ -72,8 +85,9 @@ class Match(msgspec.Struct, frozen=True):
     route: Route | None
     vhost: str = DEFAULT_VHOST
     queue: str = ""
+    exchange: str = ""
     item: str = ""  # the path's own thing: a message id, a task id, the name of an account
-    part: str = ""  # the id of a key of that account
+    part: str = ""  # the id of a key of that account, the exchange that a binding leads to
     query: bytes = b""
     refusal: HttpError | None = None
     queue_json: str = '""'
@@ -83,11 +97,13 @@ class Router:
     def __init__(self, routes: Sequence[Route]) -> None:
         self.routes = tuple(routes)
         self._by_length: dict[int, list[tuple[list[str], Route]]] = {}
+        self._short_by_length: dict[int, list[tuple[list[str], Route]]] = {}
         self._matches: dict[tuple[str, bytes], Match] = {}
         for route in routes:
             for path in route.paths():
                 segments = path.split("/")[1:]
-                self._by_length.setdefault(len(segments), []).append((segments, route))
+                table = self._short_by_length if path.startswith(SHORT_FORM) else self._by_length
+                table.setdefault(len(segments), []).append((segments, route))
 
     def match(self, method: str, target: bytes) -> Match:
         found = self._matches.get((method, target))
@@ -104,18 +120,26 @@ class Router:
     def _find(self, method: str, target: bytes) -> Match:
         path, _, query = _origin_form(target).partition(b"?")
         segments = [_decode_segment(raw) for raw in path.split(b"/")[1:]]
-        allowed: dict[str, tuple[list[str], Route]] = {}
-        for pattern, route in self._by_length.get(len(segments), ()):
-            if all(p == s or (s and p[:1] == "{") for p, s in zip(pattern, segments, strict=True)):
-                allowed.setdefault(route.method, (pattern, route))
+        allowed = _allowed(self._by_length.get(len(segments), ()), segments) or _allowed(
+            self._short_by_length.get(len(segments), ()), segments
+        )
         if not allowed:
             raise HttpError(404, "path_not_found", f"there is nothing at {path.decode()}: see /openapi.json")
         chosen = allowed.get("GET" if method == "HEAD" else method)
-        if chosen is None:
+        if chosen is None or (method == "HEAD" and not chosen[1].has_head):
             raise _wrong_method(method, allowed)
         pattern, route = chosen
         names = {p: s for p, s in zip(pattern, segments, strict=True) if p[:1] == "{"}
         return _match_of(route, names, query)
+
+
+def _allowed(candidates: Sequence[tuple[list[str], Route]], segments: list[str]) -> dict[str, tuple[list[str], Route]]:
+    """By method, the routes whose path these segments are."""
+    allowed: dict[str, tuple[list[str], Route]] = {}
+    for pattern, route in candidates:
+        if all(p == s or (s and p[:1] == "{") for p, s in zip(pattern, segments, strict=True)):
+            allowed.setdefault(route.method, (pattern, route))
+    return allowed
 
 
 def _match_of(route: Route, names: dict[str, str], query: bytes) -> Match:
@@ -124,8 +148,9 @@ def _match_of(route: Route, names: dict[str, str], query: bytes) -> Match:
         route,
         vhost=names.get("{vhost}", DEFAULT_VHOST),
         queue=queue,
+        exchange=names.get("{exchange}", ""),
         item=names.get("{message_id}") or names.get("{task_id}") or names.get("{name}") or "",
-        part=names.get("{key_id}", ""),
+        part=names.get("{key_id}") or names.get("{destination}") or "",
         query=query,
         queue_json=msgspec.json.encode(queue).decode(),
     )
@@ -152,8 +177,9 @@ def _decode_segment(raw: bytes) -> str:
         raise HttpError(400, "malformed_target", f"the path is not valid UTF-8: {raw[:80]!r}") from None
 
 
-def _wrong_method(method: str, allowed: dict[str, Any]) -> HttpError:
-    methods = sorted({*allowed, *(["HEAD"] if "GET" in allowed else [])})
+def _wrong_method(method: str, allowed: dict[str, tuple[list[str], Route]]) -> HttpError:
+    has_head = "GET" in allowed and allowed["GET"][1].has_head
+    methods = sorted({*allowed, *(["HEAD"] if has_head else [])})
     return HttpError(
         405,
         "method_not_allowed",

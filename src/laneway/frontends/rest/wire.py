@@ -114,6 +114,13 @@ class QueueSettingsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=T
     single_active_consumer: bool | UnsetType = UNSET
 
 
+class PutQueueRequest(QueueSettingsRequest, kw_only=True):
+    """A queue's settings; or the arguments it is declared with over AMQP, beside which there is nothing but durable
+    and auto_delete."""
+
+    arguments: dict[str, Any] | UnsetType = UNSET
+
+
 def settings_changes(request: QueueSettingsRequest) -> dict[str, Any]:
     """What was given, in core's words and units."""
     changes: dict[str, Any] = {}
