@@ -6,7 +6,7 @@ matches and never a scan. They know nothing of exchanges, queues or where a dest
     topic     a trie of words; `*` is one word, `#` any number of words, none included
                   orders.*.eu   ──  root ─orders─▶ ○ ─*─▶ ○ ─eu─▶ leaf
                   orders.#      ──  root ─orders─▶ ○ ─#─▶ leaf, which stays for every further word
-    headers   header and value ─▶ the bindings to look at closer
+    headers   any of some: name, value ─▶ leaf        all of some: names ─▶ values ─▶ leaf
 
 A leaf is {target: how many bindings lead there}.
 """
@@ -182,11 +182,13 @@ def _with_no_words(nodes: list[_Node]) -> Iterable[_Node]:
     return places
 
 
-# Headers. A binding that wants all of its headers stands under one of them, the one that fewest others stand under: a
-# message without it cannot match. A binding that wants any of them stands under each.
+# Headers. A binding that wants any of some headers stands under each of them. One that wants all of them is found by
+# its shape, which is the names it wants, then by the values: however many bindings have a shape, they cost one look.
+# A shape stands under one of its names, the one that fewest others stand under: a message without it cannot match.
 
-_Pair = tuple[str, bytes | None]  # a header's name and packed value; None: its presence is enough
-_Entry = tuple[Target, tuple[_Pair, ...], bool]  # target, what is wanted, whether any will do
+_Wanted = tuple[tuple[str, bytes | None], ...]  # names, and packed values; None: its presence is enough
+_Shape = tuple[tuple[str, bool], ...]  # names, and whether a value is wanted
+_Values = tuple[bytes | None, ...]
 
 
 def check_headers_arguments(arguments: Headers) -> None:
@@ -195,115 +197,92 @@ def check_headers_arguments(arguments: Headers) -> None:
         raise InvalidInput(f"x-match is one of {', '.join(X_MATCHES)}, not {wanted!r}", field="arguments")
 
 
-def _wanted(arguments: Headers) -> tuple[tuple[_Pair, ...], bool]:
+def _wanted(arguments: Headers) -> tuple[_Wanted, bool]:
     """What a binding's arguments ask for, and whether any of it will do."""
     how = arguments.get("x-match", "all")
     with_x = how.endswith("-with-x")
-    pairs = tuple(
+    wanted = tuple(
         (name, None if value is None else pack(value))
         for name, value in sorted(arguments.items())
         if name != "x-match" and (with_x or not name.startswith("x-"))
     )
-    return pairs, how.startswith("any")
+    return wanted, how.startswith("any")
 
 
-class _Header:
-    """The bindings that stand under one header: under its mere presence, or under one of its values."""
-
-    __slots__ = ("present", "values")
-
-    def __init__(self) -> None:
-        self.present: dict[_Entry, None] = {}
-        self.values: dict[bytes, dict[_Entry, None]] = {}
+def _shape(wanted: _Wanted) -> tuple[_Shape, _Values]:
+    return tuple((name, value is not None) for name, value in wanted), tuple(value for _, value in wanted)
 
 
 class HeadersIndex:
     def __init__(self) -> None:
-        self._headers: dict[str, _Header] = {}
+        self._any: dict[str, dict[bytes | None, Leaf]] = {}  # by name and value
         self._always: Leaf = {}  # all of nothing
-        self._counts: dict[_Entry, int] = {}
-        self._places: dict[_Entry, tuple[_Pair, ...]] = {}  # where each entry stands
+        self._all: dict[str, dict[_Shape, dict[_Values, Leaf]]] = {}  # by the name that a shape stands under
+        self._stands_under: dict[_Shape, str] = {}
 
     def add(self, key: str, arguments: Headers, target: Target) -> None:
-        pairs, any_will_do = _wanted(arguments)
-        if not pairs:
-            if not any_will_do:
-                _count_up(self._always, target)
-            return
-        entry = (target, pairs, any_will_do)
-        self._counts[entry] = self._counts.get(entry, 0) + 1
-        if entry in self._places:
-            return
-        places = self._places[entry] = pairs if any_will_do else (min(pairs, key=self._crowd),)
-        for name, value in places:
-            header = self._headers.setdefault(name, _Header())
-            posting = header.present if value is None else header.values.setdefault(value, {})
-            posting[entry] = None
-
-    def _crowd(self, pair: _Pair) -> tuple[bool, int]:
-        """How many stand there already; a value tells more messages apart than a presence does."""
-        name, value = pair
-        header = self._headers.get(name)
-        if header is None:
-            return value is None, 0
-        return value is None, len(header.present if value is None else header.values.get(value, ()))
+        wanted, any_will_do = _wanted(arguments)
+        if any_will_do:
+            for name, value in wanted:
+                _count_up(self._any.setdefault(name, {}).setdefault(value, {}), target)
+        elif not wanted:
+            _count_up(self._always, target)
+        else:
+            shape, values = _shape(wanted)
+            under = self._stands_under.get(shape)
+            if under is None:
+                under = min((name for name, _ in wanted), key=lambda name: len(self._all.get(name, ())))
+                self._stands_under[shape] = under
+            _count_up(self._all.setdefault(under, {}).setdefault(shape, {}).setdefault(values, {}), target)
 
     def remove(self, key: str, arguments: Headers, target: Target) -> None:
-        pairs, any_will_do = _wanted(arguments)
-        if not pairs:
-            if not any_will_do:
-                _count_down(self._always, target)
-            return
-        entry = (target, pairs, any_will_do)
-        self._counts[entry] -= 1
-        if self._counts[entry]:
-            return
-        del self._counts[entry]
-        for name, value in self._places.pop(entry):
-            header = self._headers[name]
-            posting = header.present if value is None else header.values[value]
-            del posting[entry]
-            if value is not None and not posting:
-                del header.values[value]
-            if not header.present and not header.values:
-                del self._headers[name]
+        wanted, any_will_do = _wanted(arguments)
+        if any_will_do:
+            for name, value in wanted:
+                _count_down(self._any[name][value], target)
+                _prune(self._any[name], value)
+                _prune(self._any, name)
+        elif not wanted:
+            _count_down(self._always, target)
+        else:
+            shape, values = _shape(wanted)
+            under = self._stands_under[shape]
+            shapes = self._all[under]
+            _count_down(shapes[shape][values], target)
+            _prune(shapes[shape], values)
+            if not shapes[shape]:
+                del self._stands_under[shape]
+            _prune(shapes, shape)
+            _prune(self._all, under)
 
     def match(self, key: str, headers: Headers | None) -> Iterable[Iterable[Target]]:
         given = headers or _NO_HEADERS
         found: list[Iterable[Target]] = [self._always]
         packed: dict[str, bytes | None] = {}
-        for name, value in given.items():
-            header = self._headers.get(name)
-            if header is None:
-                continue
-            postings = [header.present] if header.present else []
-            if header.values:
-                here = header.values.get(_packed(name, value, packed) or b"")
-                if here is not None:
-                    postings.append(here)
-            for posting in postings:
-                found.append(
-                    [
-                        target
-                        for target, pairs, any_will_do in posting
-                        if any_will_do or len(pairs) == 1 or _has_all(given, pairs, packed)
-                    ]
-                )
+        for name in given:
+            leaves = self._any.get(name)
+            if leaves is not None:
+                found.append(leaves.get(None, ()))
+                value = _packed(name, given, packed)
+                if value is not None:
+                    found.append(leaves.get(value, ()))
+            for shape, by_values in self._all.get(name, {}).items():
+                values = tuple(_packed(n, given, packed) if v else None for n, v in shape if n in given)
+                if len(values) == len(shape):
+                    found.append(by_values.get(values, ()))
         return found
 
 
-def _has_all(given: Headers, pairs: tuple[_Pair, ...], packed: dict[str, bytes | None]) -> bool:
-    for name, value in pairs:
-        if name not in given or (value is not None and _packed(name, given[name], packed) != value):
-            return False
-    return True
+def _prune(table: dict[Any, Any], key: object) -> None:
+    if not table[key]:
+        del table[key]
 
 
-def _packed(name: str, value: Any, known: dict[str, bytes | None]) -> bytes | None:
-    """A message's header packed, once for all bindings that ask for it; None if it can be equal to nothing stored."""
+def _packed(name: str, given: Headers, known: dict[str, bytes | None]) -> bytes | None:
+    """A message's header packed, once for all bindings that ask for it; None if it is like nothing that is stored."""
     if name not in known:
         try:
-            known[name] = pack(value)
+            known[name] = pack(given[name])
         except (OverflowError, RecursionError, TypeError, ValueError):
             known[name] = None
     return known[name]
