@@ -4,13 +4,17 @@ raises was not done, and what it did is durable when `await broker.durable()` re
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from laneway.broker.values import Binding, ExchangeInfo, ExchangeSettings, Route
+import msgspec
+
+from laneway.broker.values import Binding, Draft, ExchangeInfo, ExchangeSettings, Receipt, Route
 from laneway.core import topology_commands as commands
 from laneway.core.events import Event
 from laneway.core.exchanges import BUILT_IN, Exchange, Topology, check_routing_key, message_delay_ms
+from laneway.core.queue import Queue
+from laneway.errors import InvalidInput, LanewayError
 
 if TYPE_CHECKING:
     from laneway.broker.broker import Broker
@@ -69,6 +73,59 @@ class Exchanges:
         broker.committer.touch()
         return True
 
+    # Publishing
+
+    def publish(
+        self,
+        vhost: str,
+        exchange: str,
+        routing_key: str,
+        draft: Draft,
+        done: Callable[[LanewayError | None], None],
+    ) -> builtins.list[str]:
+        """Publish through an exchange: the names of the queues reached, perhaps none. `done` is called once it is
+        durable in all of them, with the first refusal if there was one; the other queues have it all the same."""
+        self._broker.vhosts.check(vhost)
+        check_routing_key(routing_key)
+        found = self._topology.get(vhost, exchange)
+        if found.settings.internal:
+            raise InvalidInput(
+                f"exchange {exchange!r} is internal: only other exchanges publish to it", field="exchange"
+            )
+        properties = msgspec.structs.replace(draft.properties, exchange=exchange, routing_key=routing_key)
+        draft = msgspec.structs.replace(draft, properties=properties)
+        if found.settings.delayed and draft.visible_at_ms is None and draft.delay_ms is None:
+            delay_ms = message_delay_ms(properties.attributes)
+            if delay_ms:
+                draft.visible_at_ms = self._broker.now() + delay_ms
+        numbers = self._topology.route(vhost, exchange, routing_key, properties.attributes)
+        queues = [self._broker.engine.state.queues[number] for number in numbers]
+        self._publish_to(queues, draft, done)
+        return [queue.name for queue in queues]
+
+    def _publish_to(self, queues: Sequence[Queue], draft: Draft, done: Callable[[LanewayError | None], None]) -> None:
+        """To each of these queues, in one commit: they are all gathered before the next one is sealed."""
+        answers: builtins.list[Receipt | LanewayError] = []
+
+        def answer(results: Sequence[Receipt | LanewayError]) -> None:
+            answers.extend(results)
+            if len(answers) == len(queues):
+                done(next((a for a in answers if isinstance(a, LanewayError)), None))
+
+        if not queues:
+            self._broker.committer.when_durable(done, None)
+        for i, queue in enumerate(queues):
+            priority = draft.priority
+            if priority is not None:  # one message for queues of many ranges
+                priority = min(priority, queue.settings.max_priority)
+            each = msgspec.structs.replace(draft, priority=priority)
+            try:
+                self._broker.publish(queue.vhost, queue.name, [each], answer)
+            except LanewayError as refused:
+                if i == 0:
+                    raise  # nothing was done
+                answer([refused])
+
     # Asking
 
     def info(self, vhost: str, name: str) -> ExchangeInfo | None:
@@ -95,8 +152,8 @@ class Exchanges:
         elif destination is not None:
             found = [*topology.into(vhost, "queue", destination), *topology.into(vhost, "exchange", destination)]
         else:
-            there = topology.exchanges.get(vhost, {}).values()
-            found = [binding for exchange in there for binding in exchange.bindings.values()]
+            there = topology.exchanges.get(vhost, {})
+            found = [binding for name in sorted(there) for binding in there[name].bindings.values()]
         return [b for b in found if destination in (None, b.destination) and kind in (None, b.kind)]
 
     def route(
