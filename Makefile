@@ -39,11 +39,11 @@ check: $(STAMPS)/test ## ruff, mypy --strict, the import layers
 	@echo "laneway: mypy --strict"; $(BIN)/mypy --strict --no-error-summary src
 	@echo "laneway: import layers"; $(BIN)/python -m pytest tests/test_layers.py tests/test_dependencies.py
 
-bench: $(STAMPS)/bench ## throughput and latency beside Starlette and PostgreSQL; ARGS="--quick"
+bench: $(STAMPS)/bench ## throughput and latency beside Starlette, PostgreSQL and RabbitMQ; ARGS="--quick --part amqp"
 	@tools/services.sh bench
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-bench-scale: $(STAMPS)/bench ## deep queues, many leases, many queues; ARGS="--messages 1000000"
+bench-scale: $(STAMPS)/bench ## deep queues, many leases, queues, connections; ARGS="--only connections"
 	@$(BIN)/python -m benchmarks.scale $(ARGS)
 
 clean: ## remove caches and builds, keep .venv and ./data

@@ -1,4 +1,5 @@
-"""make bench: durable publishing, end to end, and lone latency, each beside its peers in the same run."""
+"""make bench: durable publishing, end to end, and lone latency, over HTTP (here) and AMQP (amqp.py), each beside its
+peers in the same run."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from typing import Any
 
 import uvloop
 
+from benchmarks import amqp
 from benchmarks import laneway_load as laneway
 from benchmarks.http_load import HttpConnection, ask, queue_path
 from benchmarks.load import Load, LoadFailed
@@ -29,6 +31,15 @@ KILOBYTE = 1024
 SMALL_BYTES = 40
 CONNECTIONS = 32
 VARIANTS = 64  # different messages (and so requests) that a case goes through
+CASES = (
+    "single publish, small",
+    "single publish, 1 KB",
+    "batches of 100 × 1 KB",
+    "end to end, 100 × 1 KB",
+    "end to end, ten priorities",
+    "end to end, 1 × 1 KB",
+    "lone publish, 1 KB",
+)
 PAGE = ROOT / "docs" / "performance.md"
 
 
@@ -190,9 +201,8 @@ def _on_loop(work: Coroutine[Any, Any, Any]) -> Any:
 
 def run(bench: Bench, only: str) -> None:
     """All cases whose name contains `only`, with what each should reach."""
-    goals, small, large = bench.report.goals, "single publish, small", "single publish, 1 KB"
-    batches, plain, mixed = "batches of 100 × 1 KB", "end to end, 100 × 1 KB", "end to end, ten priorities"
-    one_by_one, lone = "end to end, 1 × 1 KB", "lone publish, 1 KB"
+    goals = bench.report.goals
+    small, large, batches, plain, mixed, one_by_one, lone = CASES
     goals.append(Goal(small, "Laneway", at_least=2, beside="Starlette"))
     goals.append(Goal(large, "Laneway", at_least=2, beside="Starlette"))
     goals.append(Goal(plain, "Laneway", at_least=100_000))
@@ -218,25 +228,46 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="length of a turn of publishing (%(default)s)")
     parser.add_argument("--messages", type=int, default=200_000, help="messages of an end-to-end turn (%(default)s)")
     parser.add_argument("--lone", type=int, default=2_000, help="publishes of a latency turn (%(default)s)")
+    parser.add_argument("--pace-seconds", type=float, default=5.0, help="length of a turn at a set rate (%(default)s)")
+    parser.add_argument("--part", choices=["http", "amqp"], help="one of the two")
     parser.add_argument("--only", default="", help="only the cases whose name contains this")
+    parser.add_argument(
+        "--systems", default="Laneway,RabbitMQ,sink", help="of the AMQP part, with commas between (%(default)s)"
+    )
     parser.add_argument("--quick", action="store_true", help="a short look: 1 round, 1 s, 20,000 messages")
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp"), help="the disk to measure on (%(default)s)")
-    parser.add_argument("--docs", action="store_true", help=f"put the table into {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--docs", action="store_true", help=f"put the tables into {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.seconds, options.messages, options.lone = 1, 1.0, 20_000, 500
+        options.pace_seconds = 2.0
+    parts = {"http": (CASES, measure), "amqp": (amqp.CASES, amqp.measure)}
+    for part, (cases, measure_part) in parts.items():
+        if options.part in (None, part) and any(options.only in case for case in cases):
+            with tempfile.TemporaryDirectory(prefix="laneway-bench-", dir=options.folder) as name:
+                folder = Path(name)
+                folder.chmod(0o755)  # PostgreSQL runs as a user of its own
+                show(measure_part(options, folder), options)
+
+
+def show(report: Report, options: argparse.Namespace) -> None:
+    saved = report.save().relative_to(ROOT)
+    print(report.json() if options.json else f"{report.markdown()}\n\nsaved as {saved}\n")
+    if options.docs:
+        report.write_into(PAGE)
+
+
+def measure(options: argparse.Namespace, folder: Path) -> Report:
     cores = assign_cores()
-    with tempfile.TemporaryDirectory(prefix="laneway-bench-", dir=options.folder) as name:
-        folder = Path(name)
-        folder.chmod(0o755)  # PostgreSQL runs as a user of its own
-        bench = Bench(options, cores, folder)
-        os.sched_setaffinity(0, cores.generator)
+    bench = Bench(options, cores, folder)
+    os.sched_setaffinity(0, cores.generator)
+    try:
         with bench.laneway, bench.starlette, bench.postgres:
             run(bench, options.only)
-    print(bench.report.markdown())
-    print(f"\nsaved as {bench.report.save().relative_to(ROOT)}")
-    if options.docs:
-        bench.report.write_into(PAGE)
+    finally:
+        os.sched_setaffinity(0, cores.everything)
+    return bench.report
 
 
 if __name__ == "__main__":

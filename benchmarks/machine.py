@@ -99,6 +99,7 @@ class Watch:
         return {
             "server_us_per_message": used.cpu_seconds * 1e6 / message_count,
             "bytes_written_per_message": used.written_bytes / message_count,
+            "generator_us_per_message": generator_seconds * 1e6 / message_count,
             "generator_busy": generator_seconds / took,
             "elsewhere_busy": max(0.0, elsewhere) / took,
         }

@@ -35,13 +35,14 @@ class Series:
 
 @dataclass
 class Goal:
-    """What a figure should reach: of one system alone, or of one beside another."""
+    """What a figure should reach: of one system alone, or beside another's in the same case, or in another one."""
 
     case: str
     system: str
     at_least: float | None = None
     below: float | None = None
     beside: str | None = None
+    beside_case: str | None = None
 
 
 class Report:
@@ -63,8 +64,10 @@ class Report:
     def find(self, case: str, system: str) -> Series | None:
         return next((one for one in self.series if (one.case, one.system) == (case, system)), None)
 
-    def ratios(self, case: str, system: str, beside: str) -> list[float]:
-        ours, theirs = self.find(case, system), self.find(case, beside)
+    def ratios(self, goal: Goal) -> list[float]:
+        """Of this goal's figure to the one beside it, in every round."""
+        ours = self.find(goal.case, goal.system)
+        theirs = self.find(goal.beside_case or goal.case, goal.beside or goal.system)
         if ours is None or theirs is None:
             return []
         return [a / b for a, b in zip(ours.rounds, theirs.rounds, strict=False)]
@@ -75,7 +78,7 @@ class Report:
         for goal in self.goals:
             series = self.find(goal.case, goal.system)
             if goal.beside is not None:
-                ratios = self.ratios(goal.case, goal.system, goal.beside)
+                ratios = self.ratios(goal)
                 value = statistics.median(ratios) if ratios else None
             else:
                 value = series.median if series else None
@@ -104,8 +107,8 @@ class Report:
             )
             what = f"{goal.case}: {goal.system}"
             if goal.beside is not None:
-                ratios = self.ratios(goal.case, goal.system, goal.beside)
-                what += f" ÷ {goal.beside}"
+                ratios = self.ratios(goal)
+                what += f" ÷ {goal.beside}" if goal.beside_case is None else f" ÷ {goal.beside_case}"
                 figure = f"{value:.2f}× ({min(ratios):.2f} – {max(ratios):.2f})"
                 bound += "×"
             else:
@@ -116,10 +119,13 @@ class Report:
     def save(self) -> Path:
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"{self.name}-{time.strftime('%Y%m%d-%H%M%S')}.json"
+        path.write_text(self.json() + "\n")
+        return path
+
+    def json(self) -> str:
         verdicts = [{**asdict(goal), "value": value, "reached": reached} for goal, value, reached in self.verdicts()]
         content = {"machine": self.machine, "series": [asdict(one) for one in self.series], "goals": verdicts}
-        path.write_text(json.dumps(content, indent=1) + "\n")
-        return path
+        return json.dumps({"report": self.name, **content}, indent=1)
 
     def write_into(self, page: Path) -> None:
         """Put the table between this report's marks in a page, in place of the one before."""

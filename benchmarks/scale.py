@@ -1,9 +1,11 @@
-"""make bench-scale: a deep backlog, many outstanding leases, many idle queues; what they cost and what they change."""
+"""make bench-scale: a deep backlog, many outstanding leases, many idle queues, AMQP connections and consumers: what
+they cost and what they change."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -13,12 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import amqp_frames as amqp
 from benchmarks import laneway_load as laneway
+from benchmarks.amqp_load import AmqpConnection, consuming
 from benchmarks.http_load import HttpConnection, Script, ask, queue_path, request
 from benchmarks.load import Load, LoadFailed
 from benchmarks.machine import assign_cores, describe, resident_bytes, usage
 from benchmarks.report import Goal, Report, percentile
-from benchmarks.servers import ROOT, LanewayServer
+from benchmarks.servers import ROOT, LanewayServer, RabbitServer, Server
 
 BATCH = 100
 KILOBYTE = 1024
@@ -28,6 +32,8 @@ SAMPLE = 200_000  # messages of a rate that is measured beside another
 LONGEST_LEASE_SECONDS = 43_200
 IDLE_SECONDS = 10
 HOUR = 3600.0
+HEARTBEAT_SECONDS = 60
+CASES = ("connections", "queues", "leases", "backlog")
 PAGE = ROOT / "docs" / "performance.md"
 
 
@@ -164,9 +170,7 @@ class Scale:
         many = f"{count:,} queues"
         self.note("creating queues", many, "per s", count / seconds, memory_added_mb=self.memory_mb() - before)
         self.settle_down()
-        cpu_before = usage(self.server.pid).cpu_seconds
-        time.sleep(IDLE_SECONDS)  # the measurement is of doing nothing for this long
-        used_ms = (usage(self.server.pid).cpu_seconds - cpu_before) * 1000
+        used_ms = idle_share(self.server, IDLE_SECONDS) * IDLE_SECONDS * 1000
         self.note(f"CPU used in {IDLE_SECONDS} s of idling", many, "ms", used_ms)
         self.report.goals.append(Goal(f"CPU used in {IDLE_SECONDS} s of idling", many, below=50))
         starting = self.server.stop() and self.server.start()
@@ -174,12 +178,97 @@ class Scale:
 
     def settle_down(self) -> None:
         """Until a second passes in which the server does next to nothing: snapshots after the creation are over."""
-        for _ in range(60):
-            before = usage(self.server.pid).cpu_seconds
-            time.sleep(1)
-            if usage(self.server.pid).cpu_seconds - before <= 0.02:
-                return
-        raise LoadFailed("the server is still busy a minute after the last request")
+        if idle_share(self.server, 1, until_below=0.02) > 0.02:
+            raise LoadFailed("the server is still busy a minute after the last request")
+
+
+class Crowd:
+    """Many AMQP clients that are there and do nothing: each a connection with a queue and some consumers of its own."""
+
+    def __init__(self, options: argparse.Namespace, server: Server, address: tuple[str, int], report: Report) -> None:
+        self.options = options
+        self.server = server
+        self.address = address
+        self.report = report
+        self.clients: list[AmqpConnection] = []
+
+    def note(self, case: str, what: str, unit: str, value: float, **notes: float) -> None:
+        self.report.add(case, f"{self.server.name}, {what}", unit, value, **notes)
+        said = ", ".join(f"{key.replace('_', ' ')} {number:.3g}" for key, number in notes.items())
+        print(f"  {case:44} {self.server.name}, {what:22} {value:12,.3f} {unit:7} {said}", file=sys.stderr, flush=True)
+
+    def measure(self) -> None:
+        count, each = self.options.connections, self.options.consumers // self.options.connections
+        held, consuming_too = f"{count:,} connections", f"{count * each:,} consumers"
+        self.note("idle AMQP clients, memory", "none", "MB", resident_bytes(self.server.pid) / 1e6)
+        began = time.perf_counter()
+        for _ in range(count):
+            self.clients.append(AmqpConnection(self.address, heartbeat_seconds=HEARTBEAT_SECONDS))
+        self.note("opening AMQP connections", held, "per s", count / (time.perf_counter() - began))
+        self.idle(held)
+        began = time.perf_counter()
+        for number, client in enumerate(self.clients):
+            queue = f"idle-{number:05d}"
+            client.declare(queue, {})
+            client.ask_all([consuming(queue, f"consumer-{one}") for one in range(each)], amqp.CONSUME_OK)
+        self.note("starting AMQP consumers", consuming_too, "per s", count * each / (time.perf_counter() - began))
+        self.idle(consuming_too)
+        self.check(each)
+        for client in self.clients:
+            client.socket.close()
+
+    def idle(self, what: str) -> None:
+        """Memory, and CPU while nothing happens but heartbeats, of which the server sends one every 30 s to each."""
+        for client in self.clients:
+            client.socket.sendall(amqp.HEARTBEAT_FRAME)
+        idle_share(self.server, 1, until_below=0.05, tries=20)
+        self.note("idle AMQP clients, memory", what, "MB", resident_bytes(self.server.pid) / 1e6)
+        used_ms = idle_share(self.server, IDLE_SECONDS) * IDLE_SECONDS * 1000
+        self.note(f"idle AMQP clients, CPU used in {IDLE_SECONDS} s", what, "ms", used_ms)
+
+    def check(self, each: int) -> None:
+        """That every one of them is still there: its queue has its consumers, and a message reaches one of them."""
+        for number, client in enumerate(self.clients):
+            messages, consumers = client.counts(f"idle-{number:05d}")
+            if (messages, consumers) != (0, each):
+                raise LoadFailed(f"idle-{number:05d} has {messages} messages and {consumers} consumers, not {each}")
+        last = len(self.clients) - 1
+        publisher = AmqpConnection(self.address)
+        publisher.socket.sendall(amqp.published(f"idle-{last:05d}", b"hello", None))
+        self.clients[last].answer(amqp.DELIVER)
+        publisher.close()
+
+
+def idle_share(server: Server, seconds: float, *, until_below: float | None = None, tries: int = 60) -> float:
+    """The share of a core that the server used in so many seconds; measured again while it is not below a bound."""
+    while True:
+        before = usage(server.pid).cpu_seconds
+        time.sleep(seconds)  # the measurement is of doing nothing for this long
+        share = (usage(server.pid).cpu_seconds - before) / seconds
+        tries -= 1
+        if until_below is None or share <= until_below or not tries:
+            return share
+
+
+def connections(options: argparse.Namespace, folder: Path, report: Report) -> None:
+    """Nobody is pinned here: there is no rate to compare."""
+    need = options.connections * 2 + 1000
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < need:  # the servers inherit it
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (need, max(need, hard)))
+        except ValueError:
+            raise LoadFailed(f"{need} open files are needed and only {hard} allowed; see ulimit -Hn") from None
+    everything = assign_cores().everything
+    laneway_server = LanewayServer(folder / "connections", everything, amqp=True)
+    assert laneway_server.amqp_address is not None
+    systems: list[tuple[Server, tuple[str, int]]] = [(laneway_server, laneway_server.amqp_address)]
+    if options.rabbitmq:
+        rabbit = RabbitServer(folder / "rabbitmq", everything)
+        systems.append((rabbit, rabbit.address))
+    for server, address in systems:
+        with server:
+            Crowd(options, server, address, report).measure()
 
 
 def main() -> None:
@@ -187,21 +276,29 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=10_000_000, help="depth of the backlog (%(default)s)")
     parser.add_argument("--leases", type=int, default=1_000_000, help="leases held at once (%(default)s)")
     parser.add_argument("--queues", type=int, default=100_000, help="queues that exist and do nothing (%(default)s)")
+    parser.add_argument("--connections", type=int, default=5_000, help="idle AMQP connections (%(default)s)")
+    parser.add_argument("--consumers", type=int, default=50_000, help="idle consumers on them (%(default)s)")
+    parser.add_argument("--rabbitmq", action="store_true", help="connections and consumers also on RabbitMQ")
     parser.add_argument("--rounds", type=int, default=3, help="how often a rate is measured (%(default)s)")
-    parser.add_argument("--only", choices=["backlog", "leases", "queues"], help="one of the three")
+    parser.add_argument("--only", choices=CASES, help="one of them")
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp"), help="the disk to measure on (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--docs", action="store_true", help=f"put the table into {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
     cores = assign_cores()
     with tempfile.TemporaryDirectory(prefix="laneway-scale-", dir=options.folder) as name:
         folder = Path(name)
         report = Report("scale", describe(folder, cores))
-        os.sched_setaffinity(0, cores.generator)
-        for case in ["queues", "leases", "backlog"] if options.only is None else [options.only]:
+        for case in CASES if options.only is None else [options.only]:
+            if case == "connections":
+                os.sched_setaffinity(0, cores.everything)
+                connections(options, folder, report)
+                continue
+            os.sched_setaffinity(0, cores.generator)
             with LanewayServer(folder / case, cores.server) as server:
                 getattr(Scale(options, server, report), case)()
-    print(report.markdown())
-    print(f"\nsaved as {report.save().relative_to(ROOT)}")
+    saved = report.save().relative_to(ROOT)
+    print(report.json() if options.json else f"{report.markdown()}\n\nsaved as {saved}")
     if options.docs:
         report.write_into(PAGE)
 

@@ -53,6 +53,9 @@ class Server:
         """Whom to run as; None is whoever runs the benchmark."""
         return None
 
+    def environment(self) -> dict[str, str]:
+        return dict(os.environ)
+
     @property
     def pid(self) -> int:
         if self._process is None:
@@ -66,6 +69,7 @@ class Server:
             self._process = subprocess.Popen(
                 self.command(),
                 cwd=ROOT,
+                env=self.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -122,13 +126,16 @@ class Server:
 class LanewayServer(Server):
     name = "Laneway"
 
-    def __init__(self, folder: Path, cores: frozenset[int], *, durability: str = "commit") -> None:
+    def __init__(self, folder: Path, cores: frozenset[int], *, durability: str = "commit", amqp: bool = False) -> None:
         super().__init__(folder, cores)
         self.durability = durability
+        self.amqp_address = ("127.0.0.1", free_port()) if amqp else None
 
     def command(self) -> Sequence[str]:
         program = Path(sys.executable).parent / "laneway"
         where = ["--data", str(self.folder), "--http", f"127.0.0.1:{self.port}"]
+        if self.amqp_address is not None:
+            where += ["--amqp", "{}:{}".format(*self.amqp_address)]
         return [str(program), "serve", *where, "--durability", self.durability]
 
     def is_ready(self) -> bool:
@@ -151,6 +158,79 @@ class StarletteEcho(Server):
             return ask(self.address, "POST", "/queues/bench/messages", {"ready": True}) == {"ready": True}
         except OSError:
             return False
+
+
+class SinkServer(Server):
+    """benchmarks/amqp_sink.py: what the load generator reaches against it is the generator's own ceiling."""
+
+    name = "sink"
+
+    def command(self) -> Sequence[str]:
+        return [sys.executable, "-m", "benchmarks.amqp_sink", str(self.port)]
+
+    def is_ready(self) -> bool:
+        return _is_open(self.port)
+
+
+class NameServer(Server):
+    """Erlang's epmd, which RabbitMQ needs: left to itself it would start one that stays behind."""
+
+    name = "epmd"
+
+    def command(self) -> Sequence[str]:
+        return [_program("epmd"), "-port", str(self.port), "-address", "127.0.0.1"]
+
+    def is_ready(self) -> bool:
+        return _is_open(self.port)
+
+
+class RabbitServer(Server):
+    """Debian's RabbitMQ in a folder of its own, as it comes: no setting that changes how it works."""
+
+    name = "RabbitMQ"
+
+    def __init__(self, folder: Path, cores: frozenset[int]) -> None:
+        super().__init__(folder, cores)
+        self.names = NameServer(folder.parent / f"{folder.name}-epmd", cores)
+
+    def environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "HOME": str(self.folder),
+            "ERL_EPMD_PORT": str(self.names.port),
+            "RABBITMQ_NODENAME": f"laneway-bench-{self.port}@localhost",
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_MNESIA_BASE": str(self.folder / "data"),
+            "RABBITMQ_LOG_BASE": str(self.folder / "log"),
+            "RABBITMQ_LOGS": "-",
+            "RABBITMQ_CONFIG_FILE": str(self.folder / "rabbitmq.conf"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "enabled_plugins"),
+            "RUNNING_UNDER_SYSTEMD": "true",  # its script then becomes the server instead of watching over it
+        }
+
+    def start(self, timeout_seconds: float = _START_SECONDS) -> float:
+        self.folder.mkdir()
+        # Every message published in a run may be on its disk at once; it must not stop for want of room.
+        (self.folder / "rabbitmq.conf").write_text("disk_free_limit.absolute = 50MB\nlog.console.level = warning\n")
+        (self.folder / "enabled_plugins").write_text("[].\n")
+        self.names.start()
+        return super().start(timeout_seconds)
+
+    def stop(self, signal_number: int = signal.SIGTERM, timeout_seconds: float = _START_SECONDS) -> float:
+        try:
+            return super().stop(signal_number, timeout_seconds)
+        finally:
+            self.names.stop()
+
+    def command(self) -> Sequence[str]:
+        # The one in PATH is Debian's wrapper, which changes the user.
+        direct = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+        return [str(direct) if direct.exists() else _program("rabbitmq-server")]
+
+    def is_ready(self) -> bool:
+        return _is_open(self.port)
 
 
 class PostgresServer(Server):
@@ -212,6 +292,21 @@ class PostgresServer(Server):
             [_postgres_program("pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)], check=False, cwd="/"
         )
         return said.returncode == 0
+
+
+def _is_open(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _program(name: str) -> str:
+    program = shutil.which(name)
+    if program is None:
+        raise LoadFailed(f"{name} was not found; tools/services.sh bench installs it")
+    return program
 
 
 def _postgres_program(name: str) -> str:

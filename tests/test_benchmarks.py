@@ -7,13 +7,17 @@ import threading
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
-from benchmarks import laneway_load
+from benchmarks import amqp, amqp_frames, laneway_load
+from benchmarks.amqp_load import Confirms, Consumer, Deliveries, Publisher, single_acks
 from benchmarks.http_load import HttpConnection, Script, request
 from benchmarks.load import Load, LoadFailed
+from benchmarks.machine import assign_cores
 from benchmarks.report import Goal, Report, percentile
+from benchmarks.servers import SinkServer
 
 CREATED = b"HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: 11\r\n\r\n"
 
@@ -127,3 +131,202 @@ def test_percentiles_name_values_that_occurred() -> None:
     assert percentile(list(range(1, 101)), 0.99) == 99
     assert percentile(list(range(1, 101)), 0.5) == 50
     assert percentile([7], 0.99) == 7
+
+
+# --- AMQP: what the load generator makes of a server's bytes
+
+
+def deliveries_of(serials: list[int], *, first_tag: int = 1, priority: int | None = None) -> bytes:
+    bodies = [serial.to_bytes(4, "big") + b"x" * 96 for serial in serials]
+    return b"".join(
+        amqp_frames.delivered(first_tag + at, "bench", "queue", amqp_frames.published("queue", body, priority))
+        for at, body in enumerate(bodies)
+    )
+
+
+CONSUME_OK = amqp_frames.method(amqp_frames.CONSUME_OK, amqp_frames.short_text("bench"))
+
+
+def fed(reader: Deliveries | Confirms, data: bytes, piece_bytes: int) -> int:
+    """Give a reader these bytes in pieces, as a connection would, and return how many are left over."""
+    buffer, filled = bytearray(len(data)), 0
+    for at in range(0, len(data), piece_bytes):
+        piece = data[at : at + piece_bytes]
+        buffer[filled : filled + len(piece)] = piece
+        filled += len(piece)
+        used = reader.take(buffer, filled)
+        buffer[: filled - used] = buffer[used:filled]
+        filled -= used
+    return filled
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 7, 100, 193, 1000, 100_000])
+@pytest.mark.parametrize("priority", [None, 7])
+def test_deliveries_are_counted_however_they_are_cut(piece_bytes: int, priority: int | None) -> None:
+    serials = [*range(50), 300, 70_000, 17_000_000]
+    deliveries = Deliveries(100)
+    assert fed(deliveries, CONSUME_OK + deliveries_of(serials, priority=priority), piece_bytes) == 0
+    assert deliveries.count == len(serials)
+    assert list(deliveries.serials()) == serials
+
+
+def redelivered(data: bytes) -> bytes:
+    at = data.rindex(amqp_frames.short_text("bench")) + 6 + 8
+    return data[:at] + b"\x01" + data[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (deliveries_of([0, 1]) + deliveries_of([2], first_tag=4), "wrong tags"),
+        (deliveries_of([0, 1, 2]) + deliveries_of([3], first_tag=3), "wrong tags"),
+        (redelivered(deliveries_of([0, 1, 2])), "redelivery"),
+        (redelivered(deliveries_of([0])), "redelivery"),
+        (deliveries_of([0, 1])[:-1] + b"\0", "another shape"),
+        (deliveries_of([0]) + amqp_frames.method(amqp_frames.CHANNEL_CLOSE, b"\x01\x96\4oops\0\0\0\0"), "oops"),
+        (amqp_frames.method(amqp_frames.CHANNEL_CLOSE, b"\x01\x96\4oops\0\0\0\0"), "oops"),
+        (amqp_frames.delivered(1, "t", "q", amqp_frames.published("q", b"x" * 99, None)), "99 bytes, not 100"),
+    ],
+)
+@pytest.mark.parametrize("piece_bytes", [10, 100_000])
+def test_a_wrong_delivery_ends_the_measurement(data: bytes, complaint: str, piece_bytes: int) -> None:
+    with pytest.raises(LoadFailed, match=complaint):
+        fed(Deliveries(100), data, piece_bytes)
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 20, 21, 50, 10_000])
+def test_confirms_are_counted_in_any_order(piece_bytes: int) -> None:
+    confirms = Confirms()
+    order = [(1, False), (3, False), (4, False), (2, False), (9, False), (7, True), (8, False), (20, True)]
+    data = b"".join(amqp_frames.ack(tag, multiple=multiple) for tag, multiple in order)
+    assert fed(confirms, data[: 21 * 6], piece_bytes) == 0
+    assert confirms.count == 8  # 1 to 7, and 9
+    fed(confirms, data[21 * 6 :], piece_bytes)
+    assert confirms.count == 20
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (amqp_frames.ack(1, multiple=False) * 2, "confirmed twice"),
+        (amqp_frames.ack(2, multiple=False) * 2, "confirmed twice"),
+        (amqp_frames.ack(5, multiple=True) + amqp_frames.ack(3, multiple=True), "confirmed again"),
+        (amqp_frames.ack(5, multiple=True) + amqp_frames.ack(5, multiple=False), "confirmed twice"),
+        (amqp_frames.method((60, 120), (1).to_bytes(8, "big") + b"\0"), "expected a confirm"),
+        (amqp_frames.method(amqp_frames.CHANNEL_CLOSE, b"\x01\x96\4oops\0\0\0\0"), "oops"),
+    ],
+)
+def test_a_wrong_confirm_ends_the_measurement(data: bytes, complaint: str) -> None:
+    with pytest.raises(LoadFailed, match=complaint):
+        fed(Confirms(), data, len(data))
+
+
+def test_single_acks_are_written_as_one_would_write_each() -> None:
+    assert single_acks(250, 70_000) == b"".join(amqp_frames.ack(tag, multiple=False) for tag in range(250, 70_250))
+    assert single_acks(1, 0) == b""
+
+
+@pytest.fixture(scope="module")
+def sink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SinkServer]:
+    with SinkServer(tmp_path_factory.mktemp("sink") / "data", assign_cores().everything) as server:
+        yield server
+
+
+@pytest.mark.parametrize("ack_every", [1, 100])
+@pytest.mark.parametrize("priorities", [(), (1, 2, 3)])
+def test_the_generator_publishes_and_acks_every_message_once(
+    sink: SinkServer, ack_every: int, priorities: tuple[int, ...]
+) -> None:
+    count = 12_345
+    queue = f"queue-{ack_every}-{len(priorities)}"
+    bodies = amqp.bodies_of(100)
+    consumer = Consumer(sink.address, queue, body_bytes=100, ack_every=ack_every)
+    publisher = Publisher(sink.address, queue, bodies, priorities=priorities, limit=count)
+    with Load([consumer, publisher]) as load:
+        load.run(seconds=20, until=lambda: publisher.finished and consumer.received == count)
+        consumer.finish()
+        load.run(seconds=20, until=lambda: consumer.synced)
+    assert publisher.published == publisher.confirmed == consumer.acked == count
+    assert consumer.deliveries.serials() == array("I", range(count))
+
+
+def test_a_publisher_keeps_to_its_window_and_renews_only_serials() -> None:
+    heard = bytearray()
+    talk = [amqp_frames.method(which, arguments, channel) for which, arguments, channel in SERVER_SIDE]
+
+    def answer(asked: bytes) -> list[bytes] | None:
+        if talk:
+            return [talk.pop(0)]
+        heard.extend(asked)
+        size = len(amqp_frames.published("q", amqp.bodies_of(100)[0], 1))
+        whole = len(heard) // size
+        return [amqp_frames.ack(whole, multiple=True)]
+
+    with answering(answer) as address:
+        publisher = Publisher(
+            address, "q", amqp.bodies_of(100), priorities=(1, 2, 3), window=10, least_write=4, limit=31
+        )
+        with Load([publisher]) as load:
+            load.run(seconds=10, until=lambda: publisher.finished)
+    expected = [
+        amqp_frames.published("q", serial.to_bytes(4, "big") + bytes(96), serial % 3 + 1) for serial in range(31)
+    ]
+    size = len(expected[0])
+    sent = [bytes(heard[at : at + size]) for at in range(0, len(heard), size)]
+    assert [message[: size - 97] for message in sent] == [message[: size - 97] for message in expected]
+
+
+SERVER_SIDE = [
+    (amqp_frames.START, b"\0\x09" + bytes(4) + amqp_frames.long_bytes(b"PLAIN") + amqp_frames.long_bytes(b"en_US"), 0),
+    (amqp_frames.TUNE, bytes(8), 0),
+    (amqp_frames.OPEN_OK, b"\0", 0),
+    (amqp_frames.CHANNEL_OPEN_OK, bytes(4), 1),
+    (amqp_frames.SELECT_OK, b"", 1),
+]
+
+
+class Counted:
+    """What check_deliveries looks at of a publisher and a consumer."""
+
+    def __init__(self, count: int, serials: list[int]) -> None:
+        self.published = self.confirmed = count
+        self.acked = len(serials)
+        self.deliveries = self
+        self._serials = array("I", serials)
+
+    def serials(self) -> array[int]:
+        return self._serials
+
+
+ONE_QUEUE, THREE_LEVELS = amqp.Flow("plain"), amqp.Flow("levels", priorities=(1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("flow", "serials", "complaint"),
+    [
+        (ONE_QUEUE, [0, 1, 2, 3, 4, 5], None),
+        (ONE_QUEUE, [0, 1, 2, 4, 3, 5], "order of publishing"),
+        (ONE_QUEUE, [0, 1, 2, 3, 4], "delivered 5"),
+        (ONE_QUEUE, [0, 1, 2, 3, 4, 4], "order of publishing"),
+        (THREE_LEVELS, [2, 5, 1, 4, 0, 3], None),
+        (THREE_LEVELS, [0, 1, 2, 3, 4, 5], None),  # all at once in no time: nobody overtook
+        (THREE_LEVELS, [2, 5, 1, 4, 0, 0], "5 different"),
+        (THREE_LEVELS, [0, 3, 1, 4, 2, 5], "low priority waited less"),
+    ],
+)
+def test_losses_doubles_and_disorder_fail_a_turn(flow: amqp.Flow, serials: list[int], complaint: str | None) -> None:
+    counted: Any = Counted(6, serials)
+    if complaint is None:
+        amqp.check_deliveries(flow, counted, counted)
+    else:
+        with pytest.raises(LoadFailed, match=complaint):
+            amqp.check_deliveries(flow, counted, counted)
+
+
+def test_a_goal_may_compare_two_cases_of_one_system() -> None:
+    report = Report("test", {})
+    for one, ten in ((100, 90), (200, 160), (100, 95)):
+        report.add("one", "Laneway", "msg/s", one)
+        report.add("ten", "Laneway", "msg/s", ten)
+    report.goals = [Goal("ten", "Laneway", at_least=0.85, beside="Laneway", beside_case="one")]
+    assert "ten: Laneway ÷ one, at least 0.85× | 0.90× (0.80 – 0.95) | reached" in report.markdown()

@@ -11,8 +11,21 @@ postgres() {
     "$here/debian-packages.sh" postgresql
 }
 
+rabbitmq() {
+    if command -v rabbitmq-server >/dev/null || [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ]; then return; fi
+    "$here/debian-packages.sh" rabbitmq-server
+    # The package starts a server at the port where Laneway listens; one that was here before is left alone.
+    local as_root=()
+    [ "$(id -u)" -eq 0 ] || as_root=(sudo -n)
+    if [ -d /run/systemd/system ]; then
+        "${as_root[@]}" systemctl disable --now rabbitmq-server >/dev/null 2>&1 || true
+    else
+        "${as_root[@]}" service rabbitmq-server stop >/dev/null 2>&1 || true
+    fi
+}
+
 case "${1:-}" in
     test) ;; # no test needs a server yet
-    bench) postgres ;;
+    bench) postgres; rabbitmq ;;
     *) echo "usage: $0 test|bench" >&2; exit 2 ;;
 esac
