@@ -75,7 +75,7 @@ FLOWS = (
     Flow("AMQP, one quorum queue", queue_type="quorum"),
 )
 PACES = (
-    Pace(f"AMQP, confirm of a lone publisher, {ONE_BY_ONE_RATE}/s", ONE_BY_ONE_RATE, awaited=True),
+    Pace(f"AMQP, one publisher awaiting each confirm, {ONE_BY_ONE_RATE}/s", ONE_BY_ONE_RATE, awaited=True),
     Pace(f"AMQP, confirm at {STEADY_RATE:,}/s", STEADY_RATE, awaited=False),
 )
 CASES = tuple(case.name for case in (*FLOWS, *PACES))
@@ -104,7 +104,7 @@ class AmqpBench:
         self.report.add(case, system, unit, value, **notes)
         said = ", ".join(f"{key.replace('_', ' ')} {number:.3g}" for key, number in notes.items())
         shown = f"{value:12,.0f}" if value >= 100 else f"{value:12.3g}"
-        print(f"  {case:48} {system:10} {shown} {unit:6} {said}", file=sys.stderr, flush=True)
+        print(f"  {case:52} {system:10} {shown} {unit:6} {said}", file=sys.stderr, flush=True)
 
     def queue_names(self, count: int) -> list[str]:
         self._turn_count += 1

@@ -39,7 +39,7 @@ class Connection:
     def readable(self) -> None:
         raise NotImplementedError
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes | memoryview) -> None:
         try:
             sent = self.socket.send(data)
         except BlockingIOError:
