@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes sure the servers that tests or benchmarks start for themselves are installed: services.sh test|bench
+# Makes sure the servers and programs that tests or benchmarks start for themselves are installed: services.sh test|bench
 # Nothing is started here: whoever needs a server starts its own, in a temporary folder, and stops it.
 set -euo pipefail
 here=$(dirname "$0")
@@ -24,8 +24,18 @@ rabbitmq() {
     fi
 }
 
+node_js() {
+    # RabbitMQ's client for Node.js is one of those that AMQP is tested with.
+    if command -v node >/dev/null && command -v npm >/dev/null; then return; fi
+    "$here/debian-packages.sh" nodejs npm
+}
+
 case "${1:-}" in
-    test) ;; # no test needs a server yet
+    test)
+        node_js
+        # The AMQP tests can be run against RabbitMQ itself, to see that they ask for what it does.
+        if [ "${LANEWAY_TEST_PEER:-}" = rabbitmq ]; then rabbitmq; fi
+        ;;
     bench) postgres; rabbitmq ;;
     *) echo "usage: $0 test|bench" >&2; exit 2 ;;
 esac
