@@ -116,20 +116,27 @@ class AmqpBench:
             for system in systems:
                 running.enter_context(self.servers[system])
             for system in systems:
-                if system != SINK:
-                    self.check_order(system)
-                self.flow(replace(ONE, name="warming up"), system, self.options.seconds / 2, said=False)
+                self.turn(None, system)
             for number in range(self.options.rounds):
                 for case in cases:
                     for system in systems if number % 2 == 0 else tuple(reversed(systems)):
                         self.turn(case, system)
 
-    def turn(self, case: Flow | Pace, system: str) -> None:
-        if isinstance(case, Pace):
-            if system != SINK:
-                self.pace(case, system)
-        elif system != SINK or case.has_ceiling:
-            self.flow(case, system, self.options.seconds)
+    def turn(self, case: Flow | Pace | None, system: str) -> None:
+        """One case on one system, or what comes before all cases."""
+        try:
+            if case is None:
+                if system != SINK:
+                    self.check_order(system)
+                self.flow(ONE, system, self.options.seconds / 2, said=False)
+            elif isinstance(case, Pace):
+                if system != SINK:
+                    self.pace(case, system)
+            elif system != SINK or case.has_ceiling:
+                self.flow(case, system, self.options.seconds)
+        except (LoadFailed, OSError) as failure:
+            name = "warming up" if case is None else case.name
+            raise LoadFailed(f"{name}, {system}: {failure}{self.servers[system].last_words()}") from failure
 
     # --- throughput
 

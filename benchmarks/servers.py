@@ -97,7 +97,7 @@ class Server:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            raise LoadFailed(f"{self.name} did not stop within {timeout_seconds:.0f} s{self._last_words()}") from None
+            raise LoadFailed(f"{self.name} did not stop within {timeout_seconds:.0f} s{self.last_words()}") from None
         finally:
             self._process = None
         return time.perf_counter() - began
@@ -106,12 +106,13 @@ class Server:
         deadline = time.monotonic() + timeout_seconds
         while not condition():
             if self._process is not None and self._process.poll() is not None:
-                raise LoadFailed(f"{self.name} ended with {self._process.returncode}{self._last_words()}")
+                raise LoadFailed(f"{self.name} ended with {self._process.returncode}{self.last_words()}")
             if time.monotonic() > deadline:
-                raise LoadFailed(f"{self.name} {complaint} within {timeout_seconds:.0f} s{self._last_words()}")
+                raise LoadFailed(f"{self.name} {complaint} within {timeout_seconds:.0f} s{self.last_words()}")
             time.sleep(0.005)
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
+        """The end of what it wrote, to be put behind a complaint."""
         words = self.log.read_text(errors="replace")[-2000:] if self.log.exists() else ""
         return f"; it said:\n{words}" if words else ""
 
@@ -143,7 +144,7 @@ class LanewayServer(Server):
             ask(self.address, "GET", "/readyz")
         except (OSError, LoadFailed):
             return False
-        return True
+        return self.amqp_address is None or _is_open(self.amqp_address[1])
 
 
 class StarletteEcho(Server):

@@ -35,8 +35,8 @@ quietly() {
 }
 echo "laneway: installing ${missing[*]}"
 # The package list may be old or absent; it is only fetched when an install without it failed.
-if ! quietly apt-get install -y --no-install-recommends "${missing[@]}"; then
-    if ! quietly apt-get update || ! quietly apt-get install -y --no-install-recommends "${missing[@]}"; then
+if ! quietly apt-get -o DPkg::Lock::Timeout=120 install -y --no-install-recommends "${missing[@]}"; then
+    if ! quietly apt-get update || ! quietly apt-get -o DPkg::Lock::Timeout=120 install -y --no-install-recommends "${missing[@]}"; then
         tail -n 20 "$log" >&2
         give_up "apt-get could not install them; its last words are above."
     fi
