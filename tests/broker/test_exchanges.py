@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from laneway.broker.values import Binding, Draft, ExchangeSettings, Properties
+from laneway.broker.values import Arrival, Binding, Draft, ExchangeSettings, Properties
 from laneway.errors import (
     ExchangeExists,
     ExchangeNotFound,
@@ -26,9 +26,12 @@ Run = Callable[..., None]
 
 
 async def publish(bench: Bench, exchange: str, key: str, draft: Draft) -> tuple[list[str], LanewayError | None]:
-    answer: asyncio.Future[LanewayError | None] = asyncio.get_running_loop().create_future()
+    """The queues it reached, and the first refusal if there was one."""
+    answer: asyncio.Future[list[Arrival]] = asyncio.get_running_loop().create_future()
     names = bench.broker.exchanges.publish("/", exchange, key, draft, answer.set_result)
-    return names, await asyncio.wait_for(answer, 5)
+    arrivals = await asyncio.wait_for(answer, 5)
+    assert [arrival.queue for arrival in arrivals] == names
+    return names, next((one.result for one in arrivals if isinstance(one.result, LanewayError)), None)
 
 
 def test_what_is_declared_is_there_at_once_and_after_a_restart(run: Run) -> None:

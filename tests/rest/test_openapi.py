@@ -26,6 +26,11 @@ def test_the_server_does_what_its_document_says(own_serving: Callable[..., Servi
             http.put(f"/queues/{name}")
         for name in ("fuzz", "fuzz-deleted"):
             http.put(f"/vhosts/{name}")
+        http.put("/vhosts/fuzz/queues/fuzz")
+        for name in ("fuzz", "fuzz-other", "fuzz-deleted"):
+            http.put(f"/exchanges/fuzz/{name}", json={"type": "fanout"})
+        lasting = {"routing_key": "a binding that no fuzz finds"}
+        assert http.post("/bindings/fuzz/e/fuzz/q/fuzz", json=lasting).status_code == 201
         publish(http, "/queues/fuzz", 1, {"a": "b"}, priority=9, attributes={"x": 1})
         http.put("/accounts/fuzzer", json={"password": "fuzzer", "roles": ["admin"]})
         assert http.put("/accounts/somebody", auth=("fuzzer", "fuzzer")).status_code == 201
@@ -39,6 +44,8 @@ def test_the_server_does_what_its_document_says(own_serving: Callable[..., Servi
     assert tested and int(tested[1]) > 30, report
     with serving.client(auth=("fuzzer", "fuzzer")) as http:
         assert http.get("/queues/fuzz/stats").json()["totals"]["published"] > 2, "fuzzing published nothing"
+        routed = http.get("/vhosts/fuzz/queues/fuzz/stats").json()["totals"]["published"]
+        assert routed > 2, "fuzzing published nothing through an exchange"
 
 
 @pytest.fixture
@@ -53,6 +60,10 @@ def test_every_queue_path_exists_with_a_virtual_host_too(document: dict[str, Any
     short = {path: paths.pop(path) for path in list(paths) if path.startswith("/queues/{vhost}/{queue}")}
     plain = {path: methods for path, methods in paths.items() if path.startswith("/queues")}
     named = {path: methods for path, methods in paths.items() if path.startswith("/vhosts/{vhost}/queues")}
+    for kind in ("exchanges", "bindings"):
+        own = {path: methods for path, methods in paths.items() if path.startswith(f"/{kind}/{{vhost}}")}
+        other = {path: methods for path, methods in paths.items() if path.startswith(f"/vhosts/{{vhost}}/{kind}")}
+        assert own and {f"/vhosts/{{vhost}}/{kind}" + path.split("{vhost}")[1]: own[path] for path in own} == other
     assert short and all(methods <= plain[path.replace("{vhost}/", "", 1)] for path, methods in short.items())
     assert {f"/vhosts/{{vhost}}{path}": methods for path, methods in plain.items()} == named
 

@@ -54,6 +54,7 @@ KEYS = "keys"
 KEY_PREFIX = "lw_"
 
 _T = TypeVar("_T")
+_SEEING: tuple[Need, ...] = ("stats", "write", "configure")
 
 
 class DocumentStore(Protocol):
@@ -213,13 +214,17 @@ class Access:
             decision = held.decisions[asked] = held.decide(vhost, queue, need)
         return decision
 
-    def check(self, account: Account, vhost: str, queue: str, need: Need) -> None:
+    def check(self, account: Account, vhost: str, queue: str, need: Need, *, noun: str = "queue") -> None:
         if not self.allowed(account, vhost, queue, need):
             raise Forbidden(
-                f"account {account.name!r} has no {'read' if need == 'stats' else need} permission on queue {queue!r} "
+                f"account {account.name!r} has no {'read' if need == 'stats' else need} permission on {noun} {queue!r} "
                 f"of virtual host {vhost!r}: an admin can grant it",
                 need=need,
             )
+
+    def may_see(self, account: Account, vhost: str, queue: str) -> bool:
+        """Whether the account may know that there is a queue or exchange of this name."""
+        return any(self.allowed(account, vhost, queue, need) for need in _SEEING)
 
     def may_enter(self, account: Account, vhost: str) -> bool:
         """Whether the account may do anything at all in a virtual host."""

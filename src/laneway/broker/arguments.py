@@ -1,4 +1,4 @@
-"""The arguments that a queue is declared with over AMQP (x-message-ttl and its like), as a queue's settings.
+"""The arguments that a queue or an exchange is declared with over AMQP (x-message-ttl and its like), as settings.
 
 Here and not in a front end, because HTTP takes the same arguments: both must make the same queue of them. An argument
 that nobody knows is kept and has no effect, as in RabbitMQ.
@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from laneway.broker.values import QueueInfo
+from laneway.broker.values import ExchangeSettings, QueueInfo
 from laneway.core.settings import RANGES, QueueSettings
 from laneway.errors import InvalidInput, QueueExists
 
 ACK_TIMEOUT_MS = 30 * 60 * 1000
 MAX_EXPIRY_MS = (1 << 32) - 1
 QUEUE_TYPES = ("classic", "quorum")
+EXCHANGE_TYPES = ("direct", "topic", "fanout", "headers")
+DELAYED_TYPE = "x-delayed-message"
 
 _OVERFLOWS = {"drop-head": "drop_oldest", "reject-publish": "reject", "reject-publish-dlx": "reject_dead_letter"}
 #: What AMQP calls the types of values, for those that are no integers.
@@ -83,6 +85,34 @@ def check_same_declaration(there: QueueInfo, declared: QueueSettings) -> None:
             raise QueueExists(
                 f"queue {there.name!r} exists with {name} {_shown(old)}, not {_shown(new)}", field=f"arguments.{name}"
             )
+
+
+def exchange_from_arguments(
+    type: str, arguments: Mapping[str, Any], *, durable: bool, auto_delete: bool, internal: bool
+) -> ExchangeSettings:
+    """The settings of an exchange as an AMQP client declares it; its type is known to be one there is."""
+    given = plain_arguments(arguments)
+    alternate = given.get("alternate-exchange")
+    if alternate is not None:
+        alternate = _text("alternate-exchange", alternate, given)
+    delayed = type == DELAYED_TYPE
+    if delayed:
+        name = "x-delayed-type"
+        if name not in given:
+            raise ArgumentInvalid(name, f"an exchange of type {DELAYED_TYPE} needs {name}", "missing")
+        type = _one_of(EXCHANGE_TYPES, "\"unknown exchange type '%'\"")(name, given[name], given)
+    elif type not in EXCHANGE_TYPES:
+        choices = ", ".join((*EXCHANGE_TYPES, DELAYED_TYPE))
+        raise InvalidInput(f"the type of an exchange is one of {choices}, not {_shown(type)}", field="type")
+    return ExchangeSettings(
+        type=type,  # type: ignore[arg-type]
+        durable=durable,
+        auto_delete=auto_delete,
+        internal=internal,
+        alternate_exchange=alternate,
+        delayed=delayed,
+        arguments=given,
+    )
 
 
 def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

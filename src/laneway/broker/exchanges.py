@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.broker.values import Binding, Draft, ExchangeInfo, ExchangeSettings, Receipt, Route
+from laneway.broker.values import Arrival, Binding, Draft, ExchangeInfo, ExchangeSettings, Receipt, Route
 from laneway.core import topology_commands as commands
 from laneway.core.events import Event
 from laneway.core.exchanges import BUILT_IN, Exchange, Topology, check_routing_key, message_delay_ms
@@ -81,10 +82,12 @@ class Exchanges:
         exchange: str,
         routing_key: str,
         draft: Draft,
-        done: Callable[[LanewayError | None], None],
+        done: Callable[[builtins.list[Arrival]], None],
+        *,
+        idempotency: tuple[str, bytes] | None = None,
     ) -> builtins.list[str]:
         """Publish through an exchange: the names of the queues reached, perhaps none. `done` is called once it is
-        durable in all of them, with the first refusal if there was one; the other queues have it all the same."""
+        durable in all of them, with what it came to in each: one that refuses it does not keep it from the others."""
         self._broker.vhosts.check(vhost)
         check_routing_key(routing_key)
         found = self._topology.get(vhost, exchange)
@@ -100,31 +103,38 @@ class Exchanges:
                 draft.visible_at_ms = self._broker.now() + delay_ms
         numbers = self._topology.route(vhost, exchange, routing_key, properties.attributes)
         queues = [self._broker.engine.state.queues[number] for number in numbers]
-        self._publish_to(queues, draft, done)
+        self._publish_to(queues, draft, done, idempotency)
         return [queue.name for queue in queues]
 
-    def _publish_to(self, queues: Sequence[Queue], draft: Draft, done: Callable[[LanewayError | None], None]) -> None:
+    def _publish_to(
+        self,
+        queues: Sequence[Queue],
+        draft: Draft,
+        done: Callable[[builtins.list[Arrival]], None],
+        idempotency: tuple[str, bytes] | None,
+    ) -> None:
         """To each of these queues, in one commit: they are all gathered before the next one is sealed."""
-        answers: builtins.list[Receipt | LanewayError] = []
+        arrivals: dict[str, Arrival] = {}
 
-        def answer(results: Sequence[Receipt | LanewayError]) -> None:
-            answers.extend(results)
-            if len(answers) == len(queues):
-                done(next((a for a in answers if isinstance(a, LanewayError)), None))
+        def answer(name: str, results: Sequence[Receipt | LanewayError]) -> None:
+            arrivals[name] = Arrival(name, results[0])
+            if len(arrivals) == len(queues):
+                done([arrivals[queue.name] for queue in queues])
 
         if not queues:
-            self._broker.committer.when_durable(done, None)
+            self._broker.committer.when_durable(done, [])
         for i, queue in enumerate(queues):
             priority = draft.priority
             if priority is not None:  # one message for queues of many ranges
                 priority = min(priority, queue.settings.max_priority)
             each = msgspec.structs.replace(draft, priority=priority)
+            told = partial(answer, queue.name)
             try:
-                self._broker.publish(queue.vhost, queue.name, [each], answer)
+                self._broker.publish(queue.vhost, queue.name, [each], told, idempotency=idempotency)
             except LanewayError as refused:
                 if i == 0:
                     raise  # nothing was done
-                answer([refused])
+                told([refused])
 
     # Asking
 

@@ -7,8 +7,10 @@ import msgspec
 from laneway.core.exchanges import Binding, ExchangeSettings, Hop, Route
 from laneway.core.message import Death, Delivery, Draft, Glimpse, Properties, Receipt, Settlement
 from laneway.core.settings import QueueSettings
+from laneway.errors import LanewayError
 
 __all__ = [
+    "Arrival",
     "Binding",
     "DeadLetterFilter",
     "Death",
@@ -47,6 +49,13 @@ class ExchangeInfo(msgspec.Struct, frozen=True):
     created_at_ms: int  # 0 for a built-in one
     is_built_in: bool
     binding_count: int  # from it; those of the default exchange are not counted
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """What a message that went through an exchange came to in one of the queues it reached."""
+
+    queue: str
+    result: Receipt | LanewayError
 
 
 class Rates(msgspec.Struct, frozen=True):

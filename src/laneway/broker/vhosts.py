@@ -31,7 +31,7 @@ class Vhosts:
         """Take what the journal has. A queue of a store that knew no list of virtual hosts makes its own exist."""
         state = self._broker.engine.state
         listed = set(state.documents.get(COLLECTION, ()))
-        used = {vhost for vhost, _ in state.by_name}
+        used = {vhost for vhost, _ in state.by_name} | set(state.topology.exchanges)
         self._names = {DEFAULT} | listed | used
         now_ms = self._broker.now()
         missing = sorted(used - listed - {DEFAULT})

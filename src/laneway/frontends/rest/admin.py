@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 from typing import Any
 
-import msgspec
 from msgspec import UNSET
 
-from laneway.access import Access, Account
+from laneway.access import Access
 from laneway.broker.arguments import check_same_declaration, settings_from_arguments
 from laneway.broker.broker import Broker
 from laneway.broker.values import PeekQuery, QueueInfo
@@ -24,6 +21,7 @@ from laneway.frontends.rest.answers import (
     Writer,
     encode,
 )
+from laneway.frontends.rest.cursors import decode_cursor, encode_cursor
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.plan import Plan
 from laneway.frontends.rest.protocol import Call
@@ -42,7 +40,7 @@ from laneway.frontends.rest.wire import (
     redrive_of,
     settings_changes,
 )
-from laneway.frontends.rest.words import milliseconds
+from laneway.frontends.rest.words import milliseconds, name_of
 
 _LIST_PAGE = 100
 _PEEK_PAGE = 50
@@ -82,6 +80,7 @@ class Administration:
             settings = self._declared(plan, body)
         else:
             settings = QueueSettings(**settings_changes(body))
+        self._check_dead_letter_exchange(call, settings.dead_letter_exchange)
         info, is_new = await self._broker.put_queue(plan.vhost, plan.queue, settings)
         return Reply(201 if is_new else 200, encode(self._writer.queue(info)))
 
@@ -111,8 +110,14 @@ class Administration:
     async def change_queue(self, call: Call) -> Reply:
         plan = self._check(call, "configure")
         changes = settings_changes(read_body(call, self._decode_settings, QueueSettingsRequest()))
+        self._check_dead_letter_exchange(call, changes.get("dead_letter_exchange"))
         info = await self._broker.change_queue(plan.vhost, plan.queue, changes)
         return Reply(200, encode(self._writer.queue(info)))
+
+    def _check_dead_letter_exchange(self, call: Call, exchange: str | None) -> None:
+        """Or what one may not publish to could be reached by letting messages die."""
+        if exchange is not None:
+            self._access.check(call.account, call.head.plan.vhost, name_of(exchange), "write", noun="exchange")
 
     async def get_queue(self, call: Call) -> Reply:
         plan = self._check(call, "stats")
@@ -134,11 +139,11 @@ class Administration:
         options: ListOptions = plan.options(ListOptions)
         self._broker.vhosts.check(plan.vhost)
         limit = options.limit or _LIST_PAGE
-        after = None if options.cursor is UNSET else _decode_cursor(options.cursor)
+        after = None if options.cursor is UNSET else decode_cursor(options.cursor, tuple[str, str])
         seen: list[QueueInfo] = []
         while len(seen) <= limit:
             page = self._broker.list_queues(vhost=plan.vhost, prefix=options.prefix or "", limit=limit + 1, after=after)
-            seen += [info for info in page if self._may_see(call.account, info)]
+            seen += [info for info in page if self._access.may_see(call.account, info.vhost, info.name)]
             if len(page) <= limit:
                 break
             after = (page[-1].vhost, page[-1].name)
@@ -147,13 +152,9 @@ class Administration:
         shown = seen[:limit]
         answer = QueuesAnswer(
             queues=[self._writer.queue(info) for info in shown],
-            next_cursor=_encode_cursor(shown[-1]) if more else None,
+            next_cursor=encode_cursor((shown[-1].vhost, shown[-1].name)) if more else None,
         )
         return Reply(200, encode(answer))
-
-    def _may_see(self, account: Account, info: QueueInfo) -> bool:
-        allowed = self._access.allowed
-        return any(allowed(account, info.vhost, info.name, need) for need in ("stats", "write", "configure"))
 
     # --- what is in them
 
@@ -226,16 +227,3 @@ def _peek_query(options: PeekOptions, limits: RestLimits) -> PeekQuery:
         max_bytes=limits.peek_bytes,
         cursor=None if options.cursor is UNSET else options.cursor,
     )
-
-
-def _encode_cursor(last: QueueInfo) -> str:
-    return base64.urlsafe_b64encode(msgspec.msgpack.encode((last.vhost, last.name))).decode().rstrip("=")
-
-
-def _decode_cursor(cursor: str) -> tuple[str, str]:
-    try:
-        padded = cursor.encode("ascii") + b"=" * (-len(cursor) % 4)
-        raw = base64.b64decode(padded, altchars=b"-_", validate=True)
-        return msgspec.msgpack.decode(raw, type=tuple[str, str])
-    except (binascii.Error, UnicodeEncodeError, msgspec.DecodeError):
-        raise InvalidInput("this cursor is not one that this server gave out", field="cursor") from None

@@ -211,6 +211,83 @@ class VhostsAnswer(Answer):
     vhosts: list[VhostAnswer]
 
 
+# --- exchanges and bindings
+
+
+class ExchangeAnswer(Answer):
+    exchange_name: str
+    vhost: str
+    type: str
+    durable: bool
+    auto_delete: bool
+    internal: bool
+    alternate_exchange: str | None
+    delayed: bool
+    arguments: dict[str, Any]
+    built_in: bool
+    binding_count: int
+    created_at: Time | None
+
+
+class ExchangesAnswer(Answer):
+    exchanges: list[ExchangeAnswer]
+    next_cursor: str | None
+
+
+class BindingAnswer(Answer):
+    source: str
+    destination: str
+    destination_type: str
+    routing_key: str
+    arguments: dict[str, Any]
+
+
+class BindingsAnswer(Answer):
+    bindings: list[BindingAnswer]
+    next_cursor: str | None
+
+
+class ArrivalAnswer(Answer, kw_only=True):
+    """What a message came to in one of the queues it was routed to."""
+
+    queue_name: str
+    message_id: str | UnsetType = UNSET
+    duplicate: bool = False
+    error: ErrorObject | UnsetType = UNSET
+
+
+class RoutedAnswer(Answer):
+    """Whether the message reached a queue, and how many; of those that the account may see also which."""
+
+    routed: bool
+    queue_count: int
+    queues: list[ArrivalAnswer]
+
+
+class HopAnswer(Answer):
+    """One step on the way to a queue, and why the message takes it."""
+
+    exchange: str
+    destination: str
+    destination_type: str
+    routing_key: str
+    arguments: dict[str, Any]
+    why: str
+
+
+class RouteAnswer(Answer):
+    queue_name: str
+    hops: list[HopAnswer]
+
+
+class RoutesAnswer(Answer):
+    """Which queues a message would reach, and the steps to each."""
+
+    routed: bool
+    queues: list[str]
+    routes: list[RouteAnswer]
+
+
 class RatesAnswer(Answer):
     per_second_1s: float
     per_second_1m: float
@@ -383,11 +460,11 @@ class Writer:
             else:
                 members += (b'"payload_base64":"', base64.b64encode(body), b'"')
             members += (b',"content_type":', encode(p.content_type))
-        members += (b',"attributes":', encode({name: _attribute(value) for name, value in p.attributes.items()}))
+        members += (b',"attributes":', encode({name: attribute_to_wire(value) for name, value in p.attributes.items()}))
         if p.extra:
             told = {name: p.extra[name] for name in PropertiesAnswer.__struct_fields__ if name in p.extra}
             if told:
-                members += (b',"properties":', encode({name: _attribute(value) for name, value in told.items()}))
+                members += (b',"properties":', encode({name: attribute_to_wire(value) for name, value in told.items()}))
         for name in ("correlation_id", "group", "key", "tenant", "dedup_id", "exchange", "routing_key"):
             value = getattr(p, name)
             if value:
@@ -506,12 +583,12 @@ def _utf8_or_none(body: bytes) -> str | None:
         return None
 
 
-def _attribute(value: Any) -> Any:
+def attribute_to_wire(value: Any) -> Any:
     """Bytes, also inside what other protocols nest, in the form that publishing takes."""
     if isinstance(value, bytes):
         return Binary(value)
     if isinstance(value, dict):
-        return {str(name): _attribute(held) for name, held in value.items()}
+        return {str(name): attribute_to_wire(held) for name, held in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_attribute(held) for held in value]
+        return [attribute_to_wire(held) for held in value]
     return value

@@ -15,7 +15,9 @@ from laneway.frontends.rest import answers as a
 from laneway.frontends.rest import wire as w
 from laneway.frontends.rest.accounts import Accounts
 from laneway.frontends.rest.admin import Administration
+from laneway.frontends.rest.bindings import Bindings, binding_routes
 from laneway.frontends.rest.errors import INTERNAL, HttpError
+from laneway.frontends.rest.exchanges import Exchanges, exchange_message_routes, exchange_routes
 from laneway.frontends.rest.getting import Getting, get_routes
 from laneway.frontends.rest.head import Head
 from laneway.frontends.rest.hot import HotPaths
@@ -42,10 +44,14 @@ class RestApi:
         self._tasks: set[asyncio.Task[None]] = set()
         writer = a.Writer(Timestamps())
         self._hot = HotPaths(broker, access, limits, writer)
+        exchanges = Exchanges(broker, access, writer)
         self._routes = (
             *message_routes(self._hot),
             *get_routes(Getting(broker, access, limits, writer)),
             *queue_routes(Administration(broker, access, limits, writer)),
+            *exchange_routes(exchanges),
+            *exchange_message_routes(exchanges),
+            *binding_routes(Bindings(broker, access)),
             *vhost_routes(VirtualHosts(broker, access)),
             *account_routes(Accounts(access, writer)),
             *self._server_routes(),

@@ -40,7 +40,7 @@ from laneway.frontends.rest.words import milliseconds
 
 log = logging.getLogger("laneway.http")
 
-_REPLAYED = b"Idempotency-Replayed: true\r\n"
+REPLAYED = b"Idempotency-Replayed: true\r\n"
 _REMEMBERED_BODIES = 1024
 _REMEMBERED_BODY_BYTES = 512
 
@@ -111,7 +111,7 @@ class HotPaths:
         else:
             decoded = self._draft_of_bytes(call, plan)
         key = call.head.idempotency_key
-        idempotency = None if key is None else _idempotency(call, key)
+        idempotency = None if key is None else idempotency_of(call, key)
         if isinstance(decoded, list):
             self._check_count(len(decoded))
             self._broker.publish(vhost, queue, decoded, partial(self._published_many, call), idempotency=idempotency)
@@ -126,7 +126,7 @@ class HotPaths:
             return
         body = self._writer.receipts(results, call.head.plan.queue_json)[0].encode()
         is_replay = result.duplicate and call.head.idempotency_key is not None
-        call.answer(201, body, _REPLAYED if is_replay else b"")
+        call.answer(201, body, REPLAYED if is_replay else b"")
 
     @answers_anyway
     def _published_many(self, call: Call, results: list[Receipt | LanewayError]) -> None:
@@ -134,7 +134,7 @@ class HotPaths:
         failed = any(isinstance(result, LanewayError) for result in results)
         is_replay = call.head.idempotency_key is not None and not failed and all(map(_is_duplicate, results))
         body = f"[{','.join(texts)}]".encode()
-        call.answer(207 if failed else 201, body, _REPLAYED if is_replay else b"")
+        call.answer(207 if failed else 201, body, REPLAYED if is_replay else b"")
 
     def _draft_of_bytes(self, call: Call, plan: Plan) -> Draft:
         """The body is the message itself, whatever it is; what else there is to say is in the query string."""
@@ -325,7 +325,7 @@ def _ignore(results: object) -> None:
     pass
 
 
-def _idempotency(call: Call, key: bytes) -> tuple[str, bytes]:
+def idempotency_of(call: Call, key: bytes) -> tuple[str, bytes]:
     """The key, and a fingerprint of everything that makes the request what it is."""
     if not 1 <= len(key) <= 255 or not all(33 <= byte <= 126 for byte in key):
         raise InvalidInput(

@@ -73,7 +73,7 @@ def _operation(
         "parameters": _parameters(route, path, components),
         "responses": _responses(route, schemas),
     }
-    if route.name == "publish":
+    if route.name in ("publish", "publish_to_exchange"):
         operation["parameters"].append(_IDEMPOTENCY_KEY)
     if route.request is not None:
         schema = schemas[id(route.request)]
@@ -150,8 +150,8 @@ def _say_limits(components: dict[str, Any], limits: RestLimits) -> None:
     dequeue = components["DequeueRequest"]["properties"]
     dequeue["max_messages"]["maximum"] = limits.batch_count
     dequeue["wait_seconds"]["maximum"] = limits.wait_ms / 1000
-    publish = components["PublishRequest"]
-    publish["oneOf"] = [
-        {"required": ["payload"], "properties": {"payload_base64": {"type": "null"}}},
-        {"required": ["payload_base64"], "properties": {"payload_base64": {"type": "string"}, "payload": False}},
-    ]
+    for name in ("PublishRequest", "RoutedRequest"):
+        components[name]["oneOf"] = [
+            {"required": ["payload"], "properties": {"payload_base64": {"type": "null"}}},
+            {"required": ["payload_base64"], "properties": {"payload_base64": {"type": "string"}, "payload": False}},
+        ]

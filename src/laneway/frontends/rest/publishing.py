@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
@@ -62,6 +63,12 @@ class PublishRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, g
     dedup_id: Text | None = None
 
 
+class RoutedRequest(PublishRequest, kw_only=True, gc=False):
+    """A message to publish through an exchange; its attributes are the headers that a headers exchange looks at."""
+
+    routing_key: ShortText = ""
+
+
 class PublishOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What goes into the query string when the body is the message itself."""
 
@@ -78,6 +85,7 @@ class PublishOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 PublishBody = PublishRequest | list[PublishRequest]
 
+_routed_decoder = msgspec.json.Decoder(RoutedRequest)
 _publish_decoder = msgspec.json.Decoder(PublishBody)
 _raw_decoder = msgspec.json.Decoder(msgspec.Raw)
 _text_decoder = msgspec.json.Decoder(str)
@@ -132,6 +140,18 @@ def decode_publish(body: bytes) -> list[Draft] | Draft:
         except InvalidInput as error:
             raise InvalidRequest(error.message, field=f"[{at}].{error.field}") from None
     return drafts
+
+
+def decode_routed(body: bytes) -> tuple[str, Draft]:
+    """One message for an exchange, and its routing key."""
+    try:
+        if not body.isascii():
+            body.decode()
+        decoded = _routed_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid_json(error, body) from None
+    _check_names([decoded], body)
+    return decoded.routing_key, to_draft(decoded)
 
 
 class _Plain(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -239,7 +259,7 @@ def _properties_of(m: PublishRequest, content_type: str) -> Properties:
         m.tenant or "",
         m.dedup_id or "",
         m.correlation_id or "",
-        attributes=_attribute_values(m.attributes) if m.attributes else {},
+        attributes=attribute_values(m.attributes) if m.attributes else {},
         extra=extra_of(m.properties) if m.properties is not None else {},
     )
 
@@ -253,7 +273,7 @@ def extra_of(properties: MessageProperties) -> dict[str, Any]:
     return extra
 
 
-def _attribute_values(attributes: Attributes) -> dict[str, Any]:
+def attribute_values(attributes: Attributes) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in attributes.items():
         if type(value) is Binary:
@@ -263,6 +283,20 @@ def _attribute_values(attributes: Attributes) -> dict[str, Any]:
         else:
             values[name] = value
     return values
+
+
+def attribute_from_wire(value: Any) -> Any:
+    """The inverse of how attributes are shown: {"binary": base64} is bytes, at any depth."""
+    if isinstance(value, dict):
+        if value.keys() == {"binary"} and isinstance(value["binary"], str):
+            try:
+                return base64.b64decode(value["binary"], validate=True)
+            except ValueError:
+                raise InvalidInput("binary is base64", field="binary") from None
+        return {name: attribute_from_wire(held) for name, held in value.items()}
+    if isinstance(value, list):
+        return [attribute_from_wire(held) for held in value]
+    return value
 
 
 def _body_of(message: PublishRequest) -> tuple[bytes, str]:

@@ -143,6 +143,11 @@ class ListOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     cursor: Annotated[str, Meta(max_length=4096)] | UnsetType = UNSET
 
 
+class PageOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    limit: Annotated[int, Meta(ge=1, le=1000)] | UnsetType = UNSET
+    cursor: Annotated[str, Meta(max_length=4096)] | UnsetType = UNSET
+
+
 class DeleteOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     if_empty: bool | UnsetType = UNSET
 

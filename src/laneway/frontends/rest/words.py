@@ -51,6 +51,18 @@ _NAMES = re.compile(r"\b(" + "|".join(word.core for word in WORDS if "_" in word
 _NUMBER = re.compile(r"(?<![\w.'\"])\d+(?![\w.'\"])")
 
 
+#: How the default exchange, which has no name, is called in paths and permissions.
+DEFAULT_EXCHANGE = "amq.default"
+
+
+def exchange_of(name: str) -> str:
+    return "" if name == DEFAULT_EXCHANGE else name
+
+
+def name_of(exchange: str) -> str:
+    return exchange or DEFAULT_EXCHANGE
+
+
 def field_on_the_wire(field: str) -> str:
     """'lease_ms' -> 'visibility_timeout'; an index before it ('[3].lease_ms') stays."""
     head, dot, last = field.rpartition(".")
