@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from laneway.core import table
+from laneway.core.exchanges import Exchange
 from laneway.core.queue import TOTALS, Queue
 from laneway.core.state import State
 from laneway.core.table import DELAYED, FREE, LEASED, STATE_NAMES
@@ -34,6 +35,7 @@ class Picture:
             "documents": {c: dict(d) for c, d in state.documents.items() if d},
             "moved": dict(state.moved),
             "keys": dict(state.keys),
+            "exchanges": {name: _exchange(x) for name, x in state.topology.exchanges.get("/", {}).items()},
             "queues": {number: _queue(queue) for number, queue in state.queues.items()},
         }
         self.dedups = {(q.number, text): known for q in state.queues.values() for text, known in q.dedup.items()}
@@ -65,6 +67,10 @@ class Picture:
             seq: ("ready", 0, *row[2:]) if row[0] == "delayed" and row[1] <= at_ms else row
             for seq, row in self.messages.items()
         }
+
+
+def _exchange(x: Exchange) -> tuple[Any, ...]:
+    return (x.settings, x.created_at_ms, sorted(map(repr, x.bindings.values())))
 
 
 def _queue(q: Queue) -> tuple[Any, ...]:

@@ -150,6 +150,7 @@ class Ledger:
         self.keys: dict[tuple[int, str], tuple[bytes, list[str]]] = {}
         self.documents = Register()
         self.queues = Register()
+        self.exchanges = Register()
         self.incarnation = 0
         self.order = 0
 
@@ -309,7 +310,7 @@ class Ledger:
         self.dedups.clear()
         self.keys.clear()
         self.open_batches.clear()
-        self.documents.forgiven = self.queues.forgiven = True
+        self.documents.forgiven = self.queues.forgiven = self.exchanges.forgiven = True
         for hold in self.holds.values():
             hold.ended = hold.superseded = False
             hold.latest_ms = 1 << 62

@@ -21,7 +21,7 @@ from .history import History
 from .ledger import Ledger
 from .loop import Clock, SimulatedLoop
 from .node import LifeFiles, Node, Sizes
-from .workload import COLLECTION, PLENTY_BYTES, SHORT_RETENTION_MS, Workload
+from .workload import COLLECTION, EXCHANGES, PLENTY_BYTES, SHORT_RETENTION_MS, Workload
 
 MAX_STEPS = 60
 
@@ -198,6 +198,8 @@ class Simulation:
         ledger.look_up(node.messages(), node.clock.latest_ms(), {"brief": SHORT_RETENTION_MS})
         ledger.documents.look_up("document", state.documents.get(COLLECTION, {}))
         ledger.queues.look_up("queue", {queue.name: queue.settings for queue in state.queues.values()})
+        declared = state.topology.exchanges.get("/", {})
+        ledger.exchanges.look_up("exchange", {n: declared[n].settings for n in EXCHANGES if n in declared})
 
     def _complain(self, loop: SimulatedLoop, end: str) -> None:
         assert not self.workload.failures, self.workload.failures[0]

@@ -27,7 +27,7 @@ from .faulty_files import FaultyFiles
 from .simulator import Failure, run_seed
 from .small import small_parts
 
-SEEDS = range(120)
+SEEDS = range(600)
 
 Plant = AbstractContextManager[Any]
 
@@ -212,6 +212,26 @@ def keys_forgotten_by_a_restart() -> Plant:
     return mock.patch.object(Engine, "recover", recover)
 
 
+def bindings_forgotten_by_a_snapshot() -> Plant:
+    original = snapshot.freeze
+
+    def freeze(state: State) -> Any:
+        frozen = original(state)
+        frozen.head["exchanges"] = [(*about, []) for *about, _ in frozen.head["exchanges"]]
+        return frozen
+
+    return mock.patch.object(snapshot, "freeze", freeze)
+
+
+def exchange_forgotten_by_a_crash() -> Plant:
+    """Told to the caller before it is durable."""
+
+    async def durable(self: Any) -> None:
+        await asyncio.sleep(0)
+
+    return mock.patch.object(Committer, "durable", durable)
+
+
 def released_message_goes_to_the_end() -> Plant:
     return mock.patch.object(Lane, "give_back", Lane.append)
 
@@ -251,6 +271,8 @@ PLANTS: dict[Callable[[], Plant], str] = {
     compacted_records_all_stand_at_the_same_place: "cannot be read|there twice|has become|nobody sent|peek shows",
     dedup_ids_forgotten_by_a_snapshot: "dedup id",
     keys_forgotten_by_a_restart: "keys",
+    bindings_forgotten_by_a_snapshot: "exchanges: |which is not there",
+    exchange_forgotten_by_a_crash: "exchange (news|rest) is None",
     released_message_goes_to_the_end: "out of order",
     stop_that_does_not_wait: DIFFERENT,
     disk_full_is_never_over: "publishing is still refused",

@@ -12,11 +12,13 @@ import msgspec
 
 from laneway.broker import peeking
 from laneway.broker.values import DeadLetterFilter, PeekQuery, RedriveRequest
+from laneway.core.exchanges import Binding, ExchangeSettings
 from laneway.core.message import Delivery, Draft, Glimpse, Properties, Receipt, Settlement
 from laneway.core.settings import QueueSettings
 from laneway.core.table import DELAYED, READY
 from laneway.errors import (
     DiskFull,
+    ExchangeNotFound,
     IdempotencyConflict,
     InvalidInput,
     LanewayError,
@@ -33,6 +35,11 @@ COLLECTION = "notes"
 SHORT_RETENTION_MS = 60_000
 DEDUP_WINDOW_MS = 20_000
 PLENTY_BYTES = 1 << 40
+EXCHANGES = {
+    "news": ExchangeSettings(type="topic", alternate_exchange="rest"),
+    "rest": ExchangeSettings(type="headers"),
+}
+FLEETING = ExchangeSettings(type="fanout", auto_delete=True)  # no caller knows whether it is there
 
 #: The queues there may be. A seed picks some; "graveyard" takes the dead letters of others.
 QUEUES = {
@@ -53,6 +60,7 @@ STEPS: dict[str, int] = {
     "purge": 1,
     "delete_queue": 1,
     "redrive": 4,
+    "topology": 5,
     "delete_dead": 1,
     "fill_disk": 1,
     "sleep": 5,
@@ -466,6 +474,45 @@ class Workload:
                 # Else another request may have been first, and may not be durable yet: the doubt stays.
 
         self.in_background(node, delete())
+
+    async def _topology(self, node: Node) -> None:
+        change = self._change_exchange if self.random.random() < 0.4 else self._change_binding
+        self.in_background(node, change(node))
+
+    async def _change_exchange(self, node: Node) -> None:
+        register, name = self.ledger.exchanges, self.random.choice(list(EXCHANGES))
+        settings = EXCHANGES[name] if self.random.random() < 0.7 else None
+        ticket = register.ask(name, settings)
+        try:
+            if settings is None:
+                node.broker.exchanges.delete("/", name)
+            else:
+                node.broker.exchanges.declare("/", name, settings)
+        except (DiskFull, Unavailable, ExchangeNotFound):
+            register.withdraw(name, ticket)
+            return
+        await node.broker.committer.durable()
+        register.answer(name, ticket)
+
+    async def _change_binding(self, node: Node) -> None:
+        """What becomes of a binding when one of its ends goes is left to the other oracle."""
+        random = self.random
+        source, key = random.choice([*EXCHANGES, "fleeting", "amq.direct"]), random.choice(("a.*", "b.#", "c"))
+        if random.random() < 0.3:
+            binding = Binding(source, "exchange", random.choice(list(EXCHANGES)), key)
+        else:
+            binding = Binding(source, "queue", random.choice(self.names), key, random.choice(({}, {"n": 1})))
+        there = node.broker.exchanges.bindings("/")
+        try:
+            if there and random.random() < 0.3:
+                node.broker.exchanges.unbind("/", random.choice(there))
+            else:
+                if source == "fleeting":
+                    node.broker.exchanges.declare("/", source, FLEETING)
+                node.broker.exchanges.bind("/", binding)
+        except (ExchangeNotFound, QueueNotFound):
+            return
+        await node.broker.committer.durable()
 
     # The world around
 
