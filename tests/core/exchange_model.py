@@ -81,7 +81,7 @@ class Model:
                 reached.add(binding.destination)
             else:
                 self._visit(binding.destination, key, headers, reached, seen)
-        if not found and settings.alternate_exchange is not None:
+        if not found and settings.alternate_exchange:
             self._visit(settings.alternate_exchange, key, headers, reached, seen)
 
 
@@ -105,10 +105,20 @@ def matches(kind: str, binding: Binding, key: str, headers: dict[str, Any]) -> b
         if name != "x-match" and ("with-x" in how or name[:2] != "x-")
     }
     hits = [
-        name in headers and (value is None or (type(value), value) == (type(headers[name]), headers[name]))
-        for name, value in wanted.items()
+        name in headers and (value is None or plain(value) == plain(headers[name])) for name, value in wanted.items()
     ]
     return any(hits) if how.startswith("any") else all(hits)
+
+
+def plain(value: Any) -> tuple[str, Any]:
+    """Numbers are alike whatever their type, so are texts and bytes; true is no number."""
+    if isinstance(value, bool):
+        return "bool", value
+    if isinstance(value, int | float):
+        return "number", value
+    if isinstance(value, str):
+        return "text", value.encode()
+    return ("text", value) if isinstance(value, bytes) else (type(value).__name__, value)
 
 
 def words(key: str) -> list[str]:

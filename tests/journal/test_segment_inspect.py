@@ -7,9 +7,10 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from laneway.core.events import Acked, DocumentPut, QueuePut
+from laneway.core.events import Acked, Bound, DocumentPut, ExchangePut, QueuePut
 from laneway.errors import InvalidInput, NotFound
 from laneway.journal.segments import SegmentJournal
 from laneway.journal.segments.format import checksum, segment_name, snapshot_name
@@ -210,6 +211,14 @@ def test_documents_of_other_layers_are_not_shown() -> None:
     secret = DocumentPut(at_ms=1, collection="accounts", key="ann", document=b'{"hash":"s3cret"}')
     [event] = dump(FOLDER, files=store_with(secret))
     assert event["document_bytes"] == 17 and "s3cret" not in json.dumps(event)
+
+
+def test_exchanges_and_bindings_are_shown_as_values_that_json_knows() -> None:
+    declared = ExchangePut(at_ms=1, document=msgspec.msgpack.encode(("/", "x", {"type": "topic"})))
+    bound = Bound(queue=1, at_ms=2, document=msgspec.msgpack.encode(("/", {"arguments": {"raw": b"\xff"}})))
+    first, second = dump(FOLDER, files=store_with(declared, bound))
+    assert first["document"] == ["/", "x", {"type": "topic"}]
+    assert second["queue"] == 1 and json.loads(json.dumps(second))["document"] == ["/", {"arguments": {"raw": "/w=="}}]
 
 
 def test_dump_can_be_narrowed() -> None:

@@ -180,7 +180,7 @@ class Topology:
                 for part in exchange.index.match(routing_key, headers):
                     targets.update(dict.fromkeys(part))
                 alternate = exchange.settings.alternate_exchange
-                if not targets and alternate is not None:
+                if not targets and alternate:  # the default exchange is none, as in RabbitMQ
                     targets[alternate] = None
                     is_alternate = True
             else:

@@ -35,6 +35,16 @@ def pack(value: Any) -> bytes:
     return _encode(value)
 
 
+def pack_header(value: Any) -> bytes:
+    """A header's value, where 1 and 1.0 are alike, and so are text and its bytes, as RabbitMQ has it; what is nested
+    must be the same in type and value."""
+    if isinstance(value, str):
+        value = value.encode()
+    elif isinstance(value, float) and value.is_integer() and abs(value) < 1 << 63:
+        value = int(value)
+    return _encode(value)
+
+
 def _count_up(leaf: Leaf, target: Target) -> None:
     leaf[target] = leaf.get(target, 0) + 1
 
@@ -202,7 +212,7 @@ def _wanted(arguments: Headers) -> tuple[_Wanted, bool]:
     how = arguments.get("x-match", "all")
     with_x = how.endswith("-with-x")
     wanted = tuple(
-        (name, None if value is None else pack(value))
+        (name, None if value is None else pack_header(value))
         for name, value in sorted(arguments.items())
         if name != "x-match" and (with_x or not name.startswith("x-"))
     )
@@ -282,7 +292,7 @@ def _packed(name: str, given: Headers, known: dict[str, bytes | None]) -> bytes 
     """A message's header packed, once for all bindings that ask for it; None if it is like nothing that is stored."""
     if name not in known:
         try:
-            known[name] = pack(given[name])
+            known[name] = pack_header(given[name])
         except (OverflowError, RecursionError, TypeError, ValueError):
             known[name] = None
     return known[name]
