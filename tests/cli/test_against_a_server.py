@@ -115,6 +115,45 @@ def test_virtual_hosts_are_made_listed_and_deleted(run: Run) -> None:
     assert run("queue", "list", "--vhost", "shop", code=1).stderr.startswith("laneway: there is no virtual host 'shop'")
 
 
+def test_exchanges_and_bindings_from_creation_to_deletion(run: Run, queue: str) -> None:
+    assert run("exchange", "create", "orders", "--type", "topic", "--alternate", "rest").stdout == "orders exists now\n"
+    assert (
+        json.loads(run("exchange", "create", "rest", "--type", "fanout", "--transient", "--json").stdout)["durable"]
+        is False
+    )
+    assert "exists with other settings" in run("exchange", "create", "orders", code=1).stderr
+    assert re.search(r"^orders +topic +0 +alternate rest$", run("exchange", "list").stdout, re.MULTILINE)
+    listed = json_lines(run("exchange", "list", "--prefix", "or", "--json"))
+    assert [(one["exchange_name"], one["type"]) for one in listed] == [("orders", "topic")]
+    assert "more than 1" in run("exchange", "list", "--limit", "1").stderr
+
+    bound = run("binding", "create", "orders", queue, "--routing-key", "a.#")
+    assert bound.stdout == f"{queue} is bound to orders\n"
+    run("binding", "create", "orders", "rest", "--to-exchange", "--routing-key", "b")
+    run("binding", "create", "amq.headers", queue, "--argument", "x-match=any", "--argument", "size=3")
+    lines = json_lines(run("binding", "list", "--from", "orders", "--json"))
+    assert [(one["destination_type"], one["destination"]) for one in lines] == [("exchange", "rest"), ("queue", queue)]
+    assert "x-match=any size=3" in run("binding", "list", "--to", queue).stdout
+
+    reached = run("route", "orders", "a.b").stdout
+    assert reached.splitlines()[1].split("  ")[0] == queue and "matches the pattern 'a.#'" in reached
+    assert json.loads(run("route", "amq.headers", "-a", "size=3", "--json").stdout)["queues"] == [queue]
+    assert run("route", "orders", "c").stderr == "laneway: it would reach no queue\n"
+
+    missing = run("binding", "delete", "orders", queue, "--routing-key", "a", code=1)
+    assert "`laneway binding list` shows those there are" in missing.stderr
+    assert run("binding", "delete", "orders", queue, "--routing-key", "a.#").stdout == (
+        f"{queue} is no longer bound to orders\n"
+    )
+    arguments = ("--argument", "x-match=any", "--argument", "size=3")
+    assert json.loads(run("binding", "delete", "amq.headers", queue, *arguments, "--json").stdout)["deleted"]
+    assert "has 1 bindings" in run("exchange", "delete", "orders", "--if-unused", code=1).stderr
+    assert run("exchange", "delete", "orders", stdin="y\n").stdout == "deleted orders\n"
+    assert run("exchange", "delete", "rest", "--yes", "--json").stdout == '{"deleted":"rest"}\n'
+    assert run("binding", "list").stderr == "laneway: there are none\n"
+    assert "`laneway exchange create` makes one" in run("route", "orders", "a", code=1).stderr
+
+
 def test_a_queue_that_is_not_empty_is_not_deleted_if_that_was_asked(run: Run, queue: str) -> None:
     run("send", queue, "1")
     run("queue", "delete", queue, "--if-empty", code=1)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from laneway.client import Client, ClientError, Message
-from laneway.client.wire import message_to_wire, time_to_wire
+from laneway.client.wire import attribute_from_wire, message_to_wire, time_to_wire
 
 from .conftest import Server
 
@@ -185,6 +185,38 @@ def test_any_name_of_a_queue_survives_the_way_through_a_url(server: Server, name
         with pytest.raises(ClientError) as gone:
             client.queue(name)
         assert refused(gone) == ("queue_not_found", 404)
+
+
+@pytest.mark.parametrize("vhost", ["/", "other", ".."])
+def test_a_message_goes_through_an_exchange(server: Server, vhost: str) -> None:
+    with Client(server.url, vhost=vhost) as client:
+        client.create_vhost(vhost)
+        client.put_queue("routed")
+        made = client.put_exchange("a/b", type="headers", alternate_exchange=None)
+        assert (made["exchange_name"], made["vhost"], made["type"]) == ("a/b", vhost, "headers")
+        assert "a/b" in [one["exchange_name"] for one in client.exchanges()]
+        client.bind("a/b", "routed", "k", arguments={"digest": b"\x00\xff"})
+        assert [one["routing_key"] for one in client.bindings()] == ["k"]
+        assert client.route("a/b", attributes={"digest": b"\x00\xff"})["queues"] == ["routed"]
+        assert client.route("a/b")["routed"] is False
+        sent = client.publish_to_exchange("a/b", "k", {"n": 1}, attributes={"digest": b"\x00\xff"}, priority=3)
+        [message] = client.receive("routed")
+        assert (message.message_id, message.payload, message.priority) == (sent["queues"][0]["message_id"], {"n": 1}, 3)
+        assert (message.raw["exchange"], message.raw["routing_key"]) == ("a/b", "k")
+        client.unbind("a/b", "routed", "k", arguments={"digest": b"\x00\xff"})
+        client.delete_exchange("a/b", if_unused=True)
+        with pytest.raises(ClientError) as gone:
+            client.exchange("a/b")
+        assert refused(gone) == ("exchange_not_found", 404)
+        client.delete_queue("routed")
+
+
+def test_attributes_of_other_protocols_come_nested() -> None:
+    nested = {"list": [{"binary": "AP8="}, 1], "map": {"deep": {"binary": "AA=="}, "odd": {"binary": 5}}}
+    assert attribute_from_wire(nested) == {
+        "list": [b"\x00\xff", 1],
+        "map": {"deep": b"\x00", "odd": {"binary": 5}},
+    }
 
 
 def test_listing_goes_through_all_pages(server: Server) -> None:

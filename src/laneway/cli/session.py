@@ -32,6 +32,8 @@ ADVICE = {
     "unauthenticated": "give --key, or --user and --password (or LANEWAY_KEY, LANEWAY_USER, LANEWAY_PASSWORD)",
     "forbidden": "`laneway account change` grants permissions, with an admin's credentials",
     "queue_not_found": "`laneway queue list` shows the queues there are, `laneway queue create` makes one",
+    "exchange_not_found": "`laneway exchange list` shows those there are, `laneway exchange create` makes one",
+    "binding_not_found": "`laneway binding list` shows those there are",
     "vhost_not_found": "`laneway vhost list` shows those there are, `laneway vhost create` makes one",
     "account_not_found": "`laneway account list` shows the accounts there are",
     "lease_stale": "its lease ended or was settled already: receive it again",

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from laneway.client.transport import ClientError, Transport
-from laneway.client.wire import Message, message_to_wire, without_none
+from laneway.client.wire import Message, attributes_to_wire, message_to_wire, without_none
 
 Settled = dict[str, Any] | ClientError
 """The result of one entry of a batch: what the server answered, or why it refused this one."""
@@ -264,6 +264,74 @@ class Client:
     def cancel_task(self, task_id: str) -> dict[str, Any]:
         return dict(self._call("POST", f"/tasks/{_quoted(task_id)}/cancel", repeatable=True))
 
+    # --- exchanges and bindings; the default exchange is called amq.default
+
+    def put_exchange(self, exchange: str, **settings: object) -> dict[str, Any]:
+        """Declare an exchange, or find it as it is; refused if it is another."""
+        return dict(self._call("PUT", self._exchange(exchange), body=without_none(settings), repeatable=True))
+
+    def exchange(self, exchange: str) -> dict[str, Any]:
+        return dict(self._call("GET", self._exchange(exchange)))
+
+    def exchanges(self, prefix: str = "", *, limit: int | None = None) -> Iterator[dict[str, Any]]:
+        """All exchanges of the virtual host, in order of their names, fetched page by page."""
+        return self._pages(self._exchange(), "exchanges", {"prefix": prefix or None}, limit)
+
+    def delete_exchange(self, exchange: str, *, if_unused: bool = False) -> None:
+        self._call("DELETE", self._exchange(exchange), query={"if_unused": "true" if if_unused else None})
+
+    def publish_to_exchange(
+        self,
+        exchange: str,
+        routing_key: str,
+        payload: object,
+        *,
+        idempotency_key: str | None = None,
+        **options: Any,
+    ) -> dict[str, Any]:
+        """Publish one message through an exchange, with `publish`'s options; whether, and to which queues, it went."""
+        body = {**message_to_wire(payload, **options), "routing_key": routing_key}
+        headers = {"idempotency-key": idempotency_key or secrets.token_urlsafe(18)}
+        path = self._exchange(exchange, "publish")
+        return dict(self._call("POST", path, body=body, headers=headers, repeatable=True))
+
+    def route(
+        self, exchange: str, routing_key: str = "", *, attributes: Mapping[str, object] | None = None
+    ) -> dict[str, Any]:
+        """Which queues a message would reach, and why; nothing is published."""
+        body = {"routing_key": routing_key, "attributes": attributes_to_wire(attributes or {})}
+        return dict(self._call("POST", self._exchange(exchange, "route"), body=body, repeatable=True))
+
+    def bind(
+        self,
+        exchange: str,
+        destination: str,
+        routing_key: str = "",
+        *,
+        arguments: Mapping[str, object] | None = None,
+        to_exchange: bool = False,
+    ) -> dict[str, Any]:
+        """Bind a queue, or another exchange, to an exchange."""
+        body = {"routing_key": routing_key, "arguments": attributes_to_wire(arguments or {})}
+        path = self._binding(exchange, destination, to_exchange)
+        return dict(self._call("POST", path, body=body, repeatable=True))
+
+    def unbind(
+        self,
+        exchange: str,
+        destination: str,
+        routing_key: str = "",
+        *,
+        arguments: Mapping[str, object] | None = None,
+        to_exchange: bool = False,
+    ) -> None:
+        body = {"routing_key": routing_key, "arguments": attributes_to_wire(arguments or {})}
+        self._call("DELETE", self._binding(exchange, destination, to_exchange), body=body)
+
+    def bindings(self, *, limit: int | None = None) -> Iterator[dict[str, Any]]:
+        """All bindings of the virtual host but those of the default exchange, fetched page by page."""
+        return self._pages(f"/bindings/{_quoted(self.vhost)}", "bindings", {}, limit)
+
     # --- virtual hosts
 
     def vhosts(self) -> list[dict[str, Any]]:
@@ -327,6 +395,13 @@ class Client:
     def _path(self, *parts: str) -> str:
         head = "/queues" if self.vhost == "/" else f"/vhosts/{_quoted(self.vhost)}/queues"
         return "/".join([head, *(_quoted(part) for part in parts)])
+
+    def _exchange(self, *parts: str) -> str:
+        return "/".join(["/exchanges", _quoted(self.vhost), *(_quoted(part) for part in parts)])
+
+    def _binding(self, exchange: str, destination: str, to_exchange: bool) -> str:
+        kind = "e" if to_exchange else "q"
+        return "/".join(["/bindings", _quoted(self.vhost), "e", _quoted(exchange), kind, _quoted(destination)])
 
     def _of(self, queue: str, message: Message, *rest: str) -> str:
         return self._path(queue, "messages", message.message_id, *rest)

@@ -66,11 +66,16 @@ def attributes_to_wire(attributes: Mapping[str, object]) -> dict[str, object]:
 
 
 def attribute_from_wire(value: Any) -> Any:
-    if isinstance(value, dict) and list(value) == ["binary"]:
-        try:
-            return base64.b64decode(value["binary"], validate=True)
-        except (binascii.Error, TypeError):
-            return value
+    """Bytes come as {"binary": base64}, at any depth of what was published over AMQP."""
+    if isinstance(value, dict):
+        if list(value) == ["binary"]:
+            try:
+                return base64.b64decode(value["binary"], validate=True)
+            except (binascii.Error, TypeError):
+                return value
+        return {name: attribute_from_wire(held) for name, held in value.items()}
+    if isinstance(value, list):
+        return [attribute_from_wire(held) for held in value]
     return value
 
 
