@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from laneway.broker.engine import RECORD_OVERHEAD_BYTES, RecordCache
+from laneway.broker.engine import KEPT_OVERHEAD_BYTES, ContentCache
 from laneway.broker.values import Draft
 from laneway.core.events import Event, Kind
 from laneway.core.invariants import check_invariants
@@ -18,23 +18,44 @@ from .conftest import Bench, bodies
 Run = Callable[..., None]
 
 
-def test_the_cache_keeps_the_latest_records_within_its_bounds() -> None:
-    each = 100 + RECORD_OVERHEAD_BYTES
-    cache = RecordCache(50 * each)
-    for first in range(1, 201, 4):
-        cache.add(first, [b"." * 100] * 4)
-        assert len(cache.records) <= 50
-    assert list(cache.records) == list(range(201 - len(cache.records), 201))
-    assert len(cache.records) > 40
-    cache.discard(range(1, 201))
-    assert not cache.records and cache._bytes == 0
+def kept(cache: ContentCache, upto: int) -> list[int]:
+    return [seq for seq in range(1, upto) if cache.get(seq) is not None]
 
 
-def test_a_record_larger_than_the_cache_is_not_kept() -> None:
-    cache = RecordCache(1_000)
-    cache.add(1, [b"small"])
-    cache.add(2, [b"." * 2_000])
-    assert not cache.records and cache._bytes == 0
+def test_the_cache_keeps_the_latest_messages_within_its_bounds() -> None:
+    each = 100 + KEPT_OVERHEAD_BYTES
+    cache = ContentCache(5_000 * each)
+    for first in range(1, 20_001, 100):
+        cache.add(first, 7, [b"props"] * 100, [b"%d" % seq + b"." * 95 for seq in range(first, first + 100)])
+        assert cache._bytes <= 5_000 * each
+    left = kept(cache, 20_001)
+    assert left == list(range(20_001 - len(left), 20_001)) and len(left) > 3_900
+    assert cache.get(20_000) == (7, b"props", b"20000" + b"." * 95)
+    columns = cache.run(19_990, 3)
+    assert columns is not None and columns[0] == [7] * 3 and columns[2][0].startswith(b"19990")
+    cache.discard(range(1, 19_456))
+    assert kept(cache, 19_456) == []
+    cache.discard(range(19_456, 20_001))
+    assert kept(cache, 20_001) == []
+
+
+def test_what_was_settled_is_not_kept_and_its_neighbours_are() -> None:
+    cache = ContentCache(1 << 20)
+    cache.add(1, 1, [b""] * 10, [b"%d" % i for i in range(10)])
+    cache.discard([3, 4, 5])
+    assert kept(cache, 11) == [1, 2, 6, 7, 8, 9, 10]
+    assert cache.run(1, 2) is not None and cache.run(2, 2) is None
+    cache.add(15, 1, [b""], [b"later"])  # numbers between were given to messages that moved
+    assert kept(cache, 16) == [1, 2, 6, 7, 8, 9, 10, 15] and cache.get(15) == (1, b"", b"later")
+
+
+def test_a_message_larger_than_the_cache_is_not_kept() -> None:
+    cache = ContentCache(1_000)
+    cache.add(1, 1, [b""], [b"small"])
+    cache.add(2, 1, [b""], [b"." * 2_000])
+    assert kept(cache, 3) == [] and cache._bytes == 0
+    cache.add(3, 1, [b""], [b"small"])
+    assert kept(cache, 4) == [3]
 
 
 def test_a_lease_the_journal_refused_is_next_again_even_while_the_refusal_is_looked_at(run: Run) -> None:

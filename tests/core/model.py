@@ -141,9 +141,25 @@ class Model:
             self._add(message)
             queue.totals["published"] += 1
             results.append((message.number, False))
+        results = self._number_by_priority(queue, [r for r in results if isinstance(r, tuple) and not r[1]], results)
         if s.overflow == "drop_oldest" and any(isinstance(r, tuple) and not r[1] for r in results):
             self._shed(queue, now_ms)
         return results
+
+    def _number_by_priority(
+        self, queue: ModelQueue, fresh: list[tuple[int, bool]], results: list[tuple[int, bool] | str]
+    ) -> list[tuple[int, bool] | str]:
+        """Numbers of one batch go by priority, unless one of its messages has a group."""
+        batch = [m for m in self.messages if (m.number, False) in fresh]
+        if any(m.group for m in batch):
+            return results
+        ordered = sorted(batch, key=lambda m: -m.priority)
+        new = {m.number: number for m, (number, _) in zip(ordered, fresh, strict=True)}
+        for message in batch:
+            message.number = message.record = new[message.number]
+        self.messages.sort(key=lambda m: m.number)
+        queue.dedup = {i: (new.get(number, number), at_ms) for i, (number, at_ms) in queue.dedup.items()}
+        return [(new.get(r[0], r[0]), r[1]) if isinstance(r, tuple) else r for r in results]
 
     def _has_room(self, queue: ModelQueue, size: int) -> bool:
         s = queue.settings

@@ -26,11 +26,22 @@ def one_queue(**settings: object) -> Core:
 
 def test_highest_priority_first_and_first_in_first_out_inside_it() -> None:
     core = one_queue()
-    core.publish(draft(priority=1), draft(priority=9), draft(priority=5), draft(priority=9), draft(priority=1))
+    for priority in (1, 9, 5, 9, 1):
+        core.publish(draft(priority=priority))
     (event,) = core.lease(4)
     assert event == Leased(1, START_MS, [2, 4, 3, 1], [1, 1, 1, 1], LEASE_1, START_MS + 30_000, "")
     assert core.lease(4) == [Leased(1, START_MS, [5], [1], LEASE_1 + 4, START_MS + 30_000, "")]
     assert core.lease(4) == []
+
+
+def test_numbers_of_one_batch_go_by_priority_and_by_arrival_inside_it() -> None:
+    core = one_queue()
+    given = [draft(body, priority=p) for body, p in ((b"a", 1), (b"b", 9), (b"c", 5), (b"d", 9), (b"e", 1))]
+    (event,), results = core.publish(*given)
+    assert event.bodies == [b"b", b"d", b"c", b"a", b"e"]
+    assert event.priorities == [9, 9, 5, 1, 1]
+    assert [(int(r.message_id[-12:], 16), r.priority) for r in results] == [(4, 1), (1, 9), (3, 5), (2, 9), (5, 1)]
+    assert [seq for seq, _ in core.take(5)] == [1, 2, 3, 4, 5]
 
 
 def test_a_newcomer_of_higher_priority_overtakes() -> None:

@@ -35,7 +35,7 @@ from laneway.core.events import (
     Removed,
     Unbound,
 )
-from laneway.core.message import Properties, encode_props, encode_record
+from laneway.core.message import RECORD_PREFIX_BYTES, Properties, encode_props, encode_record
 from laneway.errors import JournalLocked
 from laneway.journal.interface import Commit, Journal
 
@@ -49,7 +49,7 @@ class Store(Protocol):
 
 def published(first_seq: int, count: int = 1, *, size: int = 100, queue: int = 7, group: str = "") -> Published:
     props = encode_props(Properties(group=group)) if group else b""
-    records = [encode_record(first_seq + i, 1_000, props, bytes([1 + i % 251]) * size) for i in range(count)]
+    bodies = [bytes([1 + i % 251]) * size for i in range(count)]
     return Published(
         queue=queue,
         at_ms=1_000,
@@ -57,8 +57,9 @@ def published(first_seq: int, count: int = 1, *, size: int = 100, queue: int = 7
         priorities=[5] * count,
         visible_at=[0] * count,
         expires_at=[0] * count,
-        sizes=[len(record) for record in records],
-        records=records,
+        sizes=[RECORD_PREFIX_BYTES + len(props) + size] * count,
+        props=[props] * count,
+        bodies=bodies,
         groups=dict.fromkeys(range(count), group) if group else {},
         dedups={},
     )
@@ -66,7 +67,9 @@ def published(first_seq: int, count: int = 1, *, size: int = 100, queue: int = 7
 
 def as_replayed(event: Event, location: int) -> Event:
     """An event as replay gives it back: records left where they are, named by their location."""
-    if isinstance(event, Published | Relocated):
+    if isinstance(event, Published):
+        return msgspec.structs.replace(event, props=(), bodies=(), location=location)
+    if isinstance(event, Relocated):
         return msgspec.structs.replace(event, records=(), location=location)
     return event
 

@@ -125,7 +125,7 @@ def test_message_body_that_holds_a_copy_of_the_journal_is_no_proof_of_damage() -
     journal.close()
     journal, _ = start(files, segment_bytes=1 << 20)
     event = published(4)
-    event.records = [fork.contents(path_of(1))]
+    event.bodies = [fork.contents(path_of(1))]
     event.sizes = [len(event.records[0])]
     _, (location,) = commit(journal, event)
     offset = location & 0xFFFFFFFF

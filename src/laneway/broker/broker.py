@@ -10,7 +10,7 @@ import logging
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ from laneway.broker import peeking
 from laneway.broker.committer import Committer, NewWriter, WriterThread
 from laneway.broker.engine import Engine, Recovery
 from laneway.broker.exchanges import Exchanges
+from laneway.broker.sessions import Sessions
 from laneway.broker.tasks import Redrives
 from laneway.broker.upkeep import Upkeep
 from laneway.broker.values import (
@@ -30,6 +31,7 @@ from laneway.broker.values import (
     Task,
 )
 from laneway.broker.vhosts import Vhosts
+from laneway.broker.waiting import Waiter
 from laneway.core import commands
 from laneway.core.events import DocumentPut, DocumentRemoved, Event, Kind, Leased
 from laneway.core.message import Delivery, Draft, Glimpse, Receipt, Settlement, parse_message_id
@@ -46,6 +48,8 @@ MAX_GATHERED_BYTES = 8 * 1024 * 1024
 MAX_STAGED_BYTES = 256 * 1024 * 1024
 
 
+_T = TypeVar("_T")
+
 PublishDone = Callable[[list[Receipt | LanewayError]], None]
 SettleDone = Callable[[list[int | LanewayError]], None]
 
@@ -60,49 +64,6 @@ class BrokerLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_waiters_per_queue: int = 50_000
     max_document_bytes: int = 256 * 1024
     snapshot_events: int = 500_000
-
-
-class Waiter:
-    """A consumer that waits for messages of a queue."""
-
-    __slots__ = ("_broker", "_timer", "cancelled", "consumer", "done", "lease_ms", "limit", "queue")
-
-    def __init__(
-        self,
-        broker: Broker,
-        queue: int,
-        limit: int,
-        lease_ms: int | None,
-        consumer: str,
-        done: Callable[[list[Delivery]], None],
-    ) -> None:
-        self._broker = broker
-        self.queue = queue
-        self.limit = limit
-        self.lease_ms = lease_ms
-        self.consumer = consumer
-        self.done = done
-        self.cancelled = False
-        self._timer: asyncio.TimerHandle | None = None
-
-    def expire_after(self, wait_ms: int, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = loop.call_later(wait_ms / 1000, self._expire)
-
-    def _expire(self) -> None:
-        if not self.cancelled:
-            self.cancel()
-            self.done([])
-
-    def stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def cancel(self) -> None:
-        """The consumer went away: it gets nothing, and is not told."""
-        self.stop_timer()
-        if not self.cancelled:
-            self.cancelled = True
-            self._broker.forget_waiter(self)
 
 
 class Broker:
@@ -125,7 +86,7 @@ class Broker:
         self._new_writer = new_writer
         self._phase = "starting"
         self._waiters: dict[int, deque[Waiter]] = {}
-        # Single publishes and settlements by queue number, with whom to tell and since when: see _run_gathered.
+        # Single publishes and settlements by queue number, with whom to tell and since when: see run_gathered.
         self._gathered_bytes = 0
         self._publishes: dict[int, tuple[list[Draft], list[PublishDone], int]] = {}
         self._settlements: dict[int, tuple[list[Settlement], list[SettleDone], int]] = {}
@@ -135,6 +96,7 @@ class Broker:
         self.redrives = Redrives(self)
         self.vhosts = Vhosts(self)
         self.exchanges = Exchanges(self)
+        self.sessions = Sessions(self)
 
     # Start and stop
 
@@ -147,7 +109,7 @@ class Broker:
         self.committer = Committer(
             self.engine,
             self._loop,
-            before_seal=self._run_gathered,
+            before_seal=self.run_gathered,
             on_sealed=self.upkeep.sealed,
             on_durable=self.upkeep.durable,
             on_failed=self._fail,
@@ -161,15 +123,17 @@ class Broker:
         await asyncio.to_thread(self.engine.journal.sync)
         self._phase = "ready"
         self._set_timer()
+        self.sessions.start()
         self.redrives.resume()
         return recovery
 
     async def stop(self) -> None:
         """Answer those who wait, make everything durable, keep a snapshot so that the next start is quick."""
-        self._run_gathered()
+        self.run_gathered()
         self._phase = "stopping"
         if self._timer is not None:
             self._timer.cancel()
+        self.sessions.stop()
         await self.redrives.stop()
         for waiters in list(self._waiters.values()):
             for waiter in list(waiters):
@@ -198,6 +162,20 @@ class Broker:
             phase = "disk_full"
         return {"state": phase, "epoch": self.engine.state.epoch, "queues": len(self.engine.state.queues)}
 
+    async def durable(self) -> None:
+        """Return once everything done so far is durable."""
+        await self.committer.durable()
+
+    def when_durable(self, done: Callable[[_T], None], result: _T) -> None:
+        """Call done(result) once everything done so far is durable."""
+        self.committer.when_durable(done, result)
+
+    def call_later(self, delay_ms: int, call: Callable[..., None], *arguments: object) -> asyncio.TimerHandle:
+        return self._loop.call_later(delay_ms / 1000, call, *arguments)
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        self._loop.call_soon(call)
+
     # Publishing
 
     def publish(
@@ -219,9 +197,9 @@ class Broker:
             gathered[1].append(done)
             self._gathered_bytes += len(drafts[0].body)
             if self._gathered_bytes > MAX_GATHERED_BYTES:
-                self._run_gathered()
+                self.run_gathered()
             return
-        self._run_gathered()
+        self.run_gathered()
         if not 1 <= len(drafts) <= MAX_BATCH:
             raise InvalidInput(f"a batch has 1 to {MAX_BATCH} messages, not {len(drafts)}")
         now_ms = self.now()
@@ -229,15 +207,14 @@ class Broker:
             self._publish_once(target, drafts, done, idempotency, now_ms)
             return
         results: list[Receipt | LanewayError] = []
-        self._publish_now(target, drafts, now_ms, results)
+        self.publish_now(target, drafts, now_ms, results)
         self.committer.when_durable(done, results)
 
-    def _publish_now(
+    def publish_now(
         self, target: Queue, drafts: Sequence[Draft], now_ms: int, results: list[Receipt | LanewayError]
     ) -> None:
         events = self.engine.run(commands.publish(self._state, target, drafts, now_ms, results))
-        if self._waiters:
-            self._wake(events)
+        self._wake(events)
         self._set_timer()
 
     def _publish_once(
@@ -249,7 +226,7 @@ class Broker:
             self._state, target, *idempotency, now_ms, max_keys=self.limits.max_idempotency_keys
         ) or [""] * len(drafts)
         fresh: list[Receipt | LanewayError] = []
-        self._publish_now(target, [d for d, i in zip(drafts, known, strict=True) if not i], now_ms, fresh)
+        self.publish_now(target, [d for d, i in zip(drafts, known, strict=True) if not i], now_ms, fresh)
         rest = iter(fresh)
         results = [self._repeated(d, target, i) if i else next(rest) for d, i in zip(drafts, known, strict=True)]
         if any(isinstance(r, Receipt) for r in fresh):
@@ -266,7 +243,7 @@ class Broker:
         )
         return Receipt(text, priority, at_ms, max(at_ms, visible_ms), duplicate=True)
 
-    def _run_gathered(self) -> None:
+    def run_gathered(self) -> None:
         """Carry out the single publishes and settlements that came since the last commit was sealed, as one batch a
         queue: a message then costs half. Called before the next seal, and before anything that could tell the order.
         """
@@ -289,8 +266,7 @@ class Broker:
             events = self.engine.run(command(self._state, queue, batch, at_ms, results))
         except LanewayError as wrong:  # the journal takes no more: then nothing of it was done
             events, results = [], [wrong] * len(batch)
-        if self._waiters:
-            self._wake(events)
+        self._wake(events)
         self._set_timer()
         self.committer.when_durable(_tell_each, (told, results))
 
@@ -307,7 +283,7 @@ class Broker:
         wait_ms: int = 0,
         consumer: str = "",
     ) -> Waiter | None:
-        source = self._open(vhost, queue)
+        source = self.open_queue(vhost, queue)
         if not 1 <= max_messages <= MAX_BATCH:
             raise InvalidInput(f"max_messages is from 1 to {MAX_BATCH}, not {max_messages}", field="max_messages")
         if not 0 <= wait_ms <= MAX_WAIT_MS:
@@ -317,9 +293,9 @@ class Broker:
         commands.check_lease(lease_ms, consumer)
         self._tick_if_due()
         if source.ready and source.number not in self._waiters:
-            leased = self._lease(source, max_messages, lease_ms, consumer)
+            leased = self.lease_now(source, max_messages, lease_ms, consumer)
             if leased is not None:
-                self._deliver(leased, done)
+                self.hand_over(leased, done, self.engine.deliveries(leased))
                 return None
         if wait_ms == 0:
             done([])
@@ -332,43 +308,61 @@ class Broker:
         waiter.expire_after(wait_ms, self._loop)
         return waiter
 
-    def _lease(self, queue: Queue, limit: int, lease_ms: int | None, consumer: str) -> Leased | None:
-        for event in self.engine.run(commands.lease(self._state, queue, limit, lease_ms, consumer, self.now())):
+    def lease_now(
+        self, queue: Queue, limit: int, lease_ms: int | None, consumer: str = "", *, of_session: bool = False
+    ) -> Leased | None:
+        command = commands.lease(self._state, queue, limit, lease_ms, consumer, self.now(), of_session=of_session)
+        for event in self.engine.run(command):
             self._set_timer()
             self.committer.touch_later()
             return event  # type: ignore[return-value]
         return None
 
-    def _deliver(self, leased: Leased, done: Callable[[list[Delivery]], None]) -> None:
-        """Hand over at once, unless one of the messages is itself not durable yet."""
-        deliveries = self.engine.deliveries(leased)
+    def hand_over(self, leased: Leased, deliver: Callable[[_T], None], what: _T) -> None:
+        """At once, unless one of the messages is itself not durable yet."""
         if max(leased.seqs) >= self.committer.durable_next_seq:
-            self.committer.when_durable(done, deliveries)
+            self.committer.when_durable(deliver, what)
             return
         try:
-            done(deliveries)
+            deliver(what)
         except Exception:  # of a consumer: whoever published or released the message has nothing to do with it
             log.exception("a consumer failed to take its messages")
 
+    def run_now(self, command: Iterator[Event]) -> list[Event]:
+        """Carry out a command that nobody waits for, and serve those it makes happy."""
+        events = self.engine.run(command)
+        if events:
+            self._wake(events)
+            self._set_timer()
+            self.committer.touch_later()
+        return events
+
     def _wake(self, events: Sequence[Event]) -> None:
         """Serve those who wait for the queues that these events touched."""
+        if not self._waiters and not self.sessions.audiences:
+            return
         for event in events:
-            number = event.target if event.kind is Kind.MOVED else getattr(event, "queue", 0)  # type: ignore[union-attr]
-            if number in self._waiters:
-                self._serve(number)
-            if event.kind is Kind.MOVED and event.queue in self._waiters:  # type: ignore[union-attr]
-                self._serve(event.queue)  # type: ignore[union-attr]
+            self._serve(getattr(event, "queue", 0))
+            if event.kind is Kind.MOVED:
+                self._serve(event.target)  # type: ignore[union-attr]
 
     def _serve(self, number: int) -> None:
+        """First those who wait for an answer, then those that messages are pushed to."""
+        if number in self._waiters:
+            self._serve_waiters(number)
+        if number in self.sessions.audiences:
+            self.sessions.dispatch(number)
+
+    def _serve_waiters(self, number: int) -> None:
         queue = self._state.queues.get(number)
         waiters = self._waiters.get(number)
         while waiters and queue is not None and queue.ready:
             waiter = waiters[0]
-            leased = self._lease(queue, waiter.limit, waiter.lease_ms, waiter.consumer)
+            leased = self.lease_now(queue, waiter.limit, waiter.lease_ms, waiter.consumer)
             if leased is None:
                 return
             waiter.cancel()
-            self._deliver(leased, waiter.done)
+            self.hand_over(leased, waiter.done, self.engine.deliveries(leased))
 
     def forget_waiter(self, waiter: Waiter) -> None:
         waiters = self._waiters.get(waiter.queue)
@@ -399,15 +393,14 @@ class Broker:
             gathered[0].append(settlements[0])
             gathered[1].append(done)
             return
-        self._run_gathered()
+        self.run_gathered()
         if not 1 <= len(settlements) <= MAX_BATCH:
             raise InvalidInput(f"a batch has 1 to {MAX_BATCH} entries, not {len(settlements)}")
         self._tick_if_due()
         results: list[int | LanewayError] = []
         events = self.engine.run(commands.settle(self._state, source, settlements, self.now(), results))
         if events:
-            if self._waiters:
-                self._wake(events)
+            self._wake(events)
             self._set_timer()
         self.committer.when_durable(done, results)
 
@@ -438,18 +431,27 @@ class Broker:
         due_ms = self._state.deadlines.next_ms()
         if due_ms is None or due_ms > self.now():
             return
-        self._run_gathered()  # they came before the deadline did
-        if self.engine.tick(self.now()):
+        self.run_gathered()  # they came before the deadline did
+        events = self.engine.tick(self.now())
+        if events:
             self.committer.touch()
-        for number in list(self._waiters):  # a delay that ended is no event, so look at all that wait
+            self._wake(events)
+        ripened, self._state.ripened = self._state.ripened, set()  # a delay that ended is no event
+        for number in ripened:
             self._serve(number)
 
     # Queues
 
     async def put_queue(self, vhost: str, name: str, settings: QueueSettings) -> tuple[QueueInfo, bool]:
-        self._check_writable()
+        info, created = self.put_queue_now(vhost, name, settings)
+        await self.committer.durable()
+        return info, created
+
+    def put_queue_now(self, vhost: str, name: str, settings: QueueSettings) -> tuple[QueueInfo, bool]:
+        """Create a queue or change its settings; (what it is now, whether it is new). Not durable yet."""
+        self.check_writable()
         self.vhosts.check(vhost)
-        self._run_gathered()
+        self.run_gathered()
         created = (vhost, name) not in self._state.by_name
         limit = self.limits.max_message_bytes
         if settings.max_message_bytes == QueueSettings().max_message_bytes > limit:
@@ -468,18 +470,22 @@ class Broker:
         if created:
             insort(self._names, (vhost, name))
         self._set_timer()
-        await self.committer.durable()
-        return self.describe_queue(vhost, name), created
+        self.committer.touch_later()
+        return self._info(self.find_queue(vhost, name)), created
 
     async def change_queue(self, vhost: str, name: str, changes: dict[str, object]) -> QueueInfo:
-        settings = commands.changed_settings(self._open(vhost, name), changes)
+        settings = commands.changed_settings(self.open_queue(vhost, name), changes)
         return (await self.put_queue(vhost, name, settings))[0]
 
     async def delete_queue(self, vhost: str, name: str, *, if_empty: bool = False) -> None:
-        queue = self._open(vhost, name)
-        self.engine.run(commands.delete_queue(self._state, queue, self.now(), if_empty=if_empty))
-        self.queue_is_gone(queue)
+        self.delete_queue_now(vhost, name, if_empty=if_empty)
         await self.committer.durable()
+
+    def delete_queue_now(self, vhost: str, name: str, *, if_empty: bool = False) -> None:
+        queue = self.open_queue(vhost, name)
+        self.engine.run(commands.delete_queue(self._state, queue, self.now(), if_empty=if_empty))
+        self.committer.touch_later()
+        self.queue_is_gone(queue)
 
     def queue_is_gone(self, queue: Queue) -> None:
         """A queue was just deleted: nothing here knows it any more, and those who wait for it are told."""
@@ -487,21 +493,26 @@ class Broker:
         for waiter in list(self._waiters.get(queue.number, ())):
             waiter.cancel()
             waiter.done([])
+        self.sessions.queue_gone(queue.number)
 
     async def purge_queue(self, vhost: str, name: str) -> int:
-        queue = self._open(vhost, name)
-        waiting = queue.ready + queue.delayed
-        self.engine.run(commands.purge_queue(self._state, queue, self.now()))
-        purged = waiting - queue.ready - queue.delayed
+        purged = self.purge_queue_now(vhost, name)
         await self.committer.durable()
         return purged
+
+    def purge_queue_now(self, vhost: str, name: str) -> int:
+        queue = self.open_queue(vhost, name)
+        waiting = queue.ready + queue.delayed
+        self.engine.run(commands.purge_queue(self._state, queue, self.now()))
+        self.committer.touch_later()
+        return waiting - queue.ready - queue.delayed
 
     def find_info(self, vhost: str, name: str) -> QueueInfo | None:
         queue = self._state.by_name.get((vhost, name))
         return self._info(queue) if queue is not None else None
 
     def describe_queue(self, vhost: str, name: str) -> QueueInfo:
-        return self._info(self._open(vhost, name))
+        return self._info(self.open_queue(vhost, name))
 
     @staticmethod
     def _info(q: Queue) -> QueueInfo:
@@ -532,7 +543,7 @@ class Broker:
             yield self._names[i]
 
     def stats(self, vhost: str, name: str) -> QueueStats:
-        q = self._open(vhost, name)
+        q = self.open_queue(vhost, name)
         self._tick_if_due()
         now_ms = self.now()
         table = self._state.table
@@ -557,10 +568,10 @@ class Broker:
 
     def peek(self, vhost: str, name: str, query: PeekQuery) -> tuple[list[Glimpse], str | None]:
         self._tick_if_due()
-        return peeking.peek(self.engine, self._open(vhost, name), query, self.now())
+        return peeking.peek(self.engine, self.open_queue(vhost, name), query, self.now())
 
     async def delete_dead_letters(self, vhost: str, name: str, filter: DeadLetterFilter) -> int:
-        queue = self._open(vhost, name)
+        queue = self.open_queue(vhost, name)
         if filter.message_ids is not None:
             peeking.check_dead_letters(self.engine, queue, filter.message_ids)
         deleted = 0
@@ -572,7 +583,7 @@ class Broker:
         return deleted
 
     async def start_redrive(self, vhost: str, name: str, request: RedriveRequest) -> Task:
-        return await self.redrives.begin(self._open(vhost, name), request)
+        return await self.redrives.begin(self.open_queue(vhost, name), request)
 
     def task(self, task_id: str) -> Task:
         return self.redrives.task(task_id)
@@ -591,8 +602,7 @@ class Broker:
         """(moved, failed) for one step of a redrive, once durable."""
         failed: list[int] = []
         events = self.engine.run(commands.redrive(self._state, queue, seqs, target, self.now(), failed))
-        if self._waiters:
-            self._wake(events)
+        self._wake(events)
         self._set_timer()
         await self.committer.durable()
         return len(seqs) - len(failed), len(failed)
@@ -603,7 +613,7 @@ class Broker:
         return dict(self._state.documents.get(collection, {}))
 
     async def put_document(self, collection: str, key: str, document: bytes) -> None:
-        self._check_writable()
+        self.check_writable()
         if len(document) > self.limits.max_document_bytes:
             raise InvalidInput(
                 f"{collection} {key!r} has {len(document)} bytes, {self.limits.max_document_bytes} are allowed"
@@ -621,18 +631,18 @@ class Broker:
     def begin_change(self, *, adds: bool) -> None:
         """What a change of another part of the broker begins with: may it be, and what came before it is done."""
         if adds:
-            self._check_writable()
+            self.check_writable()
         else:
             self._check_open()
-        self._run_gathered()
+        self.run_gathered()
 
-    def _open(self, vhost: str, name: str) -> Queue:
+    def open_queue(self, vhost: str, name: str) -> Queue:
         self._check_open()
-        self._run_gathered()
+        self.run_gathered()
         return commands.find_queue(self._state, vhost, name)
 
     def _open_for_writing(self, vhost: str, name: str) -> Queue:
-        self._check_writable()
+        self.check_writable()
         return commands.find_queue(self._state, vhost, name)
 
     def find_queue(self, vhost: str, name: str) -> Queue:
@@ -644,7 +654,7 @@ class Broker:
         if self.committer.stuck:
             raise DiskFull("the disk is full and nothing can be written; free some space, then try again")
 
-    def _check_writable(self) -> None:
+    def check_writable(self) -> None:
         self._check_open()
         if self.engine.journal.staged_bytes() > MAX_STAGED_BYTES:
             raise Unavailable(

@@ -7,56 +7,116 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
-from itertools import islice
 
 import msgspec
 
-from laneway.core import clockwork, snapshot
+from laneway.core import clockwork, commands, snapshot
 from laneway.core.commands import token
 from laneway.core.events import Event, Kind, Leased, Opened
 from laneway.core.message import (
+    PLAIN,
     Death,
     Delivery,
     Glimpse,
-    decode_record,
+    decode_props,
     message_id,
     message_id_prefix,
     record_is_intact,
+    split_record,
 )
-from laneway.core.state import State
-from laneway.core.table import LEASED, SLAB_BITS, SLAB_MASK, STATE_NAMES
+from laneway.core.state import State, runs
+from laneway.core.table import LEASED, SLAB_BITS, SLAB_MASK, SLAB_ROWS, STATE_NAMES
 from laneway.core.topology_commands import drop_transient
 from laneway.errors import JournalDamaged, Unavailable
 from laneway.journal.interface import Commit, Journal
 
 log = logging.getLogger("laneway.broker")
 
-RECORD_OVERHEAD_BYTES = 160  # what a kept record takes beside its bytes: two objects and a place in a dictionary
-MOST_EVICTED = 4096  # at once
+Content = tuple[int, bytes, bytes]  # enqueued at, props, body
+
+KEPT_OVERHEAD_BYTES = 100  # what a kept message takes beside its bytes
 
 
-class RecordCache:
-    """The records published last, so that a message that is consumed soon is never read back from the journal."""
+class _KeptSlab:
+    """Contents of the messages of one slab, from `start` on; None stands for what is not kept."""
+
+    __slots__ = ("at_ms", "bodies", "byte_count", "live", "props", "start")
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.live = 0
+        self.byte_count = 0
+        self.at_ms: list[int] = []
+        self.props: list[bytes | None] = []
+        self.bodies: list[bytes | None] = []
+
+
+class ContentCache:
+    """The messages published last, so that one that is consumed soon is never read back from the journal. Kept in
+    columns, slab by slab as in the table of core, because neighbours come and go together."""
 
     def __init__(self, max_bytes: int) -> None:
-        self.records: dict[int, bytes] = {}  # oldest first
+        self._slabs: dict[int, _KeptSlab] = {}  # oldest first
         self._bytes = 0
         self._max_bytes = max_bytes
 
-    def add(self, first_seq: int, records: Sequence[bytes]) -> None:
-        kept = self.records
-        kept.update(zip(range(first_seq, first_seq + len(records)), records, strict=True))
-        self._bytes += sum(map(len, records)) + RECORD_OVERHEAD_BYTES * len(records)
-        while self._bytes > self._max_bytes and kept:
-            # Some at a time: the front of a dictionary is slow to find again after each removal.
-            self.discard(list(islice(kept, min(len(kept) // 16 + 1, MOST_EVICTED))))
+    def add(self, first_seq: int, at_ms: int, props: Sequence[bytes], bodies: Sequence[bytes]) -> None:
+        done, count = 0, len(bodies)
+        while done < count:
+            seq = first_seq + done
+            number = seq >> SLAB_BITS
+            slab = self._slabs.get(number)
+            if slab is None:
+                slab = self._slabs[number] = _KeptSlab(seq)
+            gap = seq - slab.start - len(slab.bodies)
+            if gap:  # numbers that were given to moved messages
+                slab.at_ms += [0] * gap
+                slab.props += [None] * gap
+                slab.bodies += [None] * gap
+            n = min(count - done, SLAB_ROWS - (seq & SLAB_MASK))
+            kept = bodies if n == count else bodies[done : done + n]
+            slab.at_ms += [at_ms] * n
+            slab.props += props if n == count else props[done : done + n]
+            slab.bodies += kept
+            slab.live += n
+            size = sum(map(len, kept)) + KEPT_OVERHEAD_BYTES * n
+            slab.byte_count += size
+            self._bytes += size
+            done += n
+        while self._bytes > self._max_bytes and self._slabs:
+            self._drop(next(iter(self._slabs)))
+
+    def _drop(self, number: int) -> None:
+        self._bytes -= self._slabs.pop(number).byte_count
 
     def discard(self, seqs: Sequence[int]) -> None:
-        pop = self.records.pop
-        for seq in seqs:
-            record = pop(seq, None)
-            if record is not None:
-                self._bytes -= len(record) + RECORD_OVERHEAD_BYTES
+        """Forget what was settled: a slab goes with the last of its messages."""
+        for first, count in runs(seqs):
+            slab = self._slabs.get(first >> SLAB_BITS)
+            if slab is not None and first >= slab.start:
+                i = first - slab.start
+                slab.bodies[i : i + count] = [None] * count
+                slab.live -= count
+                if slab.live <= 0 and len(slab.bodies) + (slab.start & SLAB_MASK) == SLAB_ROWS:
+                    self._drop(first >> SLAB_BITS)
+
+    def get(self, seq: int) -> Content | None:
+        slab = self._slabs.get(seq >> SLAB_BITS)
+        i = seq - slab.start if slab is not None else -1
+        if slab is None or not 0 <= i < len(slab.bodies) or slab.bodies[i] is None:
+            return None
+        return slab.at_ms[i], slab.props[i], slab.bodies[i]  # type: ignore[return-value]
+
+    def run(self, first: int, count: int) -> tuple[list[int], list[bytes], list[bytes]] | None:
+        """The columns of neighbours of one slab, if all are kept."""
+        slab = self._slabs.get(first >> SLAB_BITS)
+        i = first - slab.start if slab is not None else -1
+        if slab is None or i < 0 or i + count > len(slab.bodies):
+            return None
+        bodies = slab.bodies[i : i + count]
+        if None in bodies:
+            return None
+        return slab.at_ms[i : i + count], slab.props[i : i + count], bodies  # type: ignore[return-value]
 
 
 def message_count(event: Event) -> int:
@@ -79,7 +139,7 @@ class Engine:
     def __init__(self, journal: Journal, *, new_tag: Callable[[], int], cache_bytes: int = 64 * 1024 * 1024) -> None:
         self.journal = journal
         self.state = State()
-        self.cache = RecordCache(cache_bytes)
+        self.cache = ContentCache(cache_bytes)
         self.closed = False  # nothing more is taken: what is staged now would not be written any more
         # Told when an event was staged and not applied, so that state and journal differ: it must not be written.
         self.on_broken: Callable[[BaseException], None] = lambda _: None
@@ -102,6 +162,7 @@ class Engine:
         epoch = self.state.epoch + 1
         self.run(iter([Opened(now_ms, epoch, self.state.tag or self._new_tag())]))
         self.run(drop_transient(self.state, now_ms))
+        self.run(commands.end_sessions(self.state, now_ms))
         return Recovery(start, end, event_count, epoch)
 
     def run(self, command: Iterator[Event]) -> list[Event]:
@@ -118,7 +179,7 @@ class Engine:
                 kind = event.kind
                 if kind is Kind.PUBLISHED:
                     event.location = location  # type: ignore[union-attr]
-                    self.cache.add(event.first_seq, event.records)  # type: ignore[union-attr]
+                    self.cache.add(event.first_seq, event.at_ms, event.props, event.bodies)  # type: ignore[union-attr]
                 elif kind is Kind.ACKED:
                     self.cache.discard(event.seqs)  # type: ignore[union-attr]
                 elif kind is Kind.RELOCATED:
@@ -149,23 +210,40 @@ class Engine:
         told = self.state.stories.get(seq)
         return told.record_seq if told is not None else seq
 
-    def records(self, seqs: Sequence[int]) -> list[bytes | None]:
-        """The records of messages; None for one that is damaged, which is logged with its place."""
-        kept = self.cache.records
+    def contents(self, seqs: Sequence[int]) -> tuple[list[int], list[bytes], list[bytes | None]]:
+        """(enqueued at, props, bodies) of messages, as columns. A body is None where the record is damaged, which is
+        logged with its place."""
+        at_ms: list[int] = []
+        props: list[bytes] = []
+        bodies: list[bytes | None] = []
         stories = self.state.stories
-        if stories:
-            found = [kept.get(self.record_seq(seq)) for seq in seqs]
-        else:
-            found = [kept.get(seq) for seq in seqs]
-        if None not in found:
-            return found
-        missing = [i for i, record in enumerate(found) if record is None]
+        for first, count in runs(seqs):
+            kept = self.cache.run(first, count) if not stories else None
+            if kept is not None:
+                at_ms += kept[0]
+                props += kept[1]
+                bodies += kept[2]
+                continue
+            for content in self._contents(range(first, first + count)):
+                at_ms.append(content[0])
+                props.append(content[1])
+                bodies.append(content[2])
+        return at_ms, props, bodies
+
+    def _contents(self, seqs: Sequence[int]) -> list[Content | tuple[int, bytes, None]]:
+        found: list[Content | tuple[int, bytes, None] | None] = [self.cache.get(self.record_seq(seq)) for seq in seqs]
+        missing = [i for i, content in enumerate(found) if content is None]
+        if missing:
+            for i, record in zip(missing, self.records([seqs[i] for i in missing]), strict=True):
+                found[i] = split_record(record) if record is not None else (0, b"", None)
+        return found  # type: ignore[return-value]
+
+    def records(self, seqs: Sequence[int]) -> list[bytes | None]:
+        """The records of messages, from the journal; None for one that is damaged."""
         slabs = self.state.table.slabs
-        places = [slabs[seqs[i] >> SLAB_BITS].location[seqs[i] & SLAB_MASK] for i in missing]
-        sizes = [slabs[seqs[i] >> SLAB_BITS].size[seqs[i] & SLAB_MASK] for i in missing]
-        for i, record in zip(missing, self._read(places, sizes), strict=True):
-            found[i] = record
-        return found
+        places = [slabs[seq >> SLAB_BITS].location[seq & SLAB_MASK] for seq in seqs]
+        sizes = [slabs[seq >> SLAB_BITS].size[seq & SLAB_MASK] for seq in seqs]
+        return self._read(places, sizes)
 
     def _read(self, places: Sequence[int], sizes: Sequence[int]) -> list[bytes | None]:
         try:
@@ -191,24 +269,30 @@ class Engine:
         lease_id, deadline_ms = leased.first_lease, leased.deadline_ms
         prefix, prefix_ms = "", -1
         slab_number, priorities = -1, bytearray()
+        block, properties = b"", PLAIN
         deaths: tuple[Death, ...] = ()
-        for seq, receives, record in zip(leased.seqs, leased.receives, self.records(leased.seqs), strict=True):
-            if record is not None:
-                record_seq, enqueued_at_ms, properties, body = decode_record(record)
-                if enqueued_at_ms != prefix_ms:
-                    prefix, prefix_ms = message_id_prefix(enqueued_at_ms, tag), enqueued_at_ms
+        columns = self.contents(leased.seqs)
+        for seq, receives, at_ms, props, body in zip(leased.seqs, leased.receives, *columns, strict=True):
+            if body is not None:
+                if at_ms != prefix_ms:
+                    prefix, prefix_ms = message_id_prefix(at_ms, tag), at_ms
                 if seq >> SLAB_BITS != slab_number:
                     slab_number = seq >> SLAB_BITS
                     priorities = slabs[slab_number].priority
+                if props != block:
+                    block, properties = props, decode_props(props)
+                record_seq = seq
                 if stories:
-                    deaths = stories[seq].deaths if seq in stories else ()
+                    told = stories.get(seq)
+                    deaths = told.deaths if told is not None else ()
+                    record_seq = told.record_seq if told is not None else seq
                 out.append(
                     Delivery(
                         prefix + record_seq.to_bytes(6, "big").hex(),
                         priorities[seq & SLAB_MASK],
                         body,
                         properties,
-                        enqueued_at_ms,
+                        at_ms,
                         receives,
                         deadline_ms,
                         token(lease_id, seq),
@@ -222,22 +306,21 @@ class Engine:
         """Messages as peek shows them; None for one whose record is damaged."""
         out: list[Glimpse | None] = []
         state = self.state
-        for seq, record in zip(seqs, self.records(seqs), strict=True):
-            if record is None:
+        for seq, at_ms, props, body in zip(seqs, *self.contents(seqs), strict=True):
+            if body is None:
                 out.append(None)
                 continue
             slab, i = state.table.slabs[seq >> SLAB_BITS], seq & SLAB_MASK
-            record_seq, enqueued_at_ms, properties, body = decode_record(record)
             found = STATE_NAMES[slab.state[i]]
             told = state.stories.get(seq)
             out.append(
                 Glimpse(
-                    message_id(enqueued_at_ms, state.tag, record_seq),
+                    message_id(at_ms, state.tag, told.record_seq if told is not None else seq),
                     found,
                     slab.priority[i],
                     body,
-                    properties,
-                    enqueued_at_ms,
+                    decode_props(props),
+                    at_ms,
                     slab.due_ms[i] if found in ("leased", "delayed") else slab.since_ms[i],
                     slab.receives[i],
                     state.consumers.get(seq, "") if slab.state[i] == LEASED else "",

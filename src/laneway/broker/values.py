@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from laneway.core.exchanges import Binding, ExchangeSettings, Hop, Route
 from laneway.core.message import Death, Delivery, Draft, Glimpse, Properties, Receipt, Settlement
 from laneway.core.settings import QueueSettings
+from laneway.core.state import Story
 from laneway.errors import LanewayError
 
 __all__ = [
     "Arrival",
+    "Batch",
     "Binding",
     "DeadLetterFilter",
     "Death",
@@ -56,6 +60,21 @@ class Arrival(msgspec.Struct, frozen=True):
 
     queue: str
     result: Receipt | LanewayError
+
+
+class Batch(msgspec.Struct, frozen=True, gc=False):
+    """Messages of one queue as a session gets them, in columns: a session handles thousands at once."""
+
+    queue: int  # its number, for settling
+    name: str
+    seqs: Sequence[int]
+    first_lease: int  # the others follow it
+    receives: Sequence[int]
+    enqueued_at_ms: Sequence[int]
+    props: Sequence[bytes]  # core.message.decode_props reads one; look-alikes have equal ones
+    bodies: Sequence[bytes]
+    priorities: Sequence[int]
+    stories: dict[int, Story] | None  # of those that died or moved before
 
 
 class Rates(msgspec.Struct, frozen=True):

@@ -8,9 +8,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 
-from laneway.core.commands import bury, end_of_tries
+from laneway.core.commands import bury, give_back
 from laneway.core.deadlines import DEDUP, DELAY, KEYS, LEASE, RETENTION, TTL
-from laneway.core.events import Cause, Event, Released, Removed
+from laneway.core.events import Cause, Event, Removed
 from laneway.core.queue import Queue
 from laneway.core.state import State
 from laneway.core.table import DELAYED, LEASED, OVERDUE, READY, SCHEDULED, SLAB_BITS, SLAB_MASK
@@ -54,22 +54,13 @@ def _fall_due(state: State, kind: int, number: int, seqs: array[int], now_ms: in
 
 
 def _expire_leases(state: State, queue: Queue, seqs: array[int], now_ms: int) -> Iterator[Event]:
-    back: list[int] = []
-    dead: dict[Cause, list[int]] = {}
+    over: list[int] = []
     for seq in dict.fromkeys(seqs):
         slab = state.table.slabs.get(seq >> SLAB_BITS)
         i = seq & SLAB_MASK
-        if slab is None or slab.state[i] != LEASED or slab.queue[i] != queue.number or slab.due_ms[i] > now_ms:
-            continue
-        cause = end_of_tries(queue, slab.receives[i], slab.flags[i])
-        if cause is None:
-            back.append(seq)
-        else:
-            dead.setdefault(cause, []).append(seq)
-    if back:
-        yield Released(queue.number, now_ms, back, [0] * len(back), Cause.LEASE_EXPIRED)
-    for cause, group in dead.items():
-        yield from bury(state, queue, group, cause, "", now_ms)
+        if slab is not None and slab.state[i] == LEASED and slab.queue[i] == queue.number and slab.due_ms[i] <= now_ms:
+            over.append(seq)
+    yield from give_back(state, queue, over, Cause.LEASE_EXPIRED, now_ms)
 
 
 def _expire_messages(state: State, queue: Queue, seqs: array[int], now_ms: int) -> Iterator[Event]:

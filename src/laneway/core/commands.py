@@ -6,6 +6,7 @@ event of the same command sees what the earlier one did. What cannot be done is 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 
 from laneway.core import queue as q_
+from laneway.core.deadlines import coarse
 from laneway.core.events import (
     Acked,
     Cause,
@@ -37,13 +39,12 @@ from laneway.core.message import (
     Receipt,
     Settlement,
     encode_props,
-    encode_record,
     message_id_prefix,
     parse_message_id,
 )
 from laneway.core.queue import Queue
 from laneway.core.settings import DAY_MS, RANGES, SECOND_MS, QueueSettings, check_queue_name, check_settings
-from laneway.core.state import REASONS, QueueDocument, State, runs
+from laneway.core.state import REASONS, SESSION_LEASE, QueueDocument, State, runs
 from laneway.core.table import DEAD, DELAYED, LEASED, OVERDUE, READY, SLAB_BITS, SLAB_MASK
 from laneway.errors import (
     Conflict,
@@ -146,26 +147,26 @@ def purge_queue(state: State, queue: Queue, now_ms: int) -> Iterator[Event]:
 def publish(
     state: State, queue: Queue, drafts: Sequence[Draft], now_ms: int, results: list[Receipt | LanewayError]
 ) -> Iterator[Event]:
-    """Hot: per message this loop makes a record, an id and a receipt, and leaves the rest to the rare cases."""
+    """Hot: per message this loop checks, and leaves all else to the rare cases and to whole columns."""
     settings = queue.settings
-    first = seq = state.table.next_seq
     default_priority, max_priority = settings.priority_when_unset, settings.max_priority
     max_bytes = settings.max_message_bytes
     bounded = settings.overflow == "reject" and (settings.max_messages is not None or settings.max_bytes is not None)
     timeless = not settings.delay_ms and settings.message_ttl_ms is None  # no times unless a message has its own
-    id_prefix = message_id_prefix(now_ms, state.tag)
-    records: list[bytes] = []
-    sizes: list[int] = []
+    blocks: list[bytes] = []
+    bodies: list[bytes] = []
     priorities: list[int] = []
     visible: list[int] = []
     expires: list[int] = []
     groups: dict[int, str] = {}
     dedups: dict[int, str] = {}
-    fresh: dict[str, Receipt] = {}
+    fresh: dict[str, int] = {}  # dedup ids of this very batch -> which of its messages
+    answers: list[int | Receipt | LanewayError] = []  # a number stands for that message
+    repeats: set[int] = set()
     total_bytes = 0
+    known_properties, props = PLAIN, b""  # look-alikes share one Properties, which is encoded once
     for draft in drafts:
         priority, properties, body = draft.priority, draft.properties, draft.body
-        props = b""
         visible_ms = expires_ms = 0
         try:
             if priority is None:
@@ -175,8 +176,9 @@ def publish(
                     f"priority {priority} is out of range: queue {queue.name!r} takes 0 to {max_priority}",
                     field="priority",
                 )
-            if properties is not PLAIN:
+            if properties is not known_properties:
                 props = encode_props(properties)
+                known_properties = properties
             if len(body) + len(props) > max_bytes:
                 raise MessageTooLarge(
                     f"the message has {len(body) + len(props)} bytes with its properties, queue {queue.name!r} takes "
@@ -187,37 +189,109 @@ def publish(
                 visible_ms = _visible_at(draft, settings, now_ms)
                 expires_ms = _expires_at(draft, settings, visible_ms or now_ms)
             if properties.dedup_id:
-                known = fresh.get(properties.dedup_id) or _deduplicated(queue, properties.dedup_id, priority, now_ms)
-                if known is not None:
-                    results.append(msgspec.structs.replace(known, duplicate=True))
+                known = fresh.get(properties.dedup_id, -1)
+                earlier = None if known >= 0 else _deduplicated(queue, properties.dedup_id, priority, now_ms)
+                if known >= 0 or earlier is not None:
                     queue.totals[q_.DEDUPLICATED] += 1
+                    if earlier is None:
+                        repeats.add(len(answers))
+                        answers.append(known)
+                    else:
+                        answers.append(msgspec.structs.replace(earlier, duplicate=True))
                     continue
             if bounded:
                 size = RECORD_PREFIX_BYTES + len(props) + len(body)
-                _check_room(queue, len(records), total_bytes + size)
+                _check_room(queue, len(bodies), total_bytes + size)
                 total_bytes += size
         except LanewayError as wrong:
-            results.append(wrong)
+            answers.append(wrong)
             continue
-        record = encode_record(seq, now_ms, props, body)
-        receipt = Receipt(id_prefix + seq.to_bytes(6, "big").hex(), priority, now_ms, visible_ms or now_ms)
         if props:
             if properties.group:
-                groups[len(records)] = properties.group
+                groups[len(bodies)] = properties.group
             if properties.dedup_id and settings.dedup_window_ms:
-                dedups[len(records)] = properties.dedup_id
-                fresh[properties.dedup_id] = receipt
-        records.append(record)
-        sizes.append(len(record))
+                dedups[len(bodies)] = properties.dedup_id
+                fresh[properties.dedup_id] = len(bodies)
+        answers.append(len(bodies))
+        blocks.append(props)
+        bodies.append(body)
         priorities.append(priority)
         visible.append(visible_ms)
         expires.append(expires_ms)
-        results.append(receipt)
-        seq += 1
-    if records:
-        yield Published(queue.number, now_ms, first, priorities, visible, expires, sizes, records, groups, dedups)
+    receipts: list[Receipt] = []
+    if bodies:
+        first = state.table.next_seq
+        order: Sequence[int] = range(len(bodies))
+        if not groups and priorities.count(priorities[0]) != len(priorities):
+            # Numbers go by priority: what will be delivered together then stands together, on disk and in memory.
+            order = sorted(order, key=priorities.__getitem__, reverse=True)
+            blocks, bodies = [blocks[i] for i in order], [bodies[i] for i in order]
+            visible, expires = [visible[i] for i in order], [expires[i] for i in order]
+            dedups = {at: dedups[i] for at, i in enumerate(order) if i in dedups} if dedups else dedups
+        receipts = _receipts(state, first, order, priorities, visible, now_ms)
+        priorities = [priorities[i] for i in order]
+        sizes = [RECORD_PREFIX_BYTES + len(block) + len(body) for block, body in zip(blocks, bodies, strict=True)]
+        results += _answered(answers, receipts, repeats)
+        yield Published(
+            queue.number, now_ms, first, priorities, visible, expires, sizes, blocks, bodies, groups, dedups
+        )
         if settings.overflow == "drop_oldest" and (settings.max_messages is not None or settings.max_bytes is not None):
             yield from _shed(state, queue, now_ms)
+    else:
+        results += _answered(answers, receipts, repeats)
+
+
+def _receipts(
+    state: State, first: int, order: Sequence[int], priorities: Sequence[int], visible: Sequence[int], now_ms: int
+) -> list[Receipt]:
+    """What the publishers of messages get, in the order they gave them; `order` says which got which number."""
+    id_prefix = message_id_prefix(now_ms, state.tag)
+    made = [
+        Receipt(id_prefix + seq.to_bytes(6, "big").hex(), priorities[i], now_ms, visible_ms or now_ms)
+        for seq, (i, visible_ms) in enumerate(zip(order, visible, strict=True), first)
+    ]
+    if isinstance(order, range):
+        return made
+    receipts = made[:]
+    for i, receipt in zip(order, made, strict=True):
+        receipts[i] = receipt
+    return receipts
+
+
+def _answered(
+    answers: list[int | Receipt | LanewayError], receipts: list[Receipt], repeats: set[int]
+) -> list[Receipt | LanewayError]:
+    if len(answers) == len(receipts):
+        return [*receipts]
+    out: list[Receipt | LanewayError] = []
+    for at, answer in enumerate(answers):
+        if not isinstance(answer, int):
+            out.append(answer)
+        elif at in repeats:
+            out.append(msgspec.structs.replace(receipts[answer], duplicate=True))
+        else:
+            out.append(receipts[answer])
+    return out
+
+
+def takes_columns(queue: Queue) -> bool:
+    """Whether messages without times, group and dedup id can go in by publish_columns."""
+    s = queue.settings
+    return not s.delay_ms and s.message_ttl_ms is None and s.max_messages is None and s.max_bytes is None
+
+
+def publish_columns(
+    state: State,
+    queue: Queue,
+    blocks: Sequence[bytes],
+    bodies: Sequence[bytes],
+    priorities: Sequence[int],
+    now_ms: int,
+) -> Iterator[Event]:
+    """Publish checked messages with nothing special about them; those of one priority should stand together."""
+    sizes = [RECORD_PREFIX_BYTES + len(block) + len(body) for block, body in zip(blocks, bodies, strict=True)]
+    never = [0] * len(sizes)
+    yield Published(queue.number, now_ms, state.table.next_seq, priorities, never, never, sizes, blocks, bodies, {}, {})
 
 
 def _visible_at(draft: Draft, settings: QueueSettings, now_ms: int) -> int:
@@ -332,9 +406,23 @@ def remember_key(queue: Queue, key: str, fingerprint: bytes, ids: list[str], now
 # Leasing and settling
 
 
-def lease(state: State, queue: Queue, limit: int, lease_ms: int | None, consumer: str, now_ms: int) -> Iterator[Leased]:
+def lease(
+    state: State,
+    queue: Queue,
+    limit: int,
+    lease_ms: int | None,
+    consumer: str,
+    now_ms: int,
+    *,
+    of_session: bool = False,
+) -> Iterator[Leased]:
+    """`of_session`: whoever gets them is a connection that gives back what it did not settle when it ends, at the
+    latest when the store is opened again. Its deadlines are far away and rounded, so that many share one."""
     if lease_ms is None:
         lease_ms = queue.settings.lease_ms
+    deadline_ms, first_lease = now_ms + lease_ms, state.next_lease
+    if of_session:
+        deadline_ms, first_lease = coarse(deadline_ms, now_ms), first_lease | SESSION_LEASE
     seqs = queue.select(limit, state.table)
     if seqs:
         slabs = state.table.slabs
@@ -349,7 +437,7 @@ def lease(state: State, queue: Queue, limit: int, lease_ms: int | None, consumer
             seqs = _cut(state, queue, seqs)
             receives = receives[: len(seqs)]
         try:
-            yield Leased(queue.number, now_ms, seqs, receives, state.next_lease, now_ms + lease_ms, consumer)
+            yield Leased(queue.number, now_ms, seqs, receives, first_lease, deadline_ms, consumer)
         except GeneratorExit:  # the journal did not take it: they are next again
             queue.unselect(seqs, state.table)
             raise
@@ -429,6 +517,89 @@ def settle(
         yield Extended(queue.number, now_ms, seqs, deadline_ms)
     for (cause, detail), seqs in batch.buried.items():
         yield from bury(state, queue, seqs, cause, detail, now_ms)
+
+
+def settle_held(
+    state: State, queue: Queue, seqs: Sequence[int], leases: Sequence[int], action: str, now_ms: int, lease_ms: int = 0
+) -> Iterator[Event]:
+    """Settle by number and lease id what a session holds: ack, release, reject or extend. What is no longer held is
+    passed over: the session is not to blame for a lease that ran out."""
+    held = still_held(state, queue, seqs, leases)
+    if held is not None:
+        kept = [(seq, lease) for seq, lease, good in zip(seqs, leases, held, strict=True) if good]
+        seqs, leases = [seq for seq, _ in kept], [lease for _, lease in kept]
+    if not seqs:
+        return
+    if action == "ack":
+        yield Acked(queue.number, now_ms, seqs, leases)
+    elif action == "extend":
+        yield Extended(queue.number, now_ms, seqs, coarse(now_ms + lease_ms, now_ms))
+    elif action == "reject":
+        yield from bury(state, queue, seqs, Cause.REJECTED, "", now_ms)
+    else:
+        yield from give_back(state, queue, seqs, Cause.RELEASED, now_ms)
+
+
+def still_held(state: State, queue: Queue, seqs: Sequence[int], leases: Sequence[int]) -> list[bool] | None:
+    """Which of these are leased under these ids; None if all are, which is told at once for neighbours."""
+    slabs, number = state.table.slabs, queue.number
+    done = 0
+    for first, count in runs(seqs):
+        slab, i = slabs.get(first >> SLAB_BITS), first & SLAB_MASK
+        j = i + count
+        if (
+            slab is None
+            or j > len(slab.state)
+            or not slab.lease
+            or slab.state.count(LEASED, i, j) != count
+            or slab.lease[i:j] != array("Q", leases[done : done + count])
+            or slab.queue[i:j].count(number) != count
+        ):
+            return [_is_held(state, number, seq, lease) for seq, lease in zip(seqs, leases, strict=True)]
+        done += count
+    return None if len(set(seqs)) == len(seqs) else [seq not in seqs[:at] for at, seq in enumerate(seqs)]
+
+
+def _is_held(state: State, number: int, seq: int, lease: int) -> bool:
+    slab, i = state.table.slabs.get(seq >> SLAB_BITS), seq & SLAB_MASK
+    return (
+        slab is not None
+        and i < len(slab.state)
+        and slab.state[i] == LEASED
+        and slab.lease[i] == lease
+        and slab.queue[i] == number
+    )
+
+
+def give_back(state: State, queue: Queue, seqs: Sequence[int], cause: Cause, now_ms: int) -> Iterator[Event]:
+    """Leased messages back to their places, except those that have no try left."""
+    back: list[int] = []
+    dead: dict[Cause, list[int]] = {}
+    for seq in seqs:
+        slab, i = state.table.slabs[seq >> SLAB_BITS], seq & SLAB_MASK
+        end = end_of_tries(queue, slab.receives[i], slab.flags[i])
+        if end is None:
+            back.append(seq)
+        else:
+            dead.setdefault(end, []).append(seq)
+    if back:
+        yield Released(queue.number, now_ms, back, [0] * len(back), cause)
+    for end, group in dead.items():
+        yield from bury(state, queue, group, end, "", now_ms)
+
+
+def end_sessions(state: State, now_ms: int) -> Iterator[Event]:
+    """The connections of before are gone: what they held goes back to its place."""
+    held: dict[int, list[int]] = {}
+    for number in sorted(state.table.slabs):
+        slab = state.table.slabs[number]
+        i = slab.state.find(LEASED) if slab.lease else -1
+        while i >= 0:
+            if slab.lease[i] & SESSION_LEASE:
+                held.setdefault(slab.queue[i], []).append(number << SLAB_BITS | i)
+            i = slab.state.find(LEASED, i + 1)
+    for number, seqs in held.items():
+        yield from give_back(state, state.queues[number], seqs, Cause.RELEASED, now_ms)
 
 
 def _ack_plain(

@@ -11,6 +11,8 @@ from typing import ClassVar
 
 import msgspec
 
+from laneway.core.message import encode_record
+
 
 class Kind(IntEnum):
     OPENED = 1
@@ -89,11 +91,18 @@ class Published(msgspec.Struct, gc=False):
     priorities: Sequence[int]
     visible_at: Sequence[int]  # 0: at once
     expires_at: Sequence[int]  # 0: never
-    sizes: Sequence[int]
-    records: Sequence[bytes]  # empty when replayed
+    sizes: Sequence[int]  # of the records
+    props: Sequence[bytes]  # of which the records are made, with the bodies; empty when replayed
+    bodies: Sequence[bytes]
     groups: dict[int, str]
     dedups: dict[int, str]
     location: int = 0  # of the first record; the others follow it
+
+    @property
+    def records(self) -> list[bytes]:
+        """The messages as they are stored."""
+        numbered = enumerate(zip(self.props, self.bodies, strict=True), self.first_seq)
+        return [encode_record(seq, self.at_ms, props, body) for seq, (props, body) in numbered]
 
 
 class Leased(msgspec.Struct, gc=False):

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import struct
 import uuid
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -37,6 +38,7 @@ _UNCHECKED = struct.Struct("<IQQ")  # the prefix without its checksum
 _LENGTHS = struct.Struct("<8H")
 _U32 = struct.Struct("<I")
 _hash = xxhash.xxh3_64_intdigest
+_running_hash = xxhash.xxh3_64
 _pack_unchecked, _pack_u32, _unpack_prefix = _UNCHECKED.pack, _U32.pack, _PREFIX.unpack_from
 
 MAX_TEXT_BYTES = 1024  # of each string property; the protocols carried here allow 255 to 512
@@ -143,10 +145,34 @@ def encode_record(seq: int, enqueued_at_ms: int, props: bytes, body: bytes) -> b
     return _pack_u32(_hash(rest) & 0xFFFFFFFF) + rest
 
 
+def record_pieces(first_seq: int, at_ms: int, props: Sequence[bytes], bodies: Sequence[bytes]) -> list[bytes]:
+    """What the records of neighbours are made of, three pieces each, in order.
+
+    Hot: nothing the size of a body is made here; whoever writes them joins them once.
+    """
+    pieces: list[bytes] = []
+    add = pieces.append
+    for seq, (block, body) in enumerate(zip(props, bodies, strict=True), first_seq):
+        head = _pack_unchecked(len(block), seq, at_ms) + block
+        whole = _running_hash(head)
+        whole.update(body)
+        add(_pack_u32(whole.intdigest() & 0xFFFFFFFF))
+        add(head)
+        add(body)
+    return pieces
+
+
 def record_is_intact(record: bytes) -> bool:
     if len(record) < RECORD_PREFIX_BYTES:
         return False
     return bool(_U32.unpack_from(record)[0] == _hash(record[4:]) & 0xFFFFFFFF)
+
+
+def split_record(record: bytes) -> tuple[int, bytes, bytes]:
+    """(enqueued_at_ms, props, body)"""
+    _, props_size, _, enqueued_at_ms = _unpack_prefix(record)
+    end = RECORD_PREFIX_BYTES + props_size
+    return enqueued_at_ms, record[RECORD_PREFIX_BYTES:end], record[end:]
 
 
 def decode_record(record: bytes) -> tuple[int, int, Properties, bytes]:

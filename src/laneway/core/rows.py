@@ -54,7 +54,7 @@ from laneway.core.events import (
     Removed,
     Unbound,
 )
-from laneway.core.message import RECORD_PREFIX_BYTES, decode_record
+from laneway.core.message import RECORD_PREFIX_BYTES, decode_record, record_pieces
 
 ROW = struct.Struct("<BBBBIQQQQQIIII")
 ROW_BYTES = ROW.size
@@ -150,7 +150,7 @@ def _encode_published(e: Published, offset: int) -> tuple[bytes, Sequence[bytes]
         row = _pack(
             10, 0, e.priorities[0], mark, e.queue, e.first_seq, e.at_ms, visible, 0, expires, 0, 0, offset, size
         )
-        return row, e.records
+        return row, record_pieces(e.first_seq, e.at_ms, e.props, e.bodies)
     words = _table(count, e.kind, e.queue, e.at_ms)
     first, *others = e.priorities
     if first:
@@ -165,11 +165,13 @@ def _encode_published(e: Published, offset: int) -> tuple[bytes, Sequence[bytes]
     for i in e.dedups:
         words[8 * i] |= HAS_DEDUP << 24
     words[1::8] = array("Q", range(e.first_seq, e.first_seq + count))
-    words[3::8] = array("Q", e.visible_at)
-    words[5::8] = array("Q", e.expires_at)
+    if any(e.visible_at):
+        words[3::8] = array("Q", e.visible_at)
+    if any(e.expires_at):
+        words[5::8] = array("Q", e.expires_at)
     blobs = [size << 32 | at for size, at in zip(e.sizes, accumulate(e.sizes, initial=offset), strict=False)]
     words[7::8] = array("Q", blobs)
-    return _bytes(words), e.records
+    return _bytes(words), record_pieces(e.first_seq, e.at_ms, e.props, e.bodies)
 
 
 def _encode_leased(e: Leased, offset: int) -> tuple[bytes, Sequence[bytes]]:
@@ -319,7 +321,8 @@ def _decode_published(rows: list[Row], blob: Blob, location: Location) -> Event:
         visible_at=[r[7] for r in rows],
         expires_at=[r[9] for r in rows],
         sizes=[r[13] for r in rows],
-        records=(),
+        props=(),
+        bodies=(),
         groups=groups,
         dedups=dedups,
         location=location(first[12]),

@@ -17,7 +17,7 @@ from array import array
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any
 
 import msgspec
@@ -82,6 +82,9 @@ REASONS = {
 #: A message that goes round between queues keeps its first death and the latest ones.
 MAX_DEATHS = 32
 
+#: Set in the lease ids of sessions: connections, which end with the process. Above it is the epoch.
+SESSION_LEASE = 1 << 39
+
 #: From so many neighbours on, they are handled at once instead of one by one.
 RUN_ROWS = 4
 
@@ -144,6 +147,7 @@ class State:
             OrderedDict()
         )  # idempotency keys by (queue, key), oldest first
         self.documents: dict[str, dict[str, bytes]] = {}
+        self.ripened: set[int] = set()  # numbers of queues where delays have ended: whoever serves consumers clears it
         self._appliers: dict[Kind, Callable[[Any], None]] = {
             Kind.OPENED: self._opened,
             Kind.QUEUE_PUT: self._queue_put,
@@ -297,23 +301,16 @@ class State:
         if e.groups or any(e.visible_at):
             self._place_each(queue, e)
         else:
-            priority = e.priorities[0]
-            if count == 1:
+            at = first
+            for priority, alike in groupby(e.priorities):
+                n = count if e.priorities.count(priority) == count else len(list(alike))
                 lane = queue.lane(priority)
-                lane.append(first)
-                lane.count += 1
+                lane.extend(range(at, at + n))
+                lane.count += n
                 queue.bitmap |= 1 << priority
-            elif e.priorities.count(priority) == count:
-                lane = queue.lane(priority)
-                lane.extend(range(first, first + count))
-                lane.count += count
-                queue.bitmap |= 1 << priority
-            else:
-                for seq, priority in enumerate(e.priorities, first):
-                    lane = queue.lane(priority)
-                    lane.append(seq)
-                    lane.count += 1
-                    queue.bitmap |= 1 << priority
+                at += n
+                if n == count:
+                    break
             queue.ready += count
         if any(e.expires_at):
             for seq, expires_ms in enumerate(e.expires_at, first):
@@ -362,7 +359,7 @@ class State:
             lease += count
             done += count
         queue.leased += len(e.seqs)
-        self.next_lease = max(self.next_lease, lease)
+        self.next_lease = max(self.next_lease, lease & ~SESSION_LEASE)
         if e.consumer:
             for seq in e.seqs:
                 self.table.slabs[seq >> SLAB_BITS].flags[seq & SLAB_MASK] |= HAS_CONSUMER
@@ -581,6 +578,7 @@ class State:
                 if slab.queue[i] == queue.number and slab.due_ms[i] <= now_ms:
                     queue.delayed -= 1
                     self._make_ready(queue, slab, seq, slab.priority[i])
+                    self.ripened.add(queue.number)
 
     # The steps they share
 

@@ -105,6 +105,14 @@ class Table:
         i = seq & SLAB_MASK
         return slab.state[i] if i < len(slab.state) else FREE
 
+    def priorities(self, seqs: Sequence[int]) -> bytes:
+        """The priorities of messages; neighbours in one slab at once."""
+        first, last = seqs[0], seqs[-1]
+        if last - first == len(seqs) - 1 and first >> SLAB_BITS == last >> SLAB_BITS:
+            return bytes(self.slabs[first >> SLAB_BITS].priority[first & SLAB_MASK : (last & SLAB_MASK) + 1])
+        slabs = self.slabs
+        return bytes([slabs[seq >> SLAB_BITS].priority[seq & SLAB_MASK] for seq in seqs])
+
     def owned(self, seq: int) -> Slab:
         """The slab of a message, safe to change."""
         number = seq >> SLAB_BITS

@@ -1,0 +1,489 @@
+"""What connections need beyond single calls: subscriptions that messages are pushed to, queues that live and die with
+their users, and settling by number instead of by receipt handle.
+
+Everything here is done at once, on the loop; whoever must know that it is durable asks with `Broker.when_durable`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from laneway.broker.values import Batch, QueueInfo
+from laneway.core import commands
+from laneway.core.events import Acked, Event, Leased
+from laneway.core.message import Draft, Receipt
+from laneway.core.queue import Queue
+from laneway.core.settings import QueueSettings
+from laneway.errors import Conflict, LanewayError, QueueInUse, Unavailable
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from laneway.broker.broker import Broker
+
+#: A subscription gets so many messages at once at most; with unlimited credit, so many are on their way to it.
+MAX_BATCH = 2_000
+
+Deliver = Callable[["Subscription", Batch], None]
+Cancelled = Callable[["Subscription"], None]
+Published = Callable[["LanewayError | None"], None]
+
+
+class Credit:
+    """How many messages may be outstanding. Several subscriptions may share one."""
+
+    __slots__ = ("left", "subscriptions")
+
+    def __init__(self, left: int | None) -> None:
+        self.left = left  # None: as many as there are
+        self.subscriptions: list[Subscription] = []
+
+    def grant(self, count: int) -> None:
+        if self.left is not None:
+            was = self.left
+            self.left += count
+            if was <= 0 < self.left:
+                for subscription in self.subscriptions:
+                    subscription.wake()
+
+    def set(self, left: int | None) -> None:
+        self.left = left
+        for subscription in self.subscriptions:
+            subscription.wake()
+
+
+class Subscription:
+    """A consumer that messages of one queue are pushed to, as long as it has credit."""
+
+    __slots__ = (
+        "_sessions",
+        "cancelled",
+        "credit",
+        "deliver",
+        "exclusive",
+        "lease_ms",
+        "no_ack",
+        "on_its_way",
+        "paused",
+        "pool",
+        "priority",
+        "queue",
+        "tag",
+        "told",
+    )
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        queue: int,
+        tag: str,
+        credit: Credit,
+        pool: Credit | None,
+        deliver: Deliver,
+        cancelled: Cancelled,
+        *,
+        priority: int,
+        exclusive: bool,
+        no_ack: bool,
+        lease_ms: int | None,
+    ) -> None:
+        self._sessions = sessions
+        self.queue = queue
+        self.tag = tag
+        self.credit = credit
+        self.pool = pool
+        self.deliver = deliver
+        self.told = cancelled
+        self.priority = priority
+        self.exclusive = exclusive
+        self.no_ack = no_ack
+        self.lease_ms = lease_ms
+        self.paused = False
+        self.cancelled = False
+        self.on_its_way = 0  # leased, and handed over as soon as the messages are durable
+
+    def room(self) -> int:
+        """How many messages it takes now."""
+        if self.paused or self.cancelled:
+            return 0
+        room = MAX_BATCH
+        if self.credit.left is None:
+            room -= self.on_its_way
+        else:
+            room = min(room, self.credit.left)
+        if self.pool is not None and self.pool.left is not None:
+            room = min(room, self.pool.left)
+        return room
+
+    def charge(self, count: int) -> None:
+        self.on_its_way += count
+        if not self.no_ack:
+            for credit in (self.credit, self.pool):
+                if credit is not None and credit.left is not None:
+                    credit.left -= count
+
+    def grant(self, count: int) -> None:
+        """So many of its messages were settled."""
+        self.credit.grant(count)
+        if self.pool is not None:
+            self.pool.grant(count)
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+        self.wake()
+
+    def wake(self) -> None:
+        """It may take more than a moment ago."""
+        if not self.cancelled:
+            self._sessions.wake(self)
+
+    def cancel(self) -> None:
+        """It wants no more; what it holds it may still settle."""
+        if not self.cancelled:
+            self._sessions.unsubscribe(self)
+
+
+class _Audience:
+    """The subscriptions of one queue."""
+
+    __slots__ = ("active", "members", "single")
+
+    def __init__(self, *, single: bool) -> None:
+        self.members: OrderedDict[Subscription, None] = OrderedDict()  # in the order of their coming
+        self.single = single  # only one at a time is served
+        # Those that may take something, by priority, highest first; the next in turn is first.
+        self.active: dict[int, OrderedDict[Subscription, None]] = {}
+
+    def add(self, subscription: Subscription) -> None:
+        self.members[subscription] = None
+        self.wake(subscription)
+
+    def discard(self, subscription: Subscription) -> None:
+        self.members.pop(subscription, None)
+        self.rest(subscription)
+
+    def wake(self, subscription: Subscription) -> None:
+        ring = self.active.get(subscription.priority)
+        if ring is None:
+            ring = self.active[subscription.priority] = OrderedDict()
+            self.active = dict(sorted(self.active.items(), reverse=True))
+        ring[subscription] = None
+
+    def rest(self, subscription: Subscription) -> None:
+        ring = self.active.get(subscription.priority)
+        if ring is not None:
+            ring.pop(subscription, None)
+            if not ring:
+                del self.active[subscription.priority]
+
+    def next(self) -> tuple[Subscription, int, int] | None:
+        """The one whose turn it is, how much it takes, and among how many the waiting ones are to be shared."""
+        if self.single:
+            chosen = self._the_one()
+            room = chosen.room() if chosen is not None else 0
+            return (chosen, room, 1) if chosen is not None and room > 0 else None
+        for ring in list(self.active.values()):
+            while ring:
+                subscription = next(iter(ring))
+                room = subscription.room()
+                if room > 0:
+                    ring.move_to_end(subscription)
+                    return subscription, room, len(ring)
+                self.rest(subscription)
+        return None
+
+    def _the_one(self) -> Subscription | None:
+        """Of a queue with a single active consumer: the first of the highest priority."""
+        return max(self.members, key=lambda s: s.priority, default=None) if self.members else None
+
+
+class Sessions:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.audiences: dict[int, _Audience] = {}  # by queue number
+        self._owners: dict[int, object] = {}
+        self._expiries: dict[int, asyncio.TimerHandle] = {}
+        self._planned: set[int] = set()  # queues to be looked at in the next turn of the loop
+
+    # Queues
+
+    def start(self) -> None:
+        for queue in self._broker.engine.state.queues.values():
+            self._used(queue)
+
+    def stop(self) -> None:
+        for timer in self._expiries.values():
+            timer.cancel()
+        self._expiries.clear()
+
+    def declare_queue(self, vhost: str, name: str, settings: QueueSettings, owner: object = None) -> QueueInfo:
+        """The queue of this name, made now if there is none. `owner` has it for itself alone."""
+        info = self._broker.find_info(vhost, name)
+        if info is None:
+            info = self._broker.put_queue_now(vhost, name, settings)[0]
+            if owner is not None:
+                self._owners[self._broker.find_queue(vhost, name).number] = owner
+        self._used(self._broker.find_queue(vhost, name))
+        return info
+
+    def number(self, vhost: str, name: str) -> int:
+        return self._broker.find_queue(vhost, name).number
+
+    def queue_owner(self, vhost: str, name: str) -> object:
+        """Who has this queue for itself alone; None if everybody may use it."""
+        return self._owners.get(self._broker.find_queue(vhost, name).number)
+
+    def counts(self, vhost: str, name: str) -> tuple[int, int]:
+        """(ready messages, consumers)"""
+        queue = self._broker.find_queue(vhost, name)
+        self._broker.run_gathered()
+        audience = self.audiences.get(queue.number)
+        return queue.ready, len(audience.members) if audience is not None else 0
+
+    def delete_queue(self, vhost: str, name: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
+        """How many ready messages went with it."""
+        queue = self._broker.find_queue(vhost, name)
+        if if_unused and queue.number in self.audiences:
+            raise QueueInUse(f"queue {name!r} has consumers", field="if_unused")
+        self._broker.run_gathered()
+        if if_empty and queue.ready:
+            raise Conflict(f"queue {name!r} is not empty", field="if_empty")
+        ready = queue.ready
+        self._broker.delete_queue_now(vhost, name)
+        return ready
+
+    def purge(self, vhost: str, name: str) -> int:
+        return self._broker.purge_queue_now(vhost, name)
+
+    def queue_gone(self, number: int) -> None:
+        """Called when a queue was deleted, however that came about."""
+        self._owners.pop(number, None)
+        timer = self._expiries.pop(number, None)
+        if timer is not None:
+            timer.cancel()
+        audience = self.audiences.pop(number, None)
+        for subscription in list(audience.members) if audience is not None else ():
+            self._leave_credit(subscription)
+            subscription.cancelled = True
+            subscription.told(subscription)
+
+    def _used(self, queue: Queue) -> None:
+        """A queue that expires when nobody uses it was used, or has just lost its last consumer."""
+        timer = self._expiries.pop(queue.number, None)
+        if timer is not None:
+            timer.cancel()
+        expires_ms = queue.settings.expires_ms
+        if expires_ms is not None and queue.number not in self.audiences:
+            self._expiries[queue.number] = self._broker.call_later(expires_ms, self._expire, queue.number)
+
+    def _expire(self, number: int) -> None:
+        queue = self._broker.engine.state.queues.get(number)
+        if queue is None or number in self.audiences:
+            return
+        try:
+            self._broker.delete_queue_now(queue.vhost, queue.name)
+        except LanewayError:  # not now: a full disk, or another queue's dead letters go there
+            self._used(queue)
+
+    # Publishing
+
+    def publish(self, numbers: Iterable[int], draft: Draft, done: Published) -> None:
+        """One message into several queues, in one commit; `done(None)` once it is durable in all of them."""
+        broker = self._broker
+        broker.check_writable()
+        broker.run_gathered()
+        now_ms = broker.now()
+        trouble: LanewayError | None = None
+        for number in numbers:
+            queue = broker.engine.state.queues.get(number)
+            if queue is None:
+                continue
+            results: list[Receipt | LanewayError] = []
+            broker.publish_now(queue, (draft,), now_ms, results)
+            if isinstance(results[0], LanewayError):
+                trouble = results[0]
+        broker.when_durable(done, trouble)
+
+    # Consuming
+
+    def subscribe(
+        self,
+        vhost: str,
+        name: str,
+        *,
+        tag: str,
+        credit: int,
+        deliver: Deliver,
+        cancelled: Cancelled,
+        pool: Credit | None = None,
+        priority: int = 0,
+        exclusive: bool = False,
+        no_ack: bool = False,
+        lease_ms: int | None = None,
+    ) -> Subscription:
+        """`credit` 0 stands for unlimited; `pool` is a further limit shared with others."""
+        queue = self._broker.open_queue(vhost, name)
+        audience = self.audiences.get(queue.number)
+        if audience is not None:
+            if exclusive or any(s.exclusive for s in audience.members):
+                raise QueueInUse(f"queue {name!r} has a consumer that wants it for itself alone", field="exclusive")
+            if len(audience.members) >= self._broker.limits.max_waiters_per_queue:
+                raise Unavailable(f"queue {name!r} has {len(audience.members)} consumers already")
+        else:
+            audience = self.audiences[queue.number] = _Audience(single=queue.settings.single_active_consumer)
+        subscription = Subscription(
+            self,
+            queue.number,
+            tag,
+            Credit(credit or None),
+            pool,
+            deliver,
+            cancelled,
+            priority=priority,
+            exclusive=exclusive,
+            no_ack=no_ack,
+            lease_ms=lease_ms,
+        )
+        for limit in (subscription.credit, pool):
+            if limit is not None:
+                limit.subscriptions.append(subscription)
+        audience.add(subscription)
+        self._used(queue)
+        self._plan(queue.number)
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        subscription.cancelled = True
+        self._leave_credit(subscription)
+        audience = self.audiences.get(subscription.queue)
+        if audience is None:
+            return
+        audience.discard(subscription)
+        queue = self._broker.engine.state.queues[subscription.queue]
+        if audience.members:
+            self._plan(queue.number)  # a single active consumer has a successor
+            return
+        del self.audiences[subscription.queue]
+        if queue.settings.auto_delete:
+            self._expire(queue.number)
+        else:
+            self._used(queue)
+
+    @staticmethod
+    def _leave_credit(subscription: Subscription) -> None:
+        for limit in (subscription.credit, subscription.pool):
+            if limit is not None and subscription in limit.subscriptions:
+                limit.subscriptions.remove(subscription)
+
+    def wake(self, subscription: Subscription) -> None:
+        audience = self.audiences.get(subscription.queue)
+        if audience is not None:
+            audience.wake(subscription)
+            self._plan(subscription.queue)
+
+    def _plan(self, number: int) -> None:
+        if not self._planned:
+            self._broker.call_soon(self._dispatch_planned)
+        self._planned.add(number)
+
+    def _dispatch_planned(self) -> None:
+        planned, self._planned = self._planned, set()
+        for number in planned:
+            self.dispatch(number)
+
+    def dispatch(self, number: int) -> None:
+        """Hand out what is ready, in turn, as far as credit goes."""
+        audience = self.audiences.get(number)
+        queue = self._broker.engine.state.queues.get(number)
+        while audience is not None and queue is not None and queue.ready:
+            turn = audience.next()
+            if turn is None:
+                return
+            subscription, room, sharers = turn
+            limit = min(room, -(-queue.ready // sharers))
+            leased = self._broker.lease_now(queue, limit, subscription.lease_ms, of_session=True)
+            if leased is None:
+                return
+            subscription.charge(len(leased.seqs))
+            batches = self._batches(queue, leased)
+            if subscription.no_ack:
+                self._broker.engine.run(iter([_all_acked(leased)]))
+            self._broker.hand_over(leased, _deliver, (subscription, batches))
+
+    def get(self, vhost: str, name: str, done: Callable[[Batch | None], None], *, no_ack: bool = False) -> None:
+        """The next message, None if there is none; told at once unless the message is not durable yet."""
+        queue = self._broker.open_queue(vhost, name)
+        self._used(queue)
+        leased = self._broker.lease_now(queue, 1, None, of_session=True) if queue.ready else None
+        batches = self._batches(queue, leased) if leased is not None else []
+        if leased is None or not batches:
+            done(None)
+            return
+        if no_ack:
+            self._broker.engine.run(iter([_all_acked(leased)]))
+        self._broker.hand_over(leased, done, batches[0])
+
+    def settle(
+        self,
+        number: int,
+        seqs: Sequence[int],
+        leases: Sequence[int],
+        action: str,
+        *,
+        lease_ms: int = 0,
+    ) -> None:
+        """Ack, release, reject or extend what a session holds; what it no longer holds is passed over."""
+        queue = self._broker.engine.state.queues.get(number)
+        if queue is not None:
+            command = commands.settle_held(
+                self._broker.engine.state, queue, seqs, leases, action, self._broker.now(), lease_ms
+            )
+            self._broker.run_now(command)
+
+    def _batches(self, queue: Queue, leased: Leased) -> list[Batch]:
+        """What a lease hands out, without the damaged ones: those come back when it ends, and die in the end."""
+        state = self._broker.engine.state
+        at_ms, props, bodies = self._broker.engine.contents(leased.seqs)
+        seqs, receives, lease = leased.seqs, leased.receives, leased.first_lease
+        priorities = state.table.priorities(seqs)
+        stories = None
+        if state.stories:
+            stories = {seq: state.stories[seq] for seq in seqs if seq in state.stories} or None
+        whole = Batch(queue.number, queue.name, seqs, lease, receives, at_ms, props, bodies, priorities, stories)  # type: ignore[arg-type]
+        if None not in bodies:
+            return [whole]
+        return [_one_of(whole, i) for i, body in enumerate(bodies) if body is not None]
+
+
+def _one_of(batch: Batch, i: int) -> Batch:
+    return Batch(
+        batch.queue,
+        batch.name,
+        batch.seqs[i : i + 1],
+        batch.first_lease + i,
+        batch.receives[i : i + 1],
+        batch.enqueued_at_ms[i : i + 1],
+        batch.props[i : i + 1],
+        batch.bodies[i : i + 1],
+        batch.priorities[i : i + 1],
+        batch.stories,
+    )
+
+
+def _all_acked(leased: Leased) -> Event:
+    leases = range(leased.first_lease, leased.first_lease + len(leased.seqs))
+    return Acked(leased.queue, leased.at_ms, leased.seqs, leases)
+
+
+def _deliver(what: tuple[Subscription, list[Batch]]) -> None:
+    subscription, batches = what
+    for batch in batches:
+        subscription.on_its_way -= len(batch.seqs)
+        subscription.deliver(subscription, batch)
+    if subscription.credit.left is None:
+        subscription.wake()
