@@ -75,6 +75,16 @@ def test_a_queue_from_creation_to_deletion(run: Run) -> None:
     assert gone.stderr.count("\n") == 1 and "`laneway queue create` makes one" in gone.stderr
 
 
+def test_a_queue_is_declared_with_arguments(run: Run) -> None:
+    arguments = ("--argument", "x-max-priority=9", "--argument", "x-overflow=reject-publish")
+    made = json.loads(run("queue", "create", "declared", *arguments, "--json").stdout)
+    assert made["arguments"] == {"x-max-priority": 9, "x-overflow": "reject-publish"}
+    assert (made["max_priority"], made["overflow"]) == (9, "reject")
+    refused = run("queue", "create", "wrong", "--argument", "x-max-priority=high", code=1)
+    assert refused.stderr.startswith("laneway: x-max-priority is a whole number, not 'high'")
+    assert "beside arguments" in run("queue", "create", "wrong", *arguments, "--lease", "1m", code=1).stderr
+
+
 def test_listing_stops_at_the_limit_and_says_so(run: Run) -> None:
     for n in range(3):
         run("queue", "create", f"many-{n}")

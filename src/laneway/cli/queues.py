@@ -73,17 +73,29 @@ def queue() -> None:
 @queue.command(short_help="Make a queue.")
 @queue_argument
 @takes_settings
+@click.option(
+    "--argument",
+    "arguments",
+    multiple=True,
+    type=kinds.name_and_value,
+    help="Declare it as an AMQP client does, x-max-priority=9; may be repeated.",
+)
 @click.option("--exist-ok", is_flag=True, help="Do nothing if there is a queue of that name.")
 @talks_to_a_server
 @pass_session
-def create(session: Session, queue: str, exist_ok: bool, **settings: Any) -> None:
+def create(
+    session: Session, queue: str, exist_ok: bool, arguments: tuple[tuple[str, str], ...], **settings: Any
+) -> None:
     """Make a queue.
 
     \b
     laneway queue create orders
     laneway queue create orders --max-priority 255 --lease 5m --ttl 1d
     laneway queue create orders --dead-letter-queue orders-dead --max-receives 3
+    laneway queue create orders --argument x-max-priority=9 --argument x-dead-letter-exchange=dead
     """
+    if arguments:
+        settings["arguments"] = {name: kinds.attribute_value(text) for name, text in arguments}
     with session.client() as client:
         there = _if_there(client, queue)
         if there is not None and not exist_ok:
