@@ -261,3 +261,17 @@ def test_a_headers_exchange_looks_at_no_header_that_no_binding_names() -> None:
     net.queues("a")
     net.bind("amq.headers", "a", p=1)
     assert net.state.topology.route("/", "amq.headers", "", {"p": 1, "q": Unwilling()})
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_an_index_that_everything_was_taken_from_holds_nothing(kind: str) -> None:
+    index = exchanges.INDEXES[kind]()
+    there = [
+        (f"k{i % 7}.*.#.l{i}", {"p": i, f"n{i}": None, "x-match": matching.X_MATCHES[i % 4]}, i % 5) for i in range(40)
+    ]
+    for entry in there + there:
+        index.add(*entry)
+    for entry in there + there[::-1]:
+        index.remove(*entry)
+    left = vars(index)
+    assert left["_root"].is_bare if kind == "topic" else not any(left.values()), left
