@@ -135,8 +135,7 @@ class LanewayServer(Server):
     def command(self) -> Sequence[str]:
         program = Path(sys.executable).parent / "laneway"
         where = ["--data", str(self.folder), "--http", f"127.0.0.1:{self.port}"]
-        if self.amqp_address is not None:
-            where += ["--amqp", "{}:{}".format(*self.amqp_address)]
+        where += ["--amqp", "off" if self.amqp_address is None else "{}:{}".format(*self.amqp_address)]
         return [str(program), "serve", *where, "--durability", self.durability]
 
     def is_ready(self) -> bool:

@@ -78,6 +78,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     # Where
     data: Annotated[Path, Meta(description="folder that holds the journal; created when missing")] = Path("data")
     http: Annotated[Address, Meta(description="where HTTP is served")] = Address("127.0.0.1", 8080)
+    amqp: Annotated[
+        Address | None, Meta(description="where AMQP 0-9-1 is served, or off; localhost means both address families")
+    ] = Address("localhost", 5672)
+    amqps: Annotated[
+        Address | None, Meta(description="where AMQP is served with TLS, once tls_cert is set, or off")
+    ] = Address("localhost", 5671)
+    tls_cert: Annotated[Path | None, Meta(description="certificate of the server and its chain, as PEM")] = None
+    tls_key: Annotated[Path | None, Meta(description="private key of the certificate, as PEM")] = None
+    tls_ca: Annotated[
+        Path | None, Meta(description="certificates that clients' certificates must be signed by, as PEM")
+    ] = None
 
     # Durability
     durability: Annotated[
@@ -98,7 +109,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     # Limits
     max_message_bytes: Annotated[
         int, Meta(ge=1, le=256 * MIB, description="largest message any queue may be set to take")
-    ] = 256 * KIB
+    ] = 16 * MIB
     max_queues: Annotated[int, Meta(ge=1, le=10_000_000, description="most queues")] = 200_000
     max_connections: Annotated[int, Meta(ge=1, le=1_000_000, description="most open connections")] = 10_000
     max_body_bytes: Annotated[int, Meta(ge=KIB, le=GIB, description="largest request body")] = 64 * MIB
@@ -164,7 +175,7 @@ class Setting(msgspec.Struct, frozen=True):
 
     def show(self, value: object) -> str:
         if value is None:
-            return ""
+            return "off"
         if isinstance(value, bool):
             return str(value).lower()
         if self.name.endswith("_bytes") and isinstance(value, int):
@@ -283,7 +294,7 @@ def _parse(setting: Setting, value: object, origin: str) -> object:
 
 def _convert(setting: Setting, value: object) -> object:
     """The value in its own type; a ValueError says what it must be, to be followed by what it is."""
-    if setting.optional and value in ("", None):
+    if setting.optional and value in ("", "off", None):
         return None
     if setting.choices:
         if value not in setting.choices:

@@ -8,8 +8,11 @@ import json
 import logging
 import secrets
 import signal
+import ssl
 import sys
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import uvloop
@@ -17,8 +20,10 @@ import uvloop
 from laneway.access import Access
 from laneway.broker.broker import Broker, BrokerLimits
 from laneway.broker.engine import Engine
-from laneway.config import Config
+from laneway.config import Address, Config
 from laneway.errors import ConfigInvalid, StartError
+from laneway.frontends.amqp.limits import AmqpLimits
+from laneway.frontends.amqp.server import AmqpServer
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.server import RestServer
 from laneway.journal.segments.journal import SegmentJournal
@@ -27,6 +32,9 @@ log = logging.getLogger("laneway.node")
 
 #: The writer thread gets its turn after this long at the latest, instead of Python's 5 ms.
 SWITCH_INTERVAL_S = 0.0005
+
+
+Start = Callable[[str, int], Awaitable[tuple[str, int]]]
 
 
 def wall_clock_ms() -> int:
@@ -63,7 +71,8 @@ class Node:
         )
         self.access: Access | None = None
         self.rest: RestServer | None = None
-        self.http_address: tuple[str, int] | None = None
+        self.amqp: AmqpServer | None = None
+        self.addresses: dict[str, Address] = {}  # where it listens, by setting
 
     async def start(self) -> None:
         started_s = time.monotonic()
@@ -79,22 +88,36 @@ class Node:
         self.access = Access(self.broker, now_ms=wall_clock_ms)
         self._refuse_open_doors(self.access)
         self.rest = RestServer(self.broker, self.access, self._rest_limits())
-        try:
-            self.http_address = await self.rest.start(self.config.http.host, self.config.http.port)
-        except OSError as trouble:
-            raise StartError(f"cannot listen on {self.config.http}: {trouble}; use --http HOST:PORT") from None
+        self.amqp = AmqpServer(self.broker, self.access, self._amqp_limits())
+        tls = tls_context(self.config)
+        await self._listen("http", self.config.http, self.rest.start)
+        await self._listen("amqp", self.config.amqp, self.amqp.start)
+        if tls is not None:
+            await self._listen("amqps", self.config.amqps, partial(self.amqp.start, tls=tls))
         # What recovery built stays: the collector need not walk it again and again.
         gc.collect()
         gc.freeze()
 
+    async def _listen(self, setting: str, address: Address | None, start: Start) -> None:
+        if address is None:
+            return
+        try:
+            bound = await start(address.host, address.port)
+        except OSError as trouble:
+            hint = f"use --{setting} HOST:PORT" + (", or off" if setting != "http" else "")
+            raise StartError(f"cannot listen on {address}: {trouble}; {hint}") from None
+        self.addresses[setting] = Address(*bound)
+
     def _refuse_open_doors(self, access: Access) -> None:
-        if access.guest_only and not self.config.http.is_loopback:
-            raise ConfigInvalid(
-                f"http is {self.config.http}, which others can reach, but the only account is guest, whose password "
-                "everybody knows. Start on loopback, create an account (`laneway account create NAME --role admin`), "
-                "then listen beyond it",
-                field="http",
-            )
+        c = self.config
+        for setting, address in (("http", c.http), ("amqp", c.amqp), ("amqps", c.tls_cert and c.amqps)):
+            if isinstance(address, Address) and access.guest_only and not address.is_loopback:
+                raise ConfigInvalid(
+                    f"{setting} is {address}, which others can reach, but the only account is guest, whose password "
+                    "everybody knows. Start on loopback, create an account "
+                    "(`laneway account create NAME --role admin`), then listen beyond it",
+                    field=setting,
+                )
 
     def _rest_limits(self) -> RestLimits:
         c = self.config
@@ -107,9 +130,12 @@ class Node:
             receive_timeout_ms=int(c.request_timeout_seconds * 1000),
         )
 
+    def _amqp_limits(self) -> AmqpLimits:
+        return AmqpLimits(connection_count=self.config.max_connections, body_bytes=self.config.max_message_bytes)
+
     async def stop(self) -> None:
-        if self.rest is not None:
-            await self.rest.stop(int(self.config.shutdown_grace_seconds * 1000))
+        grace_ms = int(self.config.shutdown_grace_seconds * 1000)
+        await asyncio.gather(*(server.stop(grace_ms) for server in (self.rest, self.amqp) if server is not None))
         await self.broker.stop()
 
     async def __aenter__(self) -> Node:
@@ -118,6 +144,25 @@ class Node:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
+
+
+def tls_context(config: Config) -> ssl.SSLContext | None:
+    """What AMQP with TLS is served with; None without a certificate."""
+    if config.tls_cert is None:
+        if config.tls_key is not None or config.tls_ca is not None:
+            raise ConfigInvalid("tls_key and tls_ca need a tls_cert to go with", field="tls_cert")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    field, file = "tls_cert", config.tls_cert
+    try:
+        context.load_cert_chain(config.tls_cert, config.tls_key)
+        if config.tls_ca is not None:
+            field, file = "tls_ca", config.tls_ca
+            context.load_verify_locations(config.tls_ca)
+            context.verify_mode = ssl.CERT_OPTIONAL  # a certificate is one way to say who one is; a password is another
+    except OSError as trouble:
+        raise ConfigInvalid(f"{field} {file} cannot be used: {trouble}", field=field) from None
+    return context
 
 
 def serve(config: Config) -> int:
@@ -136,8 +181,7 @@ async def _serve(config: Config) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    host, port = node.http_address or ("", 0)
-    print(f"Laneway serves http://{'[' + host + ']' if ':' in host else host}:{port} from {config.data}", flush=True)
+    print(f"Laneway serves {where_served(node)} from {config.data}", flush=True)
     waits = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(node.failed.wait())]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
@@ -148,6 +192,10 @@ async def _serve(config: Config) -> int:
     log.info("stopping")
     await node.stop()
     return 0
+
+
+def where_served(node: Node) -> str:
+    return " ".join(f"{setting}://{address}" for setting, address in node.addresses.items())
 
 
 class _JsonLines(logging.Formatter):

@@ -24,7 +24,11 @@ class Server:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("LANEWAY_")}
         self.data = data
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "laneway", "serve", "--data", str(data), "--http", "127.0.0.1:0", *flags],
+            [
+                *(sys.executable, "-m", "laneway", "serve", "--data", str(data)),
+                *("--http", "127.0.0.1:0", "--amqp", "127.0.0.1:0"),
+                *flags,
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

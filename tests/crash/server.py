@@ -35,10 +35,11 @@ class Server:
         log: Path | None = None,
     ) -> None:
         self.folder = folder
-        self.port = 0
+        self.port = self.amqp_port = 0
         self._command = [
             *before,
             *(sys.executable, *program, "serve", "--data", str(folder), "--http", "127.0.0.1:0"),
+            *("--amqp", "127.0.0.1:0"),
             *options,
         ]
         self._log = log or folder.with_name(f"{folder.name}.log")
@@ -54,6 +55,8 @@ class Server:
             self.kill()
             raise AssertionError(f"the server did not start, it said {line!r} and\n{self.log()[-2000:]}")
         self.port = int(found[1])
+        amqp = re.search(r"amqp://127\.0\.0\.1:(\d+)", line)
+        self.amqp_port = int(amqp[1]) if amqp is not None else 0
 
     def _first_line(self) -> str:
         assert self._process is not None and self._process.stdout is not None

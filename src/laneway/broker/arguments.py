@@ -14,7 +14,6 @@ from laneway.core.settings import RANGES, QueueSettings
 from laneway.errors import InvalidInput, QueueExists
 
 ACK_TIMEOUT_MS = 30 * 60 * 1000
-MAX_EXPIRY_MS = (1 << 32) - 1
 QUEUE_TYPES = ("classic", "quorum")
 EXCHANGE_TYPES = ("direct", "topic", "fanout", "headers")
 DELAYED_TYPE = "x-delayed-message"
@@ -61,7 +60,7 @@ def settings_from_arguments(
         max_bytes=_at_most(values.get("x-max-length-bytes"), "max_bytes"),
         overflow=_OVERFLOWS[values.get("x-overflow", "drop-head")],  # type: ignore[arg-type]
         max_message_bytes=max_message_bytes,
-        expires_ms=values.get("x-expires"),
+        expires_ms=_at_most(values.get("x-expires"), "expires_ms"),
         dead_letter_exchange=values.get("x-dead-letter-exchange"),
         dead_letter_routing_key=values.get("x-dead-letter-routing-key"),
         keep_dead=False,
@@ -152,17 +151,15 @@ def _integer(name: str, value: Any, _: dict[str, Any]) -> int:
     return value
 
 
-def _milliseconds(name: str, value: Any, given: dict[str, Any]) -> int:
-    number = _integer(name, value, given)
-    if number > MAX_EXPIRY_MS:
-        raise ArgumentInvalid(
-            name, f"{name} is {number} ms, {MAX_EXPIRY_MS} are the most", f"{{value_too_big,{number}}}"
-        )
-    return number
+def _delivery_limit(name: str, value: Any, given: dict[str, Any]) -> int | None:
+    """None: as often as it takes, which RabbitMQ writes as any negative number."""
+    if isinstance(value, int) and not isinstance(value, bool) and value < 0:
+        return None
+    return _integer(name, value, given)
 
 
 def _expiry(name: str, value: Any, given: dict[str, Any]) -> int:
-    number = _milliseconds(name, value, given)
+    number = _integer(name, value, given)
     if number == 0:
         raise ArgumentInvalid(name, f"{name} is 0: a queue lives a millisecond at least", "{value_zero,0}")
     return number
@@ -221,7 +218,7 @@ def _shown(value: Any) -> str:
 
 _CHECKS: dict[str, Callable[[str, Any, dict[str, Any]], Any]] = {
     "x-expires": _expiry,
-    "x-message-ttl": _milliseconds,
+    "x-message-ttl": _integer,
     "x-dead-letter-exchange": _text,
     "x-dead-letter-routing-key": _dead_letter_key,
     "x-dead-letter-strategy": _one_of(("at-most-once", "at-least-once"), "invalid_dlx_strategy"),
@@ -231,7 +228,7 @@ _CHECKS: dict[str, Callable[[str, Any, dict[str, Any]], Any]] = {
     "x-overflow": _one_of(tuple(_OVERFLOWS), "invalid_overflow"),
     "x-queue-mode": _one_of(("default", "lazy"), "\"unsupported queue mode '%'\""),
     "x-queue-type": _one_of(QUEUE_TYPES, "\"unsupported queue type '%'\""),
-    "x-delivery-limit": _integer,
+    "x-delivery-limit": _delivery_limit,
     "x-single-active-consumer": _boolean,
-    "x-consumer-timeout": _milliseconds,
+    "x-consumer-timeout": _integer,
 }

@@ -10,6 +10,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from laneway.broker.values import Batch, QueueInfo
 from laneway.core import commands
 from laneway.core.events import Acked, Event, Leased
@@ -214,7 +216,7 @@ class Sessions:
 
     def start(self) -> None:
         for queue in self._broker.engine.state.queues.values():
-            self.used(queue)
+            self._used(queue)
 
     def stop(self) -> None:
         for timer in self._expiries.values():
@@ -228,7 +230,7 @@ class Sessions:
             info = self._broker.put_queue_now(vhost, name, settings)[0]
             if owner is not None:
                 self._owners[self._broker.find_queue(vhost, name).number] = owner
-        self.used(self._broker.find_queue(vhost, name))
+        self._used(self._broker.find_queue(vhost, name))
         return info
 
     def number(self, vhost: str, name: str) -> int:
@@ -272,7 +274,7 @@ class Sessions:
             subscription.cancelled = True
             subscription.told(subscription)
 
-    def used(self, queue: Queue) -> None:
+    def _used(self, queue: Queue) -> None:
         """A queue that expires when nobody uses it was used, or has just lost its last consumer."""
         timer = self._expiries.pop(queue.number, None)
         if timer is not None:
@@ -285,13 +287,10 @@ class Sessions:
         queue = self._broker.engine.state.queues.get(number)
         if queue is None or number in self.audiences:
             return
-        if self._broker.is_awaited(number):
-            self.used(queue)
-            return
         try:
             self._broker.delete_queue_now(queue.vhost, queue.name)
         except LanewayError:  # not now: a full disk, or another queue's dead letters go there
-            self.used(queue)
+            self._used(queue)
 
     # Publishing
 
@@ -307,7 +306,7 @@ class Sessions:
             if queue is None:
                 continue
             results: list[Receipt | LanewayError] = []
-            broker.publish_now(queue, (draft,), now_ms, results)
+            broker.publish_now(queue, (_fitting(draft, queue),), now_ms, results)
             if isinstance(results[0], LanewayError):
                 trouble = results[0]
         broker.when_durable(done, trouble)
@@ -356,7 +355,7 @@ class Sessions:
             if limit is not None:
                 limit.subscriptions.append(subscription)
         audience.add(subscription)
-        self.used(queue)
+        self._used(queue)
         self._plan(queue.number)
         return subscription
 
@@ -375,7 +374,7 @@ class Sessions:
         if queue.settings.auto_delete:
             self._expire(queue.number)
         else:
-            self.used(queue)
+            self._used(queue)
 
     @staticmethod
     def _leave_credit(subscription: Subscription) -> None:
@@ -421,7 +420,7 @@ class Sessions:
     def get(self, vhost: str, name: str, done: Callable[[Batch | None], None], *, no_ack: bool = False) -> None:
         """The next message, None if there is none; told at once unless the message is not durable yet."""
         queue = self._broker.open_queue(vhost, name)
-        self.used(queue)
+        self._used(queue)
         leased = self._broker.lease_now(queue, 1, None, of_session=True) if queue.ready else None
         batches = self._batches(queue, leased) if leased is not None else []
         if leased is None or not batches:
@@ -476,6 +475,14 @@ def _one_of(batch: Batch, i: int) -> Batch:
         batch.priorities[i : i + 1],
         batch.stories,
     )
+
+
+def _fitting(draft: Draft, queue: Queue) -> Draft:
+    """One message for queues of many ranges: each takes it at its own highest priority at most."""
+    highest = queue.settings.max_priority
+    if draft.priority is None or draft.priority <= highest:
+        return draft
+    return msgspec.structs.replace(draft, priority=highest)
 
 
 def _all_acked(leased: Leased) -> Event:

@@ -1,0 +1,430 @@
+"""One AMQP connection: bytes in, bytes out, its channels, its heartbeat, its end.
+
+    data_received ─▶ incoming (frames) ─▶ on_method / on_publish ─▶ handshake, or channel ─▶ broker
+    transport.write ◀─ _flush, once a turn of the loop ◀─ write ◀──────────┘
+
+Everything that can go wrong arrives here as an AmqpError and ends either its channel or the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, cast
+
+from laneway.access import Account
+from laneway.errors import LanewayError
+from laneway.frontends.amqp.channel import Channel
+from laneway.frontends.amqp.errors import AmqpError, amqp_error
+from laneway.frontends.amqp.handshake import Handshake, common_name
+from laneway.frontends.amqp.incoming import Incoming
+from laneway.frontends.amqp.shared import Shared
+from laneway.frontends.amqp.spec import (
+    BY_NAME,
+    HEADER_OF_0_9,
+    HEARTBEAT_FRAME,
+    METHODS,
+    PROTOCOL_HEADER,
+    Method,
+    encode,
+)
+from laneway.frontends.amqp.tables import Malformed
+
+log = logging.getLogger("laneway.amqp")
+
+_CHANNEL_OPEN = BY_NAME["channel.open"].number
+_CHANNEL_CLOSE = BY_NAME["channel.close"].number
+_CHANNEL_CLOSE_OK = BY_NAME["channel.close-ok"].number
+_CLOSE = BY_NAME["connection.close"].number
+_CLOSE_OK = BY_NAME["connection.close-ok"].number
+_UPDATE_SECRET = BY_NAME["connection.update-secret"].number
+_PUBLISH = BY_NAME["basic.publish"].number
+
+
+class Connection(asyncio.Protocol):
+    def __init__(self, shared: Shared) -> None:
+        self.shared = shared
+        self.is_gone = False
+        self.from_loopback = False
+        self.account: Account | None = None
+        self.vhost = ""
+        self.client_capabilities: dict[str, Any] = {}
+        self.channel_max = shared.limits.channel_count
+        self.heartbeat_s = 0
+        self.frame_bytes = shared.limits.frame_bytes
+        self.channels: dict[int, Channel] = {}
+        self.exclusive_queues: set[str] = set()
+        self.unconfirmed_bytes = 0  # of publishes on their way to the disk
+        self.consumer_count = 0
+        self.is_writing_paused = False
+        self._transport: asyncio.Transport
+        self._incoming = Incoming(self, shared.limits.frame_bytes)
+        self._handshake: Handshake | None = None  # None before the protocol header
+        self._beginning = b""
+        self._is_closing = False  # connection.close was sent
+        self._is_lingering = False  # … and answered; only the socket is still open
+        self._holds = 0  # reasons to read nothing more at the moment
+        self._method = 0  # the one being carried out, for errors
+        self._out: list[bytes] = []
+        self._is_flush_planned = False
+        self._after_read: list[Callable[[], None]] = []
+        self._blocked: list[Callable[[], None]] = []  # publishes that wait for space on the disk
+        # In sweeps of the server, which counts time for all connections
+        self._quiet_in = self._quiet_out = self._age = self._stuck = 0
+
+    # --- asyncio's calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        host = peer[0].removeprefix("::ffff:") if isinstance(peer, tuple) else ""
+        self.from_loopback = host.startswith("127.") or host == "::1"
+        transport.set_write_buffer_limits(high=self.shared.limits.unsent_bytes)
+        self.shared.on_connection()
+        if len(self.shared.connections) >= self.shared.limits.connection_count or self.shared.is_stopping:
+            log.warning("a connection is turned away: there are %d", len(self.shared.connections))
+            transport.abort()
+        else:
+            self.shared.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_gone = True
+        self._end_channels()
+        self._out.clear()
+        self._blocked.clear()
+        self.shared.connections.discard(self)
+        if not self.shared.connections:
+            self.shared.on_empty()
+
+    def data_received(self, data: bytes) -> None:
+        self._quiet_in = 0
+        if self._handshake is None:
+            self._begin(data)
+        else:
+            self._read(data)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self.is_writing_paused = True
+        self._stuck = 0
+        for channel in self.channels.values():
+            channel.pause()
+        self.hold()
+
+    def resume_writing(self) -> None:
+        self.is_writing_paused = False
+        for channel in self.channels.values():
+            channel.resume()
+        self.release()
+
+    # --- reading
+
+    def _begin(self, data: bytes) -> None:
+        self._beginning += data
+        header = self._beginning[:8]
+        if not any(known.startswith(header) for known in (PROTOCOL_HEADER, HEADER_OF_0_9)):
+            self._transport.write(PROTOCOL_HEADER)
+            self._transport.close()
+        elif len(header) == 8:
+            self._handshake = Handshake(self)
+            self._handshake.start()
+            rest, self._beginning = self._beginning[8:], b""
+            if rest:
+                self._read(rest)
+
+    def _read(self, data: bytes) -> None:
+        try:
+            self._incoming.feed(data)
+        except AmqpError as error:
+            self.end(error)
+        except Exception:
+            log.exception("a connection is given up")
+            self.end(AmqpError(541, "the server has made a mistake; see its log"))
+        self._end_read()
+
+    def _end_read(self) -> None:
+        while self._after_read:
+            todo, self._after_read = self._after_read, []
+            for call in todo:
+                call()
+
+    def after_read(self, call: Callable[[], None]) -> None:
+        """To be done once all that was received together has been read."""
+        self._after_read.append(call)
+
+    def hold(self) -> None:
+        """Read nothing more until as many releases came."""
+        self._holds += 1
+        if self._holds == 1 and not self.is_gone:
+            self._incoming.is_held = True
+            self._transport.pause_reading()
+
+    def release(self) -> None:
+        self._holds -= 1
+        if self._holds == 0 and not self.is_gone and not self._transport.is_closing():
+            self._incoming.is_held = False
+            self._transport.resume_reading()
+            self._read(b"")
+
+    def writing(self, count: int) -> None:
+        """So many bytes are on their way to the disk: beyond a limit nothing more is read until some arrived."""
+        was = self.unconfirmed_bytes
+        self.unconfirmed_bytes += count + 1
+        if was <= self.shared.limits.unconfirmed_bytes < self.unconfirmed_bytes:
+            self.hold()
+
+    def written(self, count: int) -> None:
+        was = self.unconfirmed_bytes
+        self.unconfirmed_bytes -= count + 1
+        if self.unconfirmed_bytes <= self.shared.limits.unconfirmed_bytes < was:
+            self.release()
+
+    def block(self, call: Callable[[], None]) -> None:
+        """The disk is full: what was to be published waits, and so does all that follows it."""
+        if not self._blocked:
+            self.hold()
+        self._blocked.append(call)
+
+    def unblock(self) -> None:
+        if self._blocked:
+            todo, self._blocked = self._blocked, []
+            for call in todo:
+                call()
+            self.release()
+
+    # --- what incoming hands over
+
+    def takes(self, channel: int, method: int) -> bool:
+        if self._is_closing:
+            return False
+        found = self.channels.get(channel)
+        if found is None:
+            raise AmqpError(504, "expected 'channel.open'", method=method)
+        return not found.is_closing
+
+    def on_method(self, channel: int, number: int, payload: bytes) -> None:
+        method = METHODS.get(number)
+        self._method = number
+        if method is None:
+            raise AmqpError(503, f"there is no method {number >> 16}, {number & 0xFFFF}")
+        if self._is_closing:
+            if number == _CLOSE_OK:
+                self._transport.close()
+            elif number == _CLOSE and not self._is_lingering:
+                self._close_ok()
+            return
+        if channel:
+            self._on_channel(channel, method, payload)
+        else:
+            self._on_connection(method, payload)
+
+    def on_content_size(self, channel: int, size: int) -> None:
+        self._method = _PUBLISH
+        most = self.shared.limits.body_bytes
+        if size > most:
+            self._end_channel(channel, AmqpError(406, f"message size {size} is larger than max size {most}"))
+
+    def on_publish(self, channel: int, method: bytes, properties: bytes, body: bytes) -> None:
+        self._method = _PUBLISH
+        try:
+            self.channels[channel].publish(method, properties, body)
+        except AmqpError as error:
+            self._end_channel(channel, error)
+        except LanewayError as error:
+            self._end_channel(channel, amqp_error(error))
+
+    def _on_connection(self, method: Method, payload: bytes) -> None:
+        assert self._handshake is not None
+        if method.number == _CLOSE:
+            self._end_channels()
+            self._close_ok()
+        elif self._handshake.state != "running":
+            self._handshake.on_method(self._decode(method, payload))
+        elif method.number == _UPDATE_SECRET:
+            self.write(encode("connection.update-secret-ok", 0))
+        else:
+            raise AmqpError(504, "unexpected method in connection state running")
+
+    def _on_channel(self, number: int, method: Method, payload: bytes) -> None:
+        channel = self.channels.get(number)
+        if channel is None:
+            self._open_channel(number, method)
+        elif method.number == _CHANNEL_CLOSE_OK and channel.is_closing:
+            del self.channels[number]
+        elif method.number == _CHANNEL_CLOSE:
+            if channel.is_closing:
+                self.write(encode("channel.close-ok", number))  # both closed at once
+            else:
+                self._forget_channel(channel)
+                channel.close()
+        elif method.number == _CHANNEL_OPEN and not channel.is_closing:
+            raise AmqpError(504, "second 'channel.open' seen")
+        elif not channel.is_closing:
+            try:
+                channel.on_method(self._decode(method, payload))
+            except AmqpError as error:
+                self._end_channel(number, error)
+            except LanewayError as error:
+                self._end_channel(number, amqp_error(error))
+
+    @staticmethod
+    def _decode(method: Method, payload: bytes) -> Any:
+        try:
+            return method.decode(payload)
+        except Malformed:
+            octets = ",".join(map(str, payload[4:]))
+            raise AmqpError(501, f"cannot decode <<{octets}>>") from None
+
+    # --- channels
+
+    def _open_channel(self, number: int, method: Method) -> None:
+        if self._handshake is None or self._handshake.state != "running" or method.number != _CHANNEL_OPEN:
+            raise AmqpError(504, "expected 'channel.open'")
+        if len(self.channels) >= self.channel_max:
+            count = len(self.channels)
+            raise AmqpError(
+                530,
+                f"number of channels opened ({count}) has reached the negotiated channel_max ({self.channel_max})",
+                method=0,
+            )
+        channel = self.channels[number] = Channel(self, number)
+        channel.outbox.send(encode("channel.open-ok", number, b""))
+
+    def _forget_channel(self, channel: Channel) -> None:
+        del self.channels[channel.number]
+        self._incoming.forget(channel.number)
+
+    def _end_channel(self, number: int, error: AmqpError) -> None:
+        """The channel made a mistake: it is told, and ignored until it confirms that it ended."""
+        if error.ends_connection:
+            raise error
+        self._incoming.forget(number)
+        method = self._method if error.method is None else error.method
+        text = error.text
+        log.info("channel %d of %s ends: %s", number, self._who(), text)
+        self.channels[number].fail(encode("channel.close", number, error.code, text, method >> 16, method & 0xFFFF))
+
+    # --- writing
+
+    def write(self, data: bytes) -> None:
+        if self.is_gone:
+            return
+        self._out.append(data)
+        if not self._is_flush_planned:
+            self._is_flush_planned = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flush_planned = False
+        if self._out and not self.is_gone and not self._transport.is_closing():
+            out, self._out = self._out, []
+            self._quiet_out = 0
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(call)
+
+    # --- the beginning, as the handshake sees it
+
+    def peer_name(self) -> str | None:
+        return common_name(self._transport.get_extra_info("ssl_object"))
+
+    def set_frame_bytes(self, count: int) -> None:
+        self.frame_bytes = self._incoming.frame_bytes = count
+
+    def opened(self) -> None:
+        self.write(encode("connection.open-ok", 0, ""))
+        if self.shared.is_blocked:
+            self.tell_blocked()
+
+    def tell_blocked(self) -> None:
+        """The disk is full, or no longer: said to clients that want to know."""
+        if self._is_running() and self.client_capabilities.get("connection.blocked") is True:
+            blocked = self.shared.is_blocked
+            self.write(encode("connection.blocked", 0, "low on disk") if blocked else encode("connection.unblocked", 0))
+
+    def _is_running(self) -> bool:
+        return self._handshake is not None and self._handshake.state == "running" and not self._is_closing
+
+    def _who(self) -> str:
+        return self.account.name if self.account is not None else "a client"
+
+    # --- the end
+
+    def end(self, error: AmqpError) -> None:
+        """The client made a mistake that no channel can carry alone, or the server stops."""
+        if self._is_closing or self.is_gone:
+            return
+        method = self._method if error.method is None else error.method
+        if error.code in (501, 505) and error.method is None and "cannot decode" not in error.explanation:
+            method = 0  # frames have no method
+        log.info("the connection of %s ends: %s", self._who(), error.text)
+        self._end_channels()
+        self._is_closing = True
+        self._age = 0
+        self.write(encode("connection.close", 0, error.code, error.text, method >> 16, method & 0xFFFF))
+
+    def abort_soon(self) -> None:
+        self._is_closing = True
+        self._transport.close()
+
+    def _close_ok(self) -> None:
+        """The client ends it. It is left to close the socket as well: some are still sending what they had in hand,
+        and would take an early end for a failure."""
+        self.write(encode("connection.close-ok", 0))
+        self._is_closing = self._is_lingering = True
+        self._age = 0
+
+    def _end_channels(self) -> None:
+        self._end_read()
+        for channel in list(self.channels.values()):
+            channel.end()
+        self.channels.clear()
+        for name in self.exclusive_queues:
+            self._delete_exclusive(name)
+        self.exclusive_queues.clear()
+
+    def _delete_exclusive(self, name: str) -> None:
+        try:
+            self.shared.broker.sessions.delete_queue(self.vhost, name)
+        except LanewayError as trouble:  # it may be gone; it does not outlive the next start either
+            log.debug("exclusive queue %r is not deleted: %s", name, trouble)
+
+    def stop(self) -> None:
+        """The server stops."""
+        if self._is_running():
+            self.end(AmqpError(320, "broker forced connection closure with reason 'shutdown'", method=0))
+        else:
+            self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def sweep(self, sweeps_a_second: float) -> None:
+        """Called for every connection at every tick of the server."""
+        limits = self.shared.limits
+        self._quiet_in += 1
+        self._quiet_out += 1
+        self._age += 1
+        if self._is_closing:
+            if self._age > (limits.linger_ms if self._is_lingering else limits.closing_ms) / 1000 * sweeps_a_second:
+                self._transport.close() if self._is_lingering else self._transport.abort()
+        elif not self._is_running():
+            if self._age > limits.handshake_ms / 1000 * sweeps_a_second:
+                self._transport.abort()
+        elif self.is_writing_paused:
+            self._stuck += 1
+            if self._stuck > limits.send_timeout_ms / 1000 * sweeps_a_second:
+                self._transport.abort()
+        elif self.heartbeat_s:
+            self._beat(self.heartbeat_s * sweeps_a_second)
+
+    def _beat(self, interval: float) -> None:
+        if self._quiet_in > 2 * interval and not self._holds:
+            log.info("missed heartbeats from %s, timeout: %d s", self._who(), self.heartbeat_s)
+            self._transport.abort()
+        elif self._quiet_out >= interval / 2:
+            self.write(HEARTBEAT_FRAME)

@@ -1,0 +1,57 @@
+"""The history of a dead letter as AMQP clients read it: x-death and x-first-death-*, made when it is delivered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from laneway.broker.values import Properties
+from laneway.frontends.amqp import properties
+from laneway.frontends.amqp.spec import encode_short_text
+from laneway.frontends.amqp.tables import Long, Timestamp
+
+#: Laneway's reasons in RabbitMQ's words.
+REASONS = {"max_receives": "delivery_limit", "overflow": "maxlen", "expired": "expired", "rejected": "rejected"}
+
+
+def with_history(story: Any, p: Properties, where: bytes, raw: bytes) -> tuple[bytes, bytes]:
+    """(exchange and routing key, property list) of a message that died or moved, from those it was published with."""
+    if not hasattr(story, "exchange"):
+        return where, raw
+    if story.exchange is not None:
+        key = p.routing_key if story.routing_key is None else story.routing_key
+        where = encode_short_text(story.exchange) + encode_short_text(key)
+    if not story.deaths:
+        return where, raw
+    expiration = p.extra.get("expiration", "")
+    if expiration:
+        raw = properties.change(raw, {"expiration": None})  # it has had its effect, and must not have it again
+    return where, properties.change_headers(raw, (), _headers(story.deaths, p, expiration))
+
+
+def _headers(deaths: tuple[Any, ...], p: Properties, expiration: str) -> dict[str, Any]:
+    first = next((death for death in deaths if death.is_first), deaths[0])
+    return {
+        "x-death": [_entry(death, p, expiration if death is first else "") for death in reversed(deaths)],
+        "x-first-death-exchange": p.exchange if first.exchange is None else first.exchange,
+        "x-first-death-queue": first.queue,
+        "x-first-death-reason": REASONS.get(first.reason, first.reason),
+    }
+
+
+def _entry(death: Any, p: Properties, expiration: str) -> dict[str, Any]:
+    entry = {
+        "count": Long(death.count),
+        "reason": REASONS.get(death.reason, death.reason),
+        "queue": death.queue,
+        "time": Timestamp((death.first_at_ms or death.at_ms) // 1000),
+        "exchange": p.exchange if death.exchange is None else death.exchange,
+        "routing-keys": list(_routing_keys(p) if death.routing_keys is None else death.routing_keys),
+    }
+    if expiration:
+        entry["original-expiration"] = expiration
+    return entry
+
+
+def _routing_keys(p: Properties) -> list[str]:
+    copies = p.attributes.get("CC")
+    return [p.routing_key, *(copies if isinstance(copies, list) else [])]

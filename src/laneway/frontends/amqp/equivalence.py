@@ -1,0 +1,47 @@
+"""Whether what is declared again agrees with what is there, and how RabbitMQ says that it does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from laneway.frontends.amqp.errors import precondition_failed
+from laneway.frontends.amqp.spec import Arguments
+from laneway.frontends.amqp.tables import table_types
+
+
+def check_field(where: str, name: str, received: Any, current: Any) -> None:
+    if received != current:
+        raise precondition_failed(
+            f"inequivalent arg '{name}' for {where}: received '{_shown(received)}' but current is '{_shown(current)}'"
+        )
+
+
+def check_argument(where: str, name: str, a: Arguments, current: dict[str, Any]) -> None:
+    received = a.arguments.get(name)
+    kept = current.get(name)
+    if (name in a.arguments) == (name in current):
+        if received == kept and isinstance(received, str | bool) == isinstance(kept, str | bool):
+            return
+        if isinstance(received, str) == isinstance(kept, str):
+            check_field(where, name, received, kept)
+            return
+        shown = f"received '{_shown(received)}' but current is '{_shown(kept)}'"
+    elif name in a.arguments:
+        kind = table_types(a.raw, a.table_at)[name]
+        shown = f"received the value '{_shown(received)}' of type '{kind}' but current is none"
+    else:
+        shown = f"received none but current is the value '{_shown(kept)}' of type '{_type_of(kept)}'"
+    raise precondition_failed(f"inequivalent arg '{name}' for {where}: {shown}")
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _type_of(value: Any) -> str:
+    """Of a kept argument, whose type on the wire is not kept: that which most clients write it as."""
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int):
+        return "signedint" if -(1 << 31) <= value < 1 << 31 else "long"
+    return {str: "longstr", float: "double", list: "array", dict: "table"}.get(type(value), "void")

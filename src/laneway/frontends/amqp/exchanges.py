@@ -1,0 +1,171 @@
+"""exchange.declare, delete, bind, unbind. Whether a declaration agrees with what is there is decided here, in
+RabbitMQ's words; everything else is the broker's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from laneway.broker.exchanges import Binding, ExchangeSettings
+from laneway.errors import ExchangeInUse, ExchangeNotFound, InvalidInput, QueueNotFound
+from laneway.frontends.amqp.equivalence import check_argument, check_field
+from laneway.frontends.amqp.errors import AmqpError, access_refused, not_found, precondition_failed, resource
+from laneway.frontends.amqp.spec import Arguments
+from laneway.frontends.amqp.tables import table_types
+
+if TYPE_CHECKING:
+    from laneway.frontends.amqp.channel import Channel
+
+DELAYED = "x-delayed-message"
+_TYPES = ("direct", "topic", "fanout", "headers")
+
+
+def declare(ch: Channel, a: Arguments) -> None:
+    _check_not_default(a.exchange)
+    info = ch.broker.exchanges.info(ch.vhost, a.exchange)
+    if a.passive:
+        if info is None:
+            raise not_found("exchange", a.exchange, ch.vhost)
+        if not a.nowait:
+            ch.send("exchange.declare-ok")
+        return
+    settings = _settings(ch, a)
+    ch.check_access("exchange", a.exchange, "configure")
+    if info is not None:
+        _check_equivalent(ch, a, info.settings, settings)
+    else:
+        if a.exchange.startswith("amq."):
+            raise access_refused(f"exchange name '{a.exchange}' contains reserved prefix 'amq.*'")
+        if settings.alternate_exchange is not None:
+            ch.check_access("exchange", a.exchange, "read")
+            ch.check_access("exchange", settings.alternate_exchange, "write")
+        ch.broker.exchanges.declare(ch.vhost, a.exchange, settings)
+    if not a.nowait:
+        ch.send_when_durable("exchange.declare-ok")
+
+
+def _settings(ch: Channel, a: Arguments) -> ExchangeSettings:
+    kind, delayed = a.type, False
+    if kind == DELAYED:
+        kind, delayed = a.arguments.get("x-delayed-type"), True
+        if kind not in _TYPES:
+            raise precondition_failed("Invalid argument, 'x-delayed-type' must be an existing exchange type")
+    if kind not in _TYPES:
+        raise AmqpError(503, f"unknown exchange type '{a.type}'")
+    alternate = a.arguments.get("alternate-exchange")
+    if alternate is not None and not isinstance(alternate, str):
+        found = table_types(a.raw, a.table_at)["alternate-exchange"]
+        where = resource("exchange", a.exchange, ch.vhost)
+        raise precondition_failed(f"invalid type '{found}' for arg 'alternate-exchange' in {where}")
+    return ExchangeSettings(
+        type=kind,
+        durable=a.durable,
+        auto_delete=a.auto_delete,
+        internal=a.internal,
+        alternate_exchange=alternate,
+        delayed=delayed,
+        arguments=a.arguments,
+    )
+
+
+def _check_equivalent(ch: Channel, a: Arguments, current: ExchangeSettings, given: ExchangeSettings) -> None:
+    where = resource("exchange", a.exchange, ch.vhost)
+    check_field(where, "type", a.type, DELAYED if current.delayed else current.type)
+    for field in ("durable", "auto_delete", "internal"):
+        check_field(where, field, getattr(given, field), getattr(current, field))
+    kept: dict[str, Any] = dict(current.arguments)
+    if current.alternate_exchange is not None:
+        kept["alternate-exchange"] = current.alternate_exchange
+    check_argument(where, "alternate-exchange", a, kept)
+    if current.delayed:
+        check_argument(where, "x-delayed-type", a, kept)
+
+
+def delete(ch: Channel, a: Arguments) -> None:
+    _check_not_default(a.exchange)
+    where = resource("exchange", a.exchange, ch.vhost)
+    ch.check_access("exchange", a.exchange, "configure")
+    if a.exchange.startswith("amq."):
+        raise access_refused(f"deletion of system {where} not allowed")
+    try:
+        ch.broker.exchanges.delete(ch.vhost, a.exchange, if_unused=a.if_unused)
+    except ExchangeNotFound:
+        pass  # what is wished for is so already
+    except ExchangeInUse:
+        raise precondition_failed(f"{where} in use") from None
+    if not a.nowait:
+        ch.send_when_durable("exchange.delete-ok")
+
+
+def _check_not_default(name: str) -> None:
+    if not name:
+        raise access_refused("operation not permitted on the default exchange")
+
+
+# --- bindings, of queues too
+
+_Change = Callable[[str, Binding], bool]
+
+
+def change_binding(ch: Channel, change: _Change, kind: str, name: str, source: str, a: Arguments) -> None:
+    if kind == "exchange":
+        _check_not_default(name)
+    _check_not_default(source)
+    ch.check_access(kind, name, "write")
+    ch.check_access("exchange", source, "read")
+    binding = Binding(source, kind, name, a.routing_key, a.arguments)  # type: ignore[arg-type]
+    try:
+        change(ch.vhost, binding)
+    except QueueNotFound:
+        raise not_found("queue", name, ch.vhost) from None
+    except ExchangeNotFound:
+        missing = source if ch.broker.exchanges.info(ch.vhost, source) is None else name
+        raise not_found("exchange", missing, ch.vhost) from None
+
+
+def bind_or_complain(ch: Channel, kind: str, name: str, source: str, a: Arguments) -> None:
+    try:
+        change_binding(ch, ch.broker.exchanges.bind, kind, name, source, a)
+    except InvalidInput as wrong:
+        raise _invalid_match(a) or wrong from None
+
+
+def _invalid_match(a: Arguments) -> AmqpError | None:
+    match = a.arguments.get("x-match")
+    if isinstance(match, str):
+        return precondition_failed(
+            f'Invalid x-match field value <<"{match}">>; expected all, any, all-with-x, or any-with-x'
+        )
+    if match is not None:
+        kind = table_types(a.raw, a.table_at)["x-match"]
+        return precondition_failed(f"Invalid x-match field type {kind} (value {match}); expected longstr")
+    return None
+
+
+def unbind_or_ignore(ch: Channel, kind: str, name: str, source: str, a: Arguments) -> None:
+    """What is not bound, or not even there, is unbound already."""
+    try:
+        change_binding(ch, ch.broker.exchanges.unbind, kind, name, source, a)
+    except AmqpError as error:
+        if error.code != 404:
+            raise
+
+
+def bind(ch: Channel, a: Arguments) -> None:
+    bind_or_complain(ch, "exchange", a.destination, a.source, a)
+    if not a.nowait:
+        ch.send_when_durable("exchange.bind-ok")
+
+
+def unbind(ch: Channel, a: Arguments) -> None:
+    unbind_or_ignore(ch, "exchange", a.destination, a.source, a)
+    if not a.nowait:
+        ch.send_when_durable("exchange.unbind-ok")
+
+
+HANDLERS = {
+    "exchange.declare": declare,
+    "exchange.delete": delete,
+    "exchange.bind": bind,
+    "exchange.unbind": unbind,
+}

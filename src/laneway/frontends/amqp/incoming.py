@@ -1,0 +1,165 @@
+"""From the bytes of a connection to commands: cuts frames, joins the frames of a published message.
+
+What comes out is handed to the connection at once, one command after the other. While it is held (a password is being
+checked, the disk is full) nothing more is read; what came already waits here.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Protocol
+
+from laneway.frontends.amqp.errors import AmqpError
+from laneway.frontends.amqp.spec import BODY, FRAME_END, FRAME_OVERHEAD_BYTES, HEADER, HEARTBEAT, METHOD, METHODS
+
+PUBLISH = 60 << 16 | 40
+#: Methods that are followed by content; only the first is for a client to send.
+_WITH_CONTENT = (PUBLISH, 60 << 16 | 50, 60 << 16 | 60, 60 << 16 | 71)
+_CONTENT_HEAD_BYTES = 14  # class, weight, body size, and the first flags of the properties
+
+_FRAME = struct.Struct(">BHI")
+_U32 = struct.Struct(">I")
+_CONTENT = struct.Struct(">HHQ")
+
+
+class Sink(Protocol):
+    def takes(self, channel: int, method: int) -> bool:
+        """Whether content is wanted on this channel: it may be closing. Raises if it was never opened."""
+
+    def on_method(self, channel: int, number: int, payload: bytes) -> None: ...
+
+    def on_content_size(self, channel: int, size: int) -> None:
+        """Raises if that is too much."""
+
+    def on_publish(self, channel: int, method: bytes, properties: bytes, body: bytes) -> None: ...
+
+
+class _Content:
+    """A message that is not all here."""
+
+    __slots__ = ("body", "method", "missing", "properties")
+
+    def __init__(self, method: bytes) -> None:
+        self.method = method
+        self.properties: bytes | None = None  # None: its header did not come yet
+        self.body: list[bytes] = []
+        self.missing = 0
+
+    @property
+    def number(self) -> int:
+        return int(_U32.unpack_from(self.method)[0])
+
+
+class Incoming:
+    def __init__(self, sink: Sink, frame_bytes: int) -> None:
+        self._sink = sink
+        self.frame_bytes = frame_bytes
+        self.is_held = False
+        self._rest = b""
+        self._contents: dict[int, _Content] = {}
+
+    def feed(self, data: bytes) -> None:
+        """Raises AmqpError for what ends the connection."""
+        if self._rest:
+            data = self._rest + data
+        at, size = 0, len(data)
+        most = self.frame_bytes - FRAME_OVERHEAD_BYTES
+        try:
+            while not self.is_held and size - at >= 7:
+                kind, channel, length = _FRAME.unpack_from(data, at)
+                if length > most:
+                    raise _frame_error(kind, b"", f"{{frame_too_large,{length},{most}}}")
+                end = at + 7 + length
+                if end >= size:
+                    break
+                payload = data[at + 7 : end]
+                if data[end] != FRAME_END:
+                    raise _frame_error(kind, payload, f"{{invalid_frame_end_marker,{data[end]}}}")
+                at = end + 1
+                self._frame(kind, channel, payload)
+        finally:
+            self._rest = data[at:] if at else data
+
+    def forget(self, channel: int) -> None:
+        """The channel ended: what it began to publish is not published."""
+        self._contents.pop(channel, None)
+
+    def _frame(self, kind: int, channel: int, payload: bytes) -> None:
+        if kind == METHOD and len(payload) >= 4:
+            self._method(channel, payload)
+        elif kind in (HEADER, BODY) and channel:
+            content = self._contents.get(channel)
+            if content is not None:
+                self._part(kind, channel, content, payload)
+            elif self._sink.takes(channel, 0):
+                raise AmqpError(505, "expected method frame, got non method frame instead")
+        elif kind in (METHOD, HEADER, BODY):
+            raise AmqpError(505, _shown(kind, payload))
+        elif kind != HEARTBEAT:
+            raise _frame_error(kind, payload, "unknown_frame")
+
+    def _method(self, channel: int, payload: bytes) -> None:
+        content = self._contents.get(channel)
+        if content is not None:
+            raise _out_of_place(content)
+        number = _U32.unpack_from(payload)[0]
+        if number in _WITH_CONTENT and channel:
+            if self._sink.takes(channel, number):
+                self._contents[channel] = _Content(payload)
+        else:
+            self._sink.on_method(channel, number, payload)
+
+    def _part(self, kind: int, channel: int, content: _Content, payload: bytes) -> None:
+        if kind == HEADER and content.properties is None:
+            self._header(channel, content, payload)
+        elif kind == BODY and content.properties is not None:
+            content.missing -= len(payload)
+            if content.missing < 0:
+                raise _frame_error(kind, payload, "{body_too_large," + str(-content.missing) + "}")
+            content.body.append(payload)
+        else:
+            raise _out_of_place(content)
+        if content.missing == 0 and content.properties is not None:
+            self._complete(channel, content)
+
+    def _header(self, channel: int, content: _Content, payload: bytes) -> None:
+        if len(payload) < _CONTENT_HEAD_BYTES:
+            raise _frame_error(HEADER, payload, "unknown_frame")
+        class_id, weight, content.missing = _CONTENT.unpack_from(payload)
+        if class_id != 60 or weight:
+            explanation = f"expected content header for class 60, got one for class {class_id} instead"
+            raise AmqpError(505, explanation, method=content.number)
+        content.properties = payload[12:]
+        self._sink.on_content_size(channel, content.missing)
+
+    def _complete(self, channel: int, content: _Content) -> None:
+        # The channel may have been closed by what its size said.
+        if self._contents.pop(channel, None) is content:
+            body = content.body[0] if len(content.body) == 1 else b"".join(content.body)
+            assert content.properties is not None
+            if content.number == PUBLISH:
+                self._sink.on_publish(channel, content.method, content.properties, body)
+            else:
+                self._sink.on_method(channel, content.number, content.method)
+
+
+def _out_of_place(content: _Content) -> AmqpError:
+    part = "content body, got non content body"
+    if content.properties is None:
+        part = f"content header for class {content.number >> 16}, got non content header"
+    return AmqpError(505, f"expected {part} frame instead", method=content.number)
+
+
+def _frame_error(kind: int, payload: bytes, reason: str) -> AmqpError:
+    return AmqpError(501, f"{_shown(kind, payload)}: {reason}")
+
+
+def _shown(kind: int, payload: bytes) -> str:
+    """A frame as RabbitMQ writes it into its errors."""
+    count = "all" if len(payload) <= 16 else "first 16"
+    octets = ",".join(map(str, payload[:16]))
+    return f"type {kind}, {count} octets = <<{octets}>>"
+
+
+def is_known(number: int) -> bool:
+    return number in METHODS

@@ -1,0 +1,60 @@
+"""What a channel sends, in the order in which its causes came: a reply that waits for the disk holds back what follows.
+
+Confirms do not go through here: they tell of publishes, which have no place among replies.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+
+class Slot:
+    """A place in the order, for what is not known or not allowed to leave yet."""
+
+    __slots__ = ("_outbox", "data")
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self.data: bytes | None = None
+
+    def fill(self, data: bytes) -> None:
+        self.data = data
+        self._outbox.flush()
+
+
+class Outbox:
+    __slots__ = ("_waiting", "_write")
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        self._write = write
+        self._waiting: deque[Slot | bytes] = deque()
+
+    def send(self, data: bytes) -> None:
+        if self._waiting:
+            self._waiting.append(data)
+        else:
+            self._write(data)
+
+    def hold(self) -> Slot:
+        slot = Slot(self)
+        self._waiting.append(slot)
+        return slot
+
+    def flush(self) -> None:
+        waiting = self._waiting
+        while waiting:
+            first = waiting[0]
+            data = first.data if isinstance(first, Slot) else first
+            if data is None:
+                return
+            waiting.popleft()
+            self._write(data)
+
+    def clear(self) -> None:
+        self._waiting.clear()
+        self._write = _drop
+
+
+def _drop(data: bytes) -> None:
+    """The channel is gone; so is whom this was for."""

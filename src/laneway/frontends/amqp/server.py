@@ -1,0 +1,98 @@
+"""The AMQP server: listens, counts the time of all connections, notices a full disk, stops in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import ssl
+
+from laneway.access import Access
+from laneway.broker.broker import Broker
+from laneway.frontends.amqp.connection import Connection
+from laneway.frontends.amqp.limits import AmqpLimits
+from laneway.frontends.amqp.shared import Shared
+
+_BACKLOG = 4096
+_SWEEP_MS = 250
+
+
+class AmqpServer:
+    def __init__(self, broker: Broker, access: Access, limits: AmqpLimits | None = None) -> None:
+        self._broker = broker
+        self.shared = Shared(broker, access, limits or AmqpLimits(), lambda: secrets.token_urlsafe(16))
+        self.shared.on_connection = self._sweep_later
+        self._servers: list[asyncio.Server] = []
+        self._sweep_timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def connection_count(self) -> int:
+        return len(self.shared.connections)
+
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> tuple[str, int]:
+        """Listen on all addresses of this name; the first that was bound (port 0 takes a free one)."""
+        self._loop = asyncio.get_running_loop()
+        hosts = ["127.0.0.1", "::1"] if host == "localhost" else [host]
+        first: tuple[str, int] | None = None
+        for each in hosts:
+            try:
+                server = await self._loop.create_server(
+                    lambda: Connection(self.shared),
+                    each,
+                    first[1] if first is not None else port,
+                    backlog=_BACKLOG,
+                    reuse_address=True,
+                    ssl=tls,
+                )
+            except OSError:
+                if first is None:
+                    raise
+                continue  # a machine without the other address family
+            self._servers.append(server)
+            if first is None:
+                bound = server.sockets[0].getsockname()
+                first = (bound[0], bound[1])
+        assert first is not None
+        return first
+
+    async def stop(self, grace_ms: int) -> None:
+        """Accept no more, tell everybody that this is the end, cut off who has not gone after the grace."""
+        shared = self.shared
+        shared.is_stopping = True
+        for server in self._servers:
+            server.close()
+        all_gone = asyncio.get_running_loop().create_future()
+        shared.on_empty = lambda: None if all_gone.done() else all_gone.set_result(None)
+        for connection in list(shared.connections):
+            connection.stop()
+        if shared.connections:
+            await asyncio.wait([all_gone], timeout=grace_ms / 1000)
+        for connection in list(shared.connections):
+            connection.abort()
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+        for server in self._servers:
+            await server.wait_closed()
+
+    # One timer for all connections, and none while there are none.
+
+    def _sweep_later(self) -> None:
+        if self._sweep_timer is None and self._loop is not None:
+            self._sweep_timer = self._loop.call_later(_SWEEP_MS / 1000, self._sweep)
+
+    def _sweep(self) -> None:
+        self._sweep_timer = None
+        self._look_at_disk()
+        for connection in list(self.shared.connections):
+            connection.sweep(1000 / _SWEEP_MS)
+        if self.shared.connections:
+            self._sweep_later()
+
+    def _look_at_disk(self) -> None:
+        is_blocked = self._broker.health()["state"] == "disk_full"
+        if is_blocked != self.shared.is_blocked:
+            self.shared.is_blocked = is_blocked
+            for connection in list(self.shared.connections):
+                connection.tell_blocked()
+                if not is_blocked:
+                    connection.unblock()

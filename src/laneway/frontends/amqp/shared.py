@@ -1,0 +1,65 @@
+"""What all connections of one server have in common."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from laneway.access import Access
+from laneway.broker.broker import Broker
+from laneway.frontends.amqp.delivering import Faces
+from laneway.frontends.amqp.limits import AmqpLimits
+from laneway.frontends.amqp.publishing import Plans
+
+if TYPE_CHECKING:
+    from laneway.frontends.amqp.channel import Channel
+    from laneway.frontends.amqp.connection import Connection
+
+#: Some libraries choose their behaviour by product and version: kombu, and with it Celery, asks for a prefetch of the
+#: whole channel only if this says RabbitMQ, and would otherwise wait for a meaning that RabbitMQ never had.
+PRODUCT, VERSION = "RabbitMQ", "4.0.0"
+
+
+class Shared:
+    def __init__(self, broker: Broker, access: Access, limits: AmqpLimits, random_name: Callable[[], str]) -> None:
+        self.broker = broker
+        self.access = access
+        self.limits = limits
+        self.random_name = random_name  # for queues, consumers and replies that nobody named
+        self.connections: set[Connection] = set()
+        self.plans = Plans(limits.remembered_shapes)
+        self.faces = Faces(limits.remembered_shapes)
+        self.reply_channels: dict[str, Channel] = {}  # by the name their replies are published to
+        self.is_stopping = False
+        self.is_blocked = False  # the disk is full: publishers wait
+        self.on_connection: Callable[[], None] = lambda: None
+        self.on_empty: Callable[[], None] = lambda: None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def server_properties(self) -> dict[str, Any]:
+        return {
+            "capabilities": {
+                "publisher_confirms": True,
+                "exchange_exchange_bindings": True,
+                "basic.nack": True,
+                "consumer_cancel_notify": True,
+                "connection.blocked": True,
+                "consumer_priorities": True,
+                "authentication_failure_close": True,
+                "per_consumer_qos": True,
+                "direct_reply_to": True,
+            },
+            "cluster_name": "laneway",
+            "copyright": "",
+            "information": f"Laneway {version('laneway')}, which speaks AMQP 0-9-1 as RabbitMQ does",
+            "platform": f"Laneway {version('laneway')}",
+            "product": PRODUCT,
+            "version": VERSION,
+        }

@@ -1,0 +1,106 @@
+"""tx.select, commit, rollback. What a transaction publishes and settles is kept until it is committed; then all of it
+is staged without letting anything else in between, so that it is one commit of the journal: all survives, or none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from laneway.errors import LanewayError
+from laneway.frontends.amqp import publishing
+from laneway.frontends.amqp.errors import AmqpError, precondition_failed
+from laneway.frontends.amqp.spec import Arguments
+from laneway.frontends.amqp.unacked import Taken
+
+if TYPE_CHECKING:
+    from laneway.frontends.amqp.channel import Channel
+
+
+class Transaction:
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._publishes: list[tuple[publishing.Plan, bytes]] = []
+        self._settlements: list[tuple[str, list[Taken]]] = []
+        self._bytes = 0
+
+    def add_publish(self, plan: publishing.Plan, body: bytes) -> None:
+        self._bytes += len(body)
+        self._publishes.append((plan, body))
+        self._check_size()
+
+    def add_settlement(self, action: str, taken: list[Taken]) -> None:
+        self._settlements.append((action, taken))
+        self._check_size()
+
+    def _check_size(self) -> None:
+        limits = self._channel.limits
+        count = len(self._publishes) + len(self._settlements)
+        if self._bytes > limits.transaction_bytes or count > limits.transaction_count:
+            raise AmqpError(
+                506,
+                f"a transaction has at most {limits.transaction_count} publishes and acknowledgements and "
+                f"{limits.transaction_bytes} bytes",
+            )
+
+    def commit(self) -> None:
+        ch = self._channel
+        publishes, self._publishes = self._publishes, []
+        settlements, self._settlements = self._settlements, []
+        self._bytes = 0
+        refusals: list[LanewayError] = []
+        for plan, body in publishes:
+            self._publish(plan, body, refusals)
+        for action, taken in settlements:
+            ch.settling.settle(taken, action)
+        if refusals:
+            raise precondition_failed("partial tx completion")
+
+    def _publish(self, plan: publishing.Plan, body: bytes, refusals: list[LanewayError]) -> None:
+        ch = self._channel
+        if not plan.queues:
+            if plan.mandatory:
+                publishing.give_back(ch, plan, body)
+            return
+
+        def done(refusal: LanewayError | None) -> None:
+            """Known by now, told when durable: nobody is left to hear it."""
+
+        try:
+            ch.broker.sessions.publish(plan.queues, publishing.draft_of(ch, plan, body), done)
+        except LanewayError as refusal:
+            refusals.append(refusal)
+
+    def restore(self) -> None:
+        """Forget what was to be published, and hold again what was to be settled."""
+        for _, taken in self._settlements:
+            for part in taken:
+                self._channel.unacked.restore(part)
+        self._publishes.clear()
+        self._settlements.clear()
+        self._bytes = 0
+
+
+def select(ch: Channel, a: Arguments) -> None:
+    if ch.confirms is not None:
+        raise precondition_failed("cannot switch from confirm to tx mode")
+    if ch.transaction is None:
+        ch.transaction = Transaction(ch)
+    ch.send("tx.select-ok")
+
+
+def commit(ch: Channel, a: Arguments) -> None:
+    _transaction(ch).commit()
+    ch.send_when_durable("tx.commit-ok")
+
+
+def rollback(ch: Channel, a: Arguments) -> None:
+    _transaction(ch).restore()
+    ch.send("tx.rollback-ok")
+
+
+def _transaction(ch: Channel) -> Transaction:
+    if ch.transaction is None:
+        raise precondition_failed("channel is not transactional")
+    return ch.transaction
+
+
+HANDLERS = {"tx.select": select, "tx.commit": commit, "tx.rollback": rollback}
