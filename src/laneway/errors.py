@@ -12,7 +12,7 @@ for people. `field` names the offending part of the input where there is one.
     │   └── ExchangeNotFound · BindingNotFound · VhostNotFound
     ├── Conflict
     │   ├── QueueExists         exists with other settings
-    │   ├── QueueInUse          another queue's dead letters go there
+    │   ├── QueueInUse          another queue's dead letters go there, or a connection has it for itself
     │   ├── ExchangeExists      exists with other settings
     │   ├── ExchangeInUse       has bindings
     │   ├── IdempotencyConflict same key, different body

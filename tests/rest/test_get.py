@@ -182,6 +182,43 @@ def test_arguments_are_no_setting_to_change(http: httpx.Client, queue: str) -> N
     assert error(http.patch(queue, json={"arguments": {}})) == (400, "invalid_input", "arguments")
 
 
+# --- queues with users
+
+
+def gone(http: httpx.Client, path: str) -> bool:
+    return http.get(path).status_code == 404
+
+
+def test_a_queue_that_nobody_uses_goes_when_it_was_told_to(http: httpx.Client) -> None:
+    http.put("/queues/%2F/brief", json={"arguments": {"x-expires": 50}})
+    wait_for(lambda: gone(http, "/queues/%2F/brief"), "the queue goes by itself")
+    assert http.put("/queues/unused").status_code == 201
+    assert http.patch("/queues/unused", json={"expires_seconds": 0.05}).status_code == 200
+    wait_for(lambda: gone(http, "/queues/unused"), "the queue goes by itself, told so later")
+
+
+def test_a_queue_that_somebody_waits_on_is_used(http: httpx.Client) -> None:
+    http.put("/queues/awaited", json={"expires_seconds": 0.05})
+    assert dequeue(http, "/queues/awaited", wait_seconds=0.5) == []
+    wait_for(lambda: gone(http, "/queues/awaited"), "the queue goes once nobody waits")
+
+
+def test_an_exclusive_queue_is_its_connections_alone(serving: Serving, http: httpx.Client) -> None:
+    from laneway.core.settings import QueueSettings
+
+    declare = serving.broker.sessions.declare_queue
+    serving.call(declare, "/", "mine", QueueSettings(exclusive=True), object())
+    for answer in (
+        http.get("/queues/mine/get"),
+        http.post("/queues/mine/dequeue"),
+        http.put("/queues/mine"),
+        http.patch("/queues/mine", json={"max_priority": 3}),
+    ):
+        assert error(answer) == (409, "queue_in_use", "queue_name")
+    assert http.get("/queues/mine").json()["exclusive"] is True
+    assert http.delete("/queues/mine").status_code == 204
+
+
 # --- properties
 
 

@@ -38,7 +38,7 @@ from laneway.core.message import Delivery, Draft, Glimpse, Receipt, Settlement, 
 from laneway.core.queue import RATED, TOTALS, Queue
 from laneway.core.settings import QueueSettings
 from laneway.core.table import SLAB_BITS, SLAB_MASK
-from laneway.errors import DiskFull, InvalidInput, LanewayError, Unavailable
+from laneway.errors import DiskFull, InvalidInput, LanewayError, QueueInUse, Unavailable
 
 log = logging.getLogger("laneway.broker")
 
@@ -291,6 +291,9 @@ class Broker:
                 f"a wait is from 0 to {MAX_WAIT_MS // 1000} seconds, not {wait_ms / 1000:g}", field="wait_ms"
             )
         commands.check_lease(lease_ms, consumer)
+        self._check_shared(source)
+        if source.settings.expires_ms is not None:
+            self.sessions.used(source)
         self._tick_if_due()
         if source.ready and source.number not in self._waiters:
             leased = self.lease_now(source, max_messages, lease_ms, consumer)
@@ -363,6 +366,10 @@ class Broker:
                 return
             waiter.cancel()
             self.hand_over(leased, waiter.done, self.engine.deliveries(leased))
+
+    def is_awaited(self, number: int) -> bool:
+        """Whether somebody waits for messages of this queue."""
+        return number in self._waiters
 
     def forget_waiter(self, waiter: Waiter) -> None:
         waiters = self._waiters.get(waiter.queue)
@@ -452,7 +459,9 @@ class Broker:
         self.check_writable()
         self.vhosts.check(vhost)
         self.run_gathered()
-        created = (vhost, name) not in self._state.by_name
+        known = self._state.by_name.get((vhost, name))
+        if known is not None:
+            self._check_shared(known)
         limit = self.limits.max_message_bytes
         if settings.max_message_bytes == QueueSettings().max_message_bytes > limit:
             settings = msgspec.structs.replace(settings, max_message_bytes=limit)  # a default, not a wish
@@ -467,11 +476,13 @@ class Broker:
                 max_message_bytes=limit,
             )
         )
-        if created:
+        queue = self.find_queue(vhost, name)
+        if known is None:
             insort(self._names, (vhost, name))
+        self.sessions.used(queue)
         self._set_timer()
         self.committer.touch_later()
-        return self._info(self.find_queue(vhost, name)), created
+        return self._info(queue), known is None
 
     async def change_queue(self, vhost: str, name: str, changes: dict[str, object]) -> QueueInfo:
         settings = commands.changed_settings(self.open_queue(vhost, name), changes)
@@ -647,6 +658,11 @@ class Broker:
     def _open_for_writing(self, vhost: str, name: str) -> Queue:
         self.check_writable()
         return commands.find_queue(self._state, vhost, name)
+
+    @staticmethod
+    def _check_shared(queue: Queue) -> None:
+        if queue.settings.exclusive:
+            raise QueueInUse(f"queue {queue.name!r} belongs to the connection that declared it alone", field="queue")
 
     def find_queue(self, vhost: str, name: str) -> Queue:
         return commands.find_queue(self._state, vhost, name)

@@ -216,7 +216,7 @@ class Sessions:
 
     def start(self) -> None:
         for queue in self._broker.engine.state.queues.values():
-            self._used(queue)
+            self.used(queue)
 
     def stop(self) -> None:
         for timer in self._expiries.values():
@@ -230,7 +230,7 @@ class Sessions:
             info = self._broker.put_queue_now(vhost, name, settings)[0]
             if owner is not None:
                 self._owners[self._broker.find_queue(vhost, name).number] = owner
-        self._used(self._broker.find_queue(vhost, name))
+        self.used(self._broker.find_queue(vhost, name))
         return info
 
     def number(self, vhost: str, name: str) -> int:
@@ -274,7 +274,7 @@ class Sessions:
             subscription.cancelled = True
             subscription.told(subscription)
 
-    def _used(self, queue: Queue) -> None:
+    def used(self, queue: Queue) -> None:
         """A queue that expires when nobody uses it was used, or has just lost its last consumer."""
         timer = self._expiries.pop(queue.number, None)
         if timer is not None:
@@ -287,10 +287,13 @@ class Sessions:
         queue = self._broker.engine.state.queues.get(number)
         if queue is None or number in self.audiences:
             return
+        if self._broker.is_awaited(number):
+            self.used(queue)
+            return
         try:
             self._broker.delete_queue_now(queue.vhost, queue.name)
         except LanewayError:  # not now: a full disk, or another queue's dead letters go there
-            self._used(queue)
+            self.used(queue)
 
     # Publishing
 
@@ -355,7 +358,7 @@ class Sessions:
             if limit is not None:
                 limit.subscriptions.append(subscription)
         audience.add(subscription)
-        self._used(queue)
+        self.used(queue)
         self._plan(queue.number)
         return subscription
 
@@ -374,7 +377,7 @@ class Sessions:
         if queue.settings.auto_delete:
             self._expire(queue.number)
         else:
-            self._used(queue)
+            self.used(queue)
 
     @staticmethod
     def _leave_credit(subscription: Subscription) -> None:
@@ -420,7 +423,7 @@ class Sessions:
     def get(self, vhost: str, name: str, done: Callable[[Batch | None], None], *, no_ack: bool = False) -> None:
         """The next message, None if there is none; told at once unless the message is not durable yet."""
         queue = self._broker.open_queue(vhost, name)
-        self._used(queue)
+        self.used(queue)
         leased = self._broker.lease_now(queue, 1, None, of_session=True) if queue.ready else None
         batches = self._batches(queue, leased) if leased is not None else []
         if leased is None or not batches:

@@ -49,7 +49,7 @@ class Bindings:
         plan = self._check_change(call)
         binding = self._asked(call, plan, "")
         is_new = self._broker.exchanges.bind(plan.vhost, binding)
-        await self._broker.committer.durable()
+        await self._broker.durable()
         return Reply(201 if is_new else 200, encode(_answer(binding)))
 
     async def unbind(self, call: Call) -> Reply:
@@ -63,7 +63,7 @@ class Bindings:
                 f"routing key {binding.routing_key!r} and these arguments",
                 field="routing_key",
             )
-        await self._broker.committer.durable()
+        await self._broker.durable()
         return Reply(204)
 
     def _check_change(self, call: Call) -> Plan:

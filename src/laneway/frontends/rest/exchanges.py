@@ -109,7 +109,7 @@ class Exchanges:
         exchanges = self._broker.exchanges
         is_new = exchanges.info(plan.vhost, exchange_of(plan.exchange)) is None
         info = exchanges.declare(plan.vhost, exchange_of(plan.exchange), settings)
-        await self._broker.committer.durable()
+        await self._broker.durable()
         return Reply(201 if is_new else 200, encode(self._answer(info)))
 
     async def get_exchange(self, call: Call) -> Reply:
@@ -125,7 +125,7 @@ class Exchanges:
         options: DeleteExchangeOptions = plan.options(DeleteExchangeOptions)
         name = exchange_of(plan.exchange)
         self._broker.exchanges.delete(plan.vhost, name, if_unused=bool(options.if_unused))
-        await self._broker.committer.durable()
+        await self._broker.durable()
         return Reply(204)
 
     async def list_exchanges(self, call: Call) -> Reply:

@@ -30,13 +30,13 @@ class VirtualHosts:
         self._access.check_role(call.account, OPERATOR)
         name: str = call.head.plan.vhost
         is_new = self._broker.vhosts.create(name)
-        await self._broker.committer.durable()
+        await self._broker.durable()
         return Reply(201 if is_new else 200, encode(self._answer(name)))
 
     async def delete_vhost(self, call: Call) -> Reply:
         self._access.check_role(call.account, OPERATOR)
         self._broker.vhosts.delete(call.head.plan.vhost)
-        await self._broker.committer.durable()
+        await self._broker.durable()
         return Reply(204)
 
     def _answer(self, name: str) -> VhostAnswer:
