@@ -148,7 +148,10 @@ def test_exchanges_and_bindings_from_creation_to_deletion(run: Run, queue: str) 
     reached = run("route", "orders", "a.b").stdout
     assert reached.splitlines()[1].split("  ")[0] == queue and "matches the pattern 'a.#'" in reached
     assert json.loads(run("route", "amq.headers", "-a", "size=3", "--json").stdout)["queues"] == [queue]
-    assert run("route", "orders", "c").stderr == "laneway: it would reach no queue\n"
+    assert run("route", "orders", "c").stderr == (
+        "laneway: it would reach no queue: none of the 2 bindings of exchange 'orders' matches and leads to a queue, "
+        "nor does its alternate exchange 'rest' lead anywhere\n"
+    )
 
     missing = run("binding", "delete", "orders", queue, "--routing-key", "a", code=1)
     assert "`laneway binding list` shows those there are" in missing.stderr

@@ -380,7 +380,16 @@ def test_the_tester_says_which_queues_and_why(http: httpx.Client, place: Place) 
         "a fanout exchange sends everything to everything bound to it",
     ]
     assert place.route("amq.default", "eu")["routes"][0]["hops"][0]["why"] == "the routing key is the name of the queue"
-    assert place.route("amq.direct", "k") == {"routed": False, "queues": [], "routes": []}
+    nowhere = place.route("amq.direct", "k")
+    assert nowhere == {
+        "routed": False,
+        "queues": [],
+        "routes": [],
+        "why_not": "exchange 'amq.direct' has no bindings",
+    }
+    assert place.route("amq.default", "k")["why_not"] == "there is no queue 'k'"
+    place.bind("amq.direct", "eu", "other")
+    assert "only binding of exchange 'amq.direct' does not match" in place.route("amq.direct", "k")["why_not"]
     assert http.get(f"/vhosts/{place.vhost}/queues/eu/stats").json()["totals"]["published"] == 0
     missing = http.post(f"/exchanges/{place.vhost}/none/route")
     assert error(missing)[:2] == (404, "exchange_not_found")

@@ -215,7 +215,8 @@ def route(session: Session, exchange: str, routing_key: str, attributes: tuple[t
         ]
         print_table(("queue", "from → to", "because"), rows)
     else:
-        click.echo("laneway: it would reach no queue", err=True)
+        why_not = answer.get("why_not") or "none that you may see"
+        click.echo(f"laneway: it would reach no queue: {why_not}", err=True)
 
 
 def _print_all(

@@ -281,11 +281,12 @@ class RouteAnswer(Answer):
 
 
 class RoutesAnswer(Answer):
-    """Which queues a message would reach, and the steps to each."""
+    """Which queues a message would reach, and the steps to each; if none, why not."""
 
     routed: bool
     queues: list[str]
     routes: list[RouteAnswer]
+    why_not: str = ""
 
 
 class RatesAnswer(Answer):

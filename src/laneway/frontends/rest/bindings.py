@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any, Literal
 
 import msgspec
@@ -24,6 +26,7 @@ from laneway.frontends.rest.words import exchange_of, name_of
 _LIST_PAGE = 100
 
 Kind = Literal["queue", "exchange"]
+_Key = tuple[str, str, str, str, bytes]
 
 
 class BindingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -106,27 +109,33 @@ class Bindings:
         found = self._broker.exchanges.bindings(
             plan.vhost, source=exchange_of(plan.exchange), destination=destination, kind=kind
         )
-        return self._page(call, found)
+        return self._page(plan, [found])
 
     async def list_all(self, call: Call) -> Reply:
-        """All of a virtual host, but for those that the default exchange implies."""
+        """All whose exchange the caller may see, but for those that the default exchange implies."""
         plan: Plan = call.head.plan
         self._broker.vhosts.check(plan.vhost)
-        return self._page(call, self._broker.exchanges.bindings(plan.vhost))
+        exchanges, may_see = self._broker.exchanges, self._access.may_see
+        after = _after(plan)
+        return self._page(
+            plan,
+            (
+                exchanges.bindings(plan.vhost, source=info.name)
+                for info in exchanges.list(plan.vhost)
+                if info.name and info.name >= after[0] and may_see(call.account, plan.vhost, info.name)
+            ),
+        )
 
-    def _page(self, call: Call, found: list[Binding]) -> Reply:
-        """Those whose exchange the caller may see, in an order that stays."""
-        plan: Plan = call.head.plan
+    def _page(self, plan: Plan, parts: Iterable[list[Binding]]) -> Reply:
+        """The next page of what comes in parts, each of one exchange; no more parts are taken than it needs."""
         options: PageOptions = plan.options(PageOptions)
-        limit = options.limit or _LIST_PAGE
-        after = None if options.cursor is UNSET else decode_cursor(options.cursor, tuple[str, str, str, str, bytes])
-        keyed = sorted(((_key(binding), binding) for binding in found), key=lambda pair: pair[0])
-        may_see = self._access.may_see
-        seen = [
-            (key, binding)
-            for key, binding in keyed
-            if (after is None or key > after) and may_see(call.account, plan.vhost, name_of(binding.source))
-        ]
+        limit, after = options.limit or _LIST_PAGE, _after(plan)
+        seen: list[tuple[_Key, Binding]] = []
+        for part in parts:
+            keyed = [(_key(binding), binding) for binding in part]
+            seen += sorted((pair for pair in keyed if pair[0] > after), key=itemgetter(0))
+            if len(seen) > limit:
+                break
         shown = seen[:limit]
         next_cursor = encode_cursor(shown[-1][0]) if len(seen) > limit else None
         return Reply(200, encode(BindingsAnswer([_answer(binding) for _, binding in shown], next_cursor)))
@@ -136,9 +145,18 @@ def _destination(plan: Plan) -> tuple[Kind, str]:
     return ("queue", plan.queue) if plan.queue else ("exchange", plan.part)
 
 
-def _key(binding: Binding) -> tuple[str, str, str, str, bytes]:
+def _after(plan: Plan) -> _Key:
+    """What the page before ended with."""
+    cursor = plan.options(PageOptions).cursor
+    after: _Key = ("", "", "", "", b"") if cursor is UNSET else decode_cursor(cursor, _Key)
+    return after
+
+
+def _key(binding: Binding) -> _Key:
+    """By what bindings are in order, and no two are the same."""
     b = binding
-    return b.source, b.destination, b.kind, b.routing_key, msgspec.msgpack.encode(b.arguments, order="deterministic")
+    arguments = msgspec.msgpack.encode(b.arguments, order="deterministic") if b.arguments else b""
+    return b.source, b.destination, b.kind, b.routing_key, arguments
 
 
 def _answer(binding: Binding) -> BindingAnswer:

@@ -202,15 +202,32 @@ class Exchanges:
         self._broker.vhosts.check(plan.vhost)
         asked: RouteRequest = read_body(call, self._decode_route, RouteRequest())
         headers = attribute_values(asked.attributes or {})
-        exchanges = self._broker.exchanges
-        found = exchanges.explain(plan.vhost, exchange_of(plan.exchange), asked.routing_key, headers)
+        exchange = exchange_of(plan.exchange)
+        found = self._broker.exchanges.explain(plan.vhost, exchange, asked.routing_key, headers)
         seen = [route for route in found if self._access.may_see(call.account, plan.vhost, route.queue)]
         answer = RoutesAnswer(
             bool(found),
             list(dict.fromkeys(route.queue for route in seen)),
             [self._route(plan.vhost, route, asked.routing_key) for route in seen],
+            "" if found else self._why_not(plan.vhost, exchange, asked.routing_key),
         )
         return Reply(200, encode(answer))
+
+    def _why_not(self, vhost: str, exchange: str, routing_key: str) -> str:
+        if not exchange:
+            return f"there is no queue {routing_key!r}"
+        info = self._broker.exchanges.info(vhost, exchange)
+        assert info is not None  # or it could not have been asked
+        count, alternate = info.binding_count, info.settings.alternate_exchange
+        if not count:
+            why = f"exchange {exchange!r} has no bindings"
+        elif count == 1:
+            why = f"the only binding of exchange {exchange!r} does not match, or leads nowhere"
+        else:
+            why = f"none of the {count} bindings of exchange {exchange!r} matches and leads to a queue"
+        if alternate is None:
+            return why
+        return f"{why}, nor does its alternate exchange {name_of(alternate)!r} lead anywhere"
 
     def _route(self, vhost: str, route: Way, routing_key: str) -> RouteAnswer:
         return RouteAnswer(route.queue, [self._hop(vhost, hop, routing_key) for hop in route.hops])

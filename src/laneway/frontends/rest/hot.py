@@ -61,6 +61,8 @@ def answers_anyway(callback: Callable[..., None]) -> Callable[..., None]:
     def guarded(self: object, call: Call, *rest: Any) -> None:
         try:
             callback(self, call, *rest)
+        except LanewayError as refusal:
+            call.refuse(refusal)
         except Exception:
             log.exception("the answer to %s %s could not be made", call.head.method, call.head.target)
             call.refuse(INTERNAL)
