@@ -10,13 +10,15 @@ then says what should have happened and did not (`what_is_overdue`).
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 
-from laneway.core import commands, state
+from laneway.core import commands
 from laneway.core.deadlines import coarse
 from laneway.core.settings import QueueSettings
+from laneway.core.stories import MAX_DEATHS
 
 SECOND_MS = 1_000
 
@@ -30,6 +32,22 @@ class ModelDraft:
     ttl_ms: int | None = None
     group: str = ""
     dedup_id: str = ""
+    routing_key: str = ""
+
+
+@dataclass
+class ModelDeath:
+    queue: str
+    reason: str
+    at_ms: int
+    receives: int
+    detail: str
+    count: int
+    first_at_ms: int
+    is_first: bool
+    exchange: str | None
+    routing_key: str | None
+    is_over: bool  # it was redriven since
 
 
 @dataclass(eq=False)
@@ -47,8 +65,12 @@ class ModelMessage:
     overdue: bool = False  # its time to live ended while it was leased
     receives: int = 0
     delivery: int = 0  # which delivery holds it
-    origin: ModelQueue | None = None  # where it died, if it is kept elsewhere
-    deaths: list[tuple[str, str, int, int, str]] = field(default_factory=list)
+    origin: ModelQueue | None = None  # where it first died, if it is kept elsewhere
+    deaths: list[ModelDeath] = field(default_factory=list)  # one for each queue and reason, the latest last
+    own_key: str = ""  # it was published with
+    exchange: str | None = None  # it came through as a dead letter
+    routing_key: str | None = None  # it was given then
+    is_ripening: bool = False  # its delay has ended, and the core may not know yet
 
 
 @dataclass(eq=False)
@@ -78,6 +100,10 @@ class Model:
         self.next_number = 1
         self.next_queue = 1
         self.next_delivery = 1
+        self.bound: set[str] = set()  # queues that amq.fanout leads to; the default exchange leads to any by its name
+        # While the core tells what it did: copies it made of what it has not moved yet, queues that may be too long.
+        self.copied_to: dict[int, list[str]] = {}
+        self.grown: list[ModelQueue] = []
 
     # Queues
 
@@ -91,12 +117,16 @@ class Model:
     def delete_queue(self, name: str) -> str | None:
         if any(q.settings.dead_letter_queue == name for q in self.queues.values()):
             return "queue_in_use"
+        self._remove_queue(name)
+        return None
+
+    def _remove_queue(self, name: str) -> None:
         queue = self.queues.pop(name)
+        self.bound.discard(name)
         self.messages = [m for m in self.messages if m.queue is not queue]
         for m in self.messages:
             if m.origin is queue:
                 m.origin = ModelQueue(queue.number, "gone", queue.settings)  # it is a dead letter still
-        return None
 
     def purge(self, name: str) -> int:
         queue = self.queues[name]
@@ -112,6 +142,7 @@ class Model:
         queue = self.queues[name]
         s = queue.settings
         results: list[tuple[int, bool] | str] = []
+        refused: list[tuple[ModelDraft, int]] = []
         for draft in drafts:
             priority = s.priority_when_unset if draft.priority is None else draft.priority
             if not 0 <= priority <= s.max_priority:
@@ -122,10 +153,11 @@ class Model:
                 results.append((known[0], True))
                 queue.totals["deduplicated"] += 1
                 continue
-            if s.overflow == "reject" and not self._has_room(queue, draft.size):
+            if s.overflow != "drop_oldest" and not self._has_room(queue, draft.size):
                 results.append("queue_full")
+                refused.append((draft, priority))
                 continue
-            message = ModelMessage(self.next_number, self.next_number, queue, priority, draft.size, draft.group, now_ms)
+            message = self._new(queue, draft, priority, now_ms)
             visible_ms = now_ms
             if draft.visible_at_ms is not None:
                 visible_ms = draft.visible_at_ms
@@ -143,7 +175,14 @@ class Model:
             results.append((message.number, False))
         results = self._number_by_priority(queue, [r for r in results if isinstance(r, tuple) and not r[1]], results)
         if s.overflow == "drop_oldest" and any(isinstance(r, tuple) and not r[1] for r in results):
-            self._shed(queue, now_ms)
+            self._push_out([queue], now_ms)
+        if refused and s.overflow == "reject_dead_letter" and (s.keep_dead or self._sends_letters_on(queue)):
+            dying = [self._new(queue, draft, priority, now_ms) for draft, priority in refused]
+            for m in dying:
+                m.number = m.record = self.next_number
+                self._add(m)
+            queue.totals["published"] += len(dying)
+            self.bury(dying, "overflow", "", now_ms)
         return results
 
     def _number_by_priority(
@@ -161,6 +200,13 @@ class Model:
         queue.dedup = {i: (new.get(number, number), at_ms) for i, (number, at_ms) in queue.dedup.items()}
         return [(new.get(r[0], r[0]), r[1]) if isinstance(r, tuple) else r for r in results]
 
+    def _new(self, queue: ModelQueue, draft: ModelDraft, priority: int, now_ms: int) -> ModelMessage:
+        number = self.next_number
+        return ModelMessage(number, number, queue, priority, draft.size, draft.group, now_ms, own_key=draft.routing_key)
+
+    def _sends_letters_on(self, queue: ModelQueue) -> bool:
+        return queue.settings.dead_letter_queue is not None or queue.settings.dead_letter_exchange is not None
+
     def _has_room(self, queue: ModelQueue, size: int) -> bool:
         s = queue.settings
         waiting = self._waiting(queue)
@@ -168,17 +214,30 @@ class Model:
             return False
         return s.max_bytes is None or sum(m.size for m in waiting) + size <= s.max_bytes
 
-    def _shed(self, queue: ModelQueue, now_ms: int) -> None:
-        """Push out the oldest of the lowest priority; delayed ones only when nothing else is left."""
+    def _excess(self, queue: ModelQueue) -> int:
+        """How many are to be pushed out next."""
         s = queue.settings
-        while True:
-            waiting = self._waiting(queue)
-            too_many = s.max_messages is not None and len(waiting) > s.max_messages
-            too_large = s.max_bytes is not None and sum(m.size for m in waiting) > s.max_bytes
-            if not (too_many or too_large):
-                return
-            first = min(waiting, key=lambda m: (m.state == "delayed", m.priority, m.number))
-            self.bury([first], "overflow", "", now_ms)
+        waiting = self._waiting(queue)
+        if s.overflow == "drop_oldest":
+            if s.max_messages is not None and len(waiting) > s.max_messages:
+                return len(waiting) - s.max_messages
+            if s.max_bytes is not None and sum(m.size for m in waiting) > s.max_bytes:
+                return 1
+        return 0
+
+    def _push_out(self, grown: list[ModelQueue], now_ms: int) -> None:
+        """The oldest of the lowest priority; delayed ones only when nothing else is left. What one queue pushes out may
+        make another too long."""
+        while grown:
+            excess = self._excess(grown[0])
+            if not excess:
+                del grown[0]
+                continue
+            waiting = self._waiting(grown[0])
+            ready = [m for m in waiting if m.state == "ready"]
+            lowest = min((m.priority for m in ready), default=0)
+            first = [m for m in ready if m.priority == lowest] or sorted(waiting, key=lambda m: m.priority)
+            self._bury(first[:excess], "overflow", "", now_ms, grown)
 
     # Leasing and settling
 
@@ -263,28 +322,91 @@ class Model:
     # Dead letters
 
     def bury(self, dying: list[ModelMessage], reason: str, detail: str, now_ms: int) -> None:
-        for m in dying:
-            queue = m.queue
-            target = self.queues.get(queue.settings.dead_letter_queue or "")
-            if target is not None and reason == "expired" and self._goes_round_unseen(m, target):
-                target = None
-            m.deaths.append((queue.name, reason, now_ms, m.receives, detail))
-            if len(m.deaths) > state.MAX_DEATHS:
-                del m.deaths[1]  # of very many, the first and the latest are kept
-            queue.totals["dead_lettered"] += 1
-            if reason != "max_receives":
-                queue.totals["overflowed" if reason == "overflow" else reason] += 1
-            m.overdue = False
-            if target is None:
-                m.state = "dead"
-            else:
-                m.origin = queue
-                self._move(m, target, now_ms)
-                target.totals["moved_in"] += 1
+        grown: list[ModelQueue] = []
+        self._bury(dying, reason, detail, now_ms, grown)
+        self._push_out(grown, now_ms)
 
-    def _goes_round_unseen(self, m: ModelMessage, target: ModelQueue) -> bool:
-        unseen = list(itertools.takewhile(lambda d: d[1] == "expired" and d[3] == 0, reversed(m.deaths)))
-        return m.receives == 0 and any(name == target.name for name, *_ in unseen)
+    def _bury(self, dying: list[ModelMessage], reason: str, detail: str, now_ms: int, grown: list[ModelQueue]) -> None:
+        by_places: dict[tuple[str, ...], list[ModelMessage]] = {}
+        for m in dying:
+            by_places.setdefault(tuple(q.name for q in self.places(m, reason)), []).append(m)
+        for names, group in by_places.items():
+            for m in group:
+                self._die(m, reason, detail, now_ms)
+            if names:
+                targets = [self.queues[name] for name in names]
+                for target in targets[1:]:
+                    for m in group:
+                        self._copy(m, target, now_ms)
+                for m in group:
+                    self._move_on(m, targets[0], now_ms)
+                grown += [q for q in targets if q not in grown]
+
+    def places(self, m: ModelMessage, reason: str) -> list[ModelQueue]:
+        """Where it goes when it dies now."""
+        s = m.queue.settings
+        if s.dead_letter_exchange == "amq.fanout":
+            names = list(self.bound)
+        elif s.dead_letter_exchange == "":
+            own = m.own_key if m.routing_key is None else m.routing_key
+            names = [own if s.dead_letter_routing_key is None else s.dead_letter_routing_key]
+        else:
+            names = [s.dead_letter_queue or ""]
+        found = [self.queues[name] for name in names if name in self.queues]
+        return sorted((q for q in found if not self._goes_round_unseen(m, q, reason)), key=lambda q: q.number)
+
+    def _goes_round_unseen(self, m: ModelMessage, target: ModelQueue, reason: str) -> bool:
+        """Nobody saw it since it died in the target: it neither was received nor rejected nor redriven."""
+        if reason == "rejected" or m.receives:
+            return False
+        unseen = itertools.takewhile(
+            lambda d: d.reason != "rejected" and not d.receives and not d.is_over, reversed(m.deaths)
+        )
+        return target.name in [m.queue.name, *(d.queue for d in unseen)]
+
+    def _die(self, m: ModelMessage, reason: str, detail: str, now_ms: int) -> None:
+        """One death more; where it has no place to go, it stays or is gone. Whoever calls this moves it otherwise."""
+        queue = m.queue
+        kept = bool(self.places(m, reason)) or queue.settings.keep_dead
+        queue.totals["dead_lettered" if kept else "dropped"] += 1
+        if reason != "max_receives":
+            queue.totals["overflowed" if reason == "overflow" else reason] += 1
+        if not kept:
+            self.forget([m])
+            return
+        m.state = "dead" if not self.places(m, reason) else m.state
+        m.overdue = False
+        same = next((d for d in m.deaths if (d.queue, d.reason) == (queue.name, reason)), None)
+        if same is None:
+            first = not m.deaths
+            if len(m.deaths) >= MAX_DEATHS:
+                m.deaths.remove(next(d for d in m.deaths if not d.is_first))
+            m.deaths.append(
+                ModelDeath(
+                    queue.name, reason, now_ms, m.receives, detail, 1, now_ms, first, m.exchange, m.routing_key, False
+                )
+            )
+        else:
+            m.deaths.remove(same)
+            m.deaths.append(
+                dataclasses.replace(
+                    same, at_ms=now_ms, receives=m.receives, detail=detail, count=same.count + 1, is_over=False
+                )
+            )
+
+    def _move_on(self, m: ModelMessage, target: ModelQueue, now_ms: int) -> None:
+        s = m.queue.settings
+        if m.origin is None or m.origin not in self.queues.values():
+            m.origin = m.queue
+        if m.origin is target:
+            m.origin = None  # it has come home
+        if s.dead_letter_exchange is not None:
+            m.exchange = s.dead_letter_exchange
+            m.routing_key = m.routing_key if s.dead_letter_routing_key is None else s.dead_letter_routing_key
+        self._move(m, target, now_ms)
+
+    def _copy(self, m: ModelMessage, target: ModelQueue, now_ms: int) -> None:
+        self._move_on(dataclasses.replace(m, deaths=list(m.deaths)), target, now_ms)
 
     def _move(self, m: ModelMessage, target: ModelQueue, now_ms: int) -> None:
         """The same message under a new number at the end of the target."""
@@ -292,6 +414,7 @@ class Model:
         m.number, m.queue, m.state, m.receives, m.since_ms = self.next_number, target, "ready", 0, now_ms
         ttl_ms = target.settings.message_ttl_ms
         m.expires_ms = None if ttl_ms is None else coarse(now_ms + ttl_ms, now_ms)
+        target.totals["moved_in"] += 1
         self._add(m)
 
     def is_dead_letter(self, m: ModelMessage) -> bool:
@@ -320,10 +443,10 @@ class Model:
         for home_number, moving in to_move.items():
             home = next(q for q in self.queues.values() if q.number == home_number)
             for m in moving:
-                m.origin = None
+                m.origin, m.exchange, m.routing_key = None, None, None
+                m.deaths = [dataclasses.replace(d, is_over=True) for d in m.deaths]
                 self._move(m, home, now_ms)
                 queue.totals["redriven"] += 1
-                home.totals["moved_in"] += 1
         return failed
 
     def delete_dead(self, name: str, numbers: list[int]) -> int:
@@ -340,21 +463,71 @@ class Model:
         assert self._end_of_tries(m) is None, f"{m} should have died"
         m.state, m.due_ms = "ready", 0
         m.queue.totals["lease_expired"] += 1
+        self.grown = [q for q in self.grown if q is not m.queue]  # what comes back may be too much
 
-    def ran_out_of_tries(self, numbers: list[int], now_ms: int) -> None:
-        dying = [self._get(number) for number in numbers]
-        for m in dying:
-            assert m.state == "leased" and m.due_ms <= now_ms, f"the lease of {m} has not run out"
-            assert self._end_of_tries(m) == "max_receives", f"{m} had tries left"
-        self.bury(dying, "max_receives", "", now_ms)
+    def died(self, numbers: list[int], reason: str, target: str | None, is_kept: bool, now_ms: int) -> None:
+        """The core says that they died by the clock, or were pushed out by some that did, and went to the target; or
+        had no place to go, and were kept or not."""
+        for m in [self._get(number) for number in numbers]:
+            self._may_die(m, reason, now_ms)
+            places = self.places(m, reason)
+            if target is None:
+                assert not places, f"{m} should have gone to {places}"
+                assert m.queue.settings.keep_dead == is_kept
+                self._die(m, reason, "", now_ms)
+                continue
+            assert places and places[0].name == target, f"{m} should have gone to {places}, not {target}"
+            copied = self.copied_to.pop(m.number, [])
+            assert copied == [q.name for q in places[1:]], f"{m} should have gone to {places}, not {copied}"
+            self._die(m, reason, "", now_ms)
+            self._move_on(m, places[0], now_ms)
+            self.grown += places
 
-    def expired(self, numbers: list[int], now_ms: int) -> None:
-        dying = [self._get(number) for number in numbers]
-        for m in dying:
+    def _may_die(self, m: ModelMessage, reason: str, now_ms: int) -> None:
+        if reason == "overflow":
+            sooner = [o for o in self._waiting(m.queue) if self._surely_before(o, m)]
+            assert m.queue in self.grown and len(sooner) < self._excess(m.queue), f"{m} was pushed out without need"
+        elif reason == "expired":
             assert m.expires_ms is not None and m.expires_ms <= now_ms, f"{m} has time left"
             assert m.state in ("ready", "delayed", "leased"), f"{m} cannot expire"
             assert m.state != "leased" or m.due_ms <= now_ms, f"{m} is held by a consumer"
-        self.bury(dying, "expired", "", now_ms)
+        else:
+            assert m.state == "leased" and m.due_ms <= now_ms, f"the lease of {m} has not run out"
+            assert self._end_of_tries(m) == reason, f"{m} had tries left"
+
+    def _surely_before(self, other: ModelMessage, m: ModelMessage) -> bool:
+        """Whether another is pushed out before m. One whose delay has just ended may count as either."""
+        ranks = [{o.state == "delayed"} if not o.is_ripening else {False, True} for o in (other, m)]
+        keys = [
+            [(delayed, o.priority, o.number) for delayed in rank] for o, rank in zip((other, m), ranks, strict=True)
+        ]
+        return max(keys[0]) < min(keys[1])
+
+    def copied(self, numbers: list[int], reason: str, target: str, now_ms: int) -> None:
+        for m in [self._get(number) for number in numbers]:
+            self._may_die(m, reason, now_ms)
+            self.copied_to.setdefault(m.number, []).append(target)
+            totals = m.queue.totals.copy()
+            double = dataclasses.replace(m, deaths=list(m.deaths))
+            self._die(double, reason, "", now_ms)
+            m.queue.totals = totals  # a death is counted when it leaves
+            self._move_on(double, self.queues[target], now_ms)
+
+    def all_told(self) -> None:
+        """The core is done: nothing may be missing."""
+        assert not self.copied_to, f"these should have been moved: {self.copied_to}"
+        for queue in self.grown:
+            assert not self._excess(queue), f"{queue.name} should have pushed out messages"
+        self.grown = []
+
+    def all_done(self) -> None:
+        """The core has done all that time wants."""
+        for m in self.messages:
+            m.is_ripening = False
+
+    def cut_short(self) -> None:
+        """The core was kept from telling more."""
+        self.copied_to, self.grown = {}, []
 
     def outlived(self, numbers: list[int], now_ms: int) -> None:
         gone = [self._get(number) for number in numbers]
@@ -368,10 +541,12 @@ class Model:
         """What needs no telling: delays end, and a leased message's time to live ends unseen."""
         for m in self.messages:
             if m.state == "delayed" and m.due_ms <= now_ms:
-                m.state, m.due_ms = "ready", 0
+                m.state, m.due_ms, m.is_ripening = "ready", 0, True
 
     def restart(self) -> None:
-        """What no event tells is forgotten, and found again at the next tick."""
+        """What is not durable is gone. What no event tells is forgotten, and found again at the next tick."""
+        for name in [q.name for q in self.queues.values() if not q.settings.durable]:
+            self._remove_queue(name)
         for m in self.messages:
             m.overdue = False
 
@@ -391,7 +566,7 @@ class Model:
         ]
 
     def _outlived_ms(self, m: ModelMessage) -> int:
-        since_ms = m.deaths[-1][2] if m.state == "dead" else m.since_ms
+        since_ms = m.deaths[-1].at_ms if m.state == "dead" else m.since_ms
         return coarse(since_ms + m.queue.settings.retention_ms, since_ms)
 
     # Looking

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from laneway.core import clockwork, commands, rows, snapshot
+from laneway.core import burial, clockwork, commands, rows, snapshot
 from laneway.core.deadlines import TTL
 from laneway.core.events import Event, Kind, Opened, Relocated
-from laneway.core.message import PLAIN, Draft, Properties, Receipt, Settlement
+from laneway.core.message import PLAIN, Draft, Properties, Receipt, Settlement, split_record
 from laneway.core.queue import DEDUPLICATED, TOTALS, Queue
 from laneway.core.settings import QueueSettings
 from laneway.core.state import State
@@ -61,6 +61,7 @@ class Core:
 
     def __init__(self, *, extent_bytes: int = 400) -> None:
         self.state = State()
+        self.state.read_props = self.props
         self.paper = Paper(extent_bytes)
         self.now_ms = START_MS
         self.run(iter([Opened(self.now_ms, 1, TAG)]))
@@ -115,7 +116,16 @@ class Core:
             self.state = snapshot.thaw(list(snapshot.chunks(snapshot.freeze(self.state))))
         else:
             self.state = replay(self.paper.read())
+        self.open()
+
+    def open(self) -> None:
+        self.state.read_props = self.props
         self.run(iter([Opened(self.now_ms, self.state.epoch + 1, self.state.tag)]))
+
+    def props(self, seqs: Sequence[int]) -> list[bytes | None]:
+        slabs = self.state.table.slabs
+        found = [(slabs[seq >> SLAB_BITS], seq & SLAB_MASK) for seq in seqs]
+        return [split_record(self.paper.record(slab.location[i], slab.size[i]))[1] for slab, i in found]
 
     def take(self, limit: int = 10, queue: str = "q", **options: Any) -> list[tuple[int, str]]:
         """Lease; (number, token) of each."""
@@ -136,7 +146,7 @@ class Core:
     def redrive(self, seqs: Sequence[int], queue: str = "q", to: str | None = None) -> tuple[list[Event], list[int]]:
         failed: list[int] = []
         target = None if to is None else self[to]
-        return self.run(commands.redrive(self.state, self[queue], seqs, target, self.now_ms, failed)), failed
+        return self.run(burial.redrive(self.state, self[queue], seqs, target, self.now_ms, failed)), failed
 
     def relocate(self, seqs: Iterable[int]) -> list[Event]:
         """What compaction does: copy the records of these messages to the end of the journal."""
@@ -194,6 +204,7 @@ def dump(state: State, now_ms: int) -> dict[str, Any]:
         "messages": {seq: _dump_message(*alive[seq]) for seq in sorted(alive)},
         "stories": dict(sorted(state.stories.items())),
         "moved": dict(sorted(state.moved.items())),
+        "copies": dict(sorted(state.copies.items())),
         "consumers": dict(sorted(state.consumers.items())),
         "keys": [(k, v) for k, v in state.keys.items() if v.expires_ms > now_ms],
         "documents": {name: dict(documents) for name, documents in sorted(state.documents.items()) if documents},

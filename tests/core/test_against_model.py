@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from tests.core.conftest import shrink
-from tests.core.twin import NAMES, Twin, step
+from tests.core.twin import LETTER_WAYS, NAMES, Twin, step
 
 WALKS = range(*map(int, os.environ.get("CORE_WALKS", "0:50").split(":")))
 WALK_STEPS = 250
@@ -31,17 +31,20 @@ queue_settings = st.fixed_dictionaries(
         "delay_ms": st.sampled_from([0, 0, 700]),
         "message_ttl_ms": st.sampled_from([None, None, 3_000, 40_000]),
         "max_receives": st.sampled_from([None, 1, 2, 3]),
-        "dead_letter_queue": st.sampled_from([None, *NAMES]),
         "max_messages": st.sampled_from([None, None, 4, 12]),
         "max_bytes": st.sampled_from([None, None, 300, 1200]),
-        "overflow": st.sampled_from(["reject", "drop_oldest"]),
+        "overflow": st.sampled_from(["reject", "drop_oldest", "reject_dead_letter"]),
+        "keep_dead": st.booleans(),
+        "durable": st.sampled_from([True, True, False]),
     }
 )
+queue_settings = st.builds(lambda rest, way: {**rest, **way}, queue_settings, st.sampled_from(LETTER_WAYS))
 drafts = st.fixed_dictionaries(
     {},
     optional={
         "priority": st.sampled_from([None, 0, 1, 2, 3, 4]),
         "size": st.sampled_from([1, 30]),
+        "routing_key": st.sampled_from(["", *NAMES]),
         "group": st.sampled_from(["", "g", "h"]),
         "dedup_id": st.sampled_from(["", "x", "y"]),
         "delay_ms": st.sampled_from([0, 100, 2_000, 30_000]),
@@ -66,7 +69,7 @@ class Machine(RuleBasedStateMachine):
     @initialize(first=queue_settings, second=queue_settings)
     def begin(self, first: dict[str, Any], second: dict[str, Any]) -> None:
         self.twin = Twin()
-        self.twin.put("a", **first | {"dead_letter_queue": None})
+        self.twin.put("a", **{k: v for k, v in first.items() if k != "dead_letter_queue"})
         self.twin.put("b", **second)
 
     @rule(name=names, chosen=queue_settings)
@@ -110,6 +113,10 @@ class Machine(RuleBasedStateMachine):
     @rule(name=names, chosen=picks)
     def delete_dead(self, name: str, chosen: list[int]) -> None:
         self.twin.delete_dead(name, chosen)
+
+    @rule(name=names, wanted=st.booleans())
+    def bind(self, name: str, wanted: bool) -> None:
+        self.twin.bind(name, wanted)
 
     @rule(name=names)
     def purge(self, name: str) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from laneway.core import commands
+from laneway.core import burial, commands
 from laneway.core.events import Cause, DeadLettered, Moved, Removed
 from laneway.core.invariants import check_invariants
 from laneway.core.message import Death, Settlement, message_id
-from laneway.core.state import MAX_DEATHS
+from laneway.core.stories import MAX_DEATHS
 from laneway.errors import MessageNotFound
 from tests.core.runner import START_MS, TAG, Core, draft
 
@@ -25,7 +25,7 @@ def reject_all(core: Core, queue: str = "q", reason: str = "") -> None:
 
 
 def delete_dead(core: Core, seqs: list[int], queue: str = "q") -> list[object]:
-    return core.run(commands.delete_dead(core.state, core[queue], seqs, core.now_ms))  # type: ignore[return-value]
+    return core.run(burial.delete_dead(core.state, core[queue], seqs, core.now_ms))  # type: ignore[return-value]
 
 
 def test_dead_lettering_moves_in_one_event() -> None:
@@ -68,9 +68,9 @@ def test_a_death_tells_where_why_when_and_after_how_many_receives() -> None:
     leased = core.take(2)
     core.settle(Settlement("reject", leased[0][1], reason="no such customer"), Settlement("release", leased[1][1]))
     assert [core.state.stories[seq].deaths for seq in (4, 5, 6)] == [
-        (Death("q", "expired", START_MS + 100, 0),),
-        (Death("q", "rejected", at_ms, 2, "no such customer"),),
-        (Death("q", "max_receives", at_ms, 2),),
+        (Death("q", "expired", START_MS + 100, 0, "", 1, START_MS + 100, True),),
+        (Death("q", "rejected", at_ms, 2, "no such customer", 1, at_ms, True),),
+        (Death("q", "max_receives", at_ms, 2, "", 1, at_ms, True),),
     ]
     assert {core.state.stories[seq].origin for seq in (4, 5, 6)} == {core["q"].number}
 
@@ -79,17 +79,17 @@ def test_a_message_is_found_by_its_first_id_wherever_it_went() -> None:
     core = with_dead_letter_queue()
     core.publish(b"1")
     text = message_id(START_MS, TAG, 1)
-    assert commands.find_message(core.state, core["q"], text) == 1
+    assert burial.find_message(core.state, core["q"], text) == 1
     reject_all(core)
-    assert commands.find_message(core.state, core["dead"], text) == 2
+    assert burial.find_message(core.state, core["dead"], text) == 2
     core.redrive([2], "dead")
-    assert commands.find_message(core.state, core["q"], text) == 3
+    assert burial.find_message(core.state, core["q"], text) == 3
     for queue, wrong in (("dead", text), ("q", message_id(START_MS, TAG + 1, 1)), ("q", message_id(START_MS, TAG, 9))):
         with pytest.raises(MessageNotFound):
-            commands.find_message(core.state, core[queue], wrong)
+            burial.find_message(core.state, core[queue], wrong)
     core.ack(core.take()[0][1])
     with pytest.raises(MessageNotFound):
-        commands.find_message(core.state, core["q"], text)
+        burial.find_message(core.state, core["q"], text)
     assert core.state.moved == {} and core.state.stories == {}
 
 
@@ -287,24 +287,54 @@ def test_dead_letter_queues_may_be_chained() -> None:
     core.publish(b"1", queue="first")
     reject_all(core, "first")
     reject_all(core, "second")
-    assert (core["first"].dead_elsewhere, core["second"].dead_elsewhere, core["third"].ready) == (0, 1, 1)
+    assert (core["first"].dead_elsewhere, core["second"].dead_elsewhere, core["third"].ready) == (1, 0, 1)
     assert [d.queue for d in core.state.stories[3].deaths] == ["first", "second"]
+    check_invariants(core.state)
+    core.redrive([3], "third")
+    assert core["first"].ready == 1  # where it came from, not where it stopped on its way
     check_invariants(core.state)
 
 
-def test_a_message_going_round_keeps_its_first_and_its_latest_deaths() -> None:
+def test_deaths_of_one_queue_and_reason_are_counted_and_the_latest_stands_last() -> None:
     core = Core()
     core.put("b")
     core.put("a", dead_letter_queue="b")
     core.put("b", dead_letter_queue="a")
     core.publish(b"1", queue="a")
-    for turn in range(MAX_DEATHS + 10):
+    for turn in range(5):
+        core.now_ms += 1
         reject_all(core, "ab"[turn % 2], reason=str(turn))
     (story,) = core.state.stories.values()
-    details = [d.detail for d in story.deaths]
-    assert len(details) == MAX_DEATHS
-    assert details[0] == "0"
-    assert details[1:] == [str(turn) for turn in range(11, MAX_DEATHS + 10)]
+    assert story.deaths == (
+        Death("b", "rejected", START_MS + 4, 1, "3", 2, START_MS + 2, False),
+        Death("a", "rejected", START_MS + 5, 1, "4", 3, START_MS + 1, True),
+    )
+
+
+def test_a_message_that_comes_back_to_where_it_first_died_is_no_dead_letter_there() -> None:
+    core = Core()
+    core.put("b")
+    core.put("a", dead_letter_queue="b")
+    core.put("b", dead_letter_queue="a")
+    core.publish(b"1", queue="a")
+    reject_all(core, "a")
+    assert (core["a"].dead_elsewhere, core["b"].dead_elsewhere) == (1, 0)
+    reject_all(core, "b")
+    assert (core["a"].dead_elsewhere, core["b"].dead_elsewhere) == (0, 0)
+    assert core.redrive([3], "a") == ([], [3])
+
+
+def test_of_very_many_deaths_the_first_and_the_latest_are_kept() -> None:
+    core = Core()
+    count = MAX_DEATHS + 10
+    core.put("q0")
+    for n in range(1, count + 1):
+        core.put(f"q{n}", dead_letter_queue=f"q{n - 1}")
+    core.publish(b"1", queue=f"q{count}")
+    for n in range(count, 0, -1):
+        reject_all(core, f"q{n}")
+    (story,) = core.state.stories.values()
+    assert [d.queue for d in story.deaths] == [f"q{count}", *(f"q{n}" for n in range(MAX_DEATHS - 1, 0, -1))]
 
 
 def round_of_two(**settings: int) -> Core:

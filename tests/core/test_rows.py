@@ -14,6 +14,7 @@ from laneway.core.events import (
     Acked,
     Bound,
     Cause,
+    Copied,
     DeadLettered,
     DocumentPut,
     DocumentRemoved,
@@ -84,6 +85,9 @@ def pairs(draw: st.DrawFn, kind: type[Acked] | type[Released] | type[Leased]) ->
     return Released(draw(u32), draw(u64), given_seqs, other, draw(causes))
 
 
+way = st.none() | words, st.none() | words  # through an exchange, with a routing key
+
+
 EVENTS: dict[Kind, st.SearchStrategy[Event]] = {
     Kind.OPENED: st.builds(Opened, u64, u64, u64),
     Kind.QUEUE_PUT: st.builds(QueuePut, u32, u64, blobs),
@@ -95,8 +99,9 @@ EVENTS: dict[Kind, st.SearchStrategy[Event]] = {
     Kind.RELEASED: pairs(Released),
     Kind.EXTENDED: st.builds(Extended, u32, u64, seqs, u64),
     Kind.DEAD_LETTERED: st.builds(DeadLettered, u32, u64, seqs, causes, words),
-    Kind.MOVED: st.builds(Moved, u32, u64, seqs, causes, u32, st.integers(1, 2**63), words),
-    Kind.REMOVED: st.builds(Removed, u32, u64, seqs, causes),
+    Kind.MOVED: st.builds(Moved, u32, u64, seqs, causes, u32, st.integers(1, 2**63), words, *way),
+    Kind.COPIED: st.builds(Copied, u32, u64, seqs, causes, u32, st.integers(1, 2**63), words, *way),
+    Kind.REMOVED: st.builds(Removed, u32, u64, seqs, causes, words),
     Kind.RELOCATED: relocated(),
     Kind.KEY_REMEMBERED: st.builds(KeyRemembered, u32, u64, u64, blobs),
     Kind.DOCUMENT_PUT: st.builds(DocumentPut, u64, words, words, blobs),
@@ -124,6 +129,8 @@ def without_records(event: Event, location: int) -> Event:
         return msgspec.structs.replace(event, props=(), bodies=(), location=location)
     if isinstance(event, Relocated):
         return msgspec.structs.replace(event, records=(), location=location)
+    if isinstance(event, Moved | Copied) and event.exchange is None:
+        return msgspec.structs.replace(event, routing_key=None)  # there is none without an exchange
     return event
 
 

@@ -12,20 +12,31 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from laneway.core import commands, snapshot
+from laneway.core import burial, commands, snapshot, topology_commands
 from laneway.core.commands import MAX_SCHEDULE_MS
-from laneway.core.events import Cause, DeadLettered, Event, Moved, Opened, Released, Removed
+from laneway.core.events import Cause, Copied, DeadLettered, Event, Moved, Released, Removed
+from laneway.core.exchanges import Binding
 from laneway.core.invariants import check_invariants
-from laneway.core.message import Draft, Properties, Receipt, Settlement, encode_props, parse_message_id
+from laneway.core.message import Death, Draft, Properties, Receipt, Settlement, encode_props, parse_message_id
 from laneway.core.queue import TOTALS
 from laneway.core.settings import QueueSettings
 from laneway.core.state import State
+from laneway.core.stories import REASONS
 from laneway.errors import LanewayError
-from tests.core.model import Model, ModelDraft, ModelSettlement
+from tests.core.model import Model, ModelDeath, ModelDraft, ModelSettlement
 from tests.core.runner import Core, codes, dump, replay, tick_until_done
 
 NAMES = ("a", "b", "c")
 DEDUP_WINDOW_MS = 20_000
+LETTER_WAYS: tuple[dict[str, str], ...] = (
+    {},
+    *({"dead_letter_queue": name} for name in NAMES),
+    *({"dead_letter_exchange": "", "dead_letter_routing_key": name} for name in NAMES),
+    {"dead_letter_exchange": ""},
+    *({"dead_letter_exchange": "amq.fanout"} for name in NAMES),
+    {"dead_letter_exchange": "amq.fanout", "dead_letter_routing_key": "new"},
+    {"dead_letter_exchange": "not there"},
+)
 
 
 P = ParamSpec("P")
@@ -84,6 +95,19 @@ class Twin:
             assert refused.code == expected
 
     @told
+    def bind(self, name: str, wanted: bool) -> None:
+        """Let amq.fanout lead to the queue, or no longer."""
+        if name not in self.model.queues:
+            return
+        binding = Binding("amq.fanout", "queue", name)
+        if wanted:
+            self.core.run(topology_commands.bind(self.core.state, "/", binding, self.now_ms, max_bindings=9))
+            self.model.bound.add(name)
+        else:
+            self.core.run(topology_commands.unbind(self.core.state, "/", binding, self.now_ms))
+            self.model.bound.discard(name)
+
+    @told
     def purge(self, name: str) -> None:
         if name in self.model.queues:
             self.model.purge(name)
@@ -98,14 +122,15 @@ class Twin:
         plain: list[ModelDraft] = []
         for given in drafts:
             d = dict(given)
-            properties = Properties(group=d.pop("group", ""), dedup_id=d.pop("dedup_id", ""))
+            key = d.pop("routing_key", "")
+            properties = Properties(group=d.pop("group", ""), dedup_id=d.pop("dedup_id", ""), routing_key=key)
             body = b"x" * d.pop("size", 1)
             if "visible_in_ms" in d:
                 d["visible_at_ms"] = self.now_ms + min(d.pop("visible_in_ms"), MAX_SCHEDULE_MS)
                 d.pop("delay_ms", None)
             stored = 24 + len(encode_props(properties)) + len(body)
             real.append(Draft(body, properties=properties, **d))
-            plain.append(ModelDraft(stored, group=properties.group, dedup_id=properties.dedup_id, **d))
+            plain.append(ModelDraft(stored, group=properties.group, dedup_id=properties.dedup_id, routing_key=key, **d))
         _, results = self.core.publish(*real, queue=name)
         answers = [(parse_message_id(r.message_id)[2], r.duplicate) if isinstance(r, Receipt) else r for r in results]
         assert codes(answers) == self.model.publish(name, plain, self.now_ms)
@@ -161,7 +186,7 @@ class Twin:
     def delete_dead(self, name: str, picks: list[int]) -> None:
         if name in self.model.queues:
             seqs = self._pick_dead_letters(name, picks)
-            self.core.run(commands.delete_dead(self.core.state, self.core[name], seqs, self.now_ms))
+            self.core.run(burial.delete_dead(self.core.state, self.core[name], seqs, self.now_ms))
             self.model.delete_dead(name, seqs)
 
     def _pick_dead_letters(self, name: str, picks: list[int]) -> list[int]:
@@ -178,7 +203,8 @@ class Twin:
     def reopen(self) -> None:
         """A start of the node: what it keeps in memory is what the journal says, under a new epoch."""
         self.core.state = replay(self.core.paper.read())
-        self.core.run(iter([Opened(self.now_ms, self.core.state.epoch + 1, self.core.state.tag)]))
+        self.core.open()
+        self.core.run(topology_commands.drop_transient(self.core.state, self.now_ms))
         self.model.restart()
         for queue in self.model.queues.values():
             del queue.totals["deduplicated"]
@@ -193,7 +219,8 @@ class Twin:
         self.frozen = None
         state = snapshot.thaw(list(snapshot.chunks(frozen)))
         self.core.state = replay(self.core.paper.read(covered), state)
-        self.core.run(iter([Opened(self.now_ms, state.epoch + 1, state.tag)]))
+        self.core.open()
+        self.core.run(topology_commands.drop_transient(self.core.state, self.now_ms))
         self.model.restart()
         for queue in self.model.queues.values():
             number = self.core[queue.name].totals[TOTALS.index("deduplicated")]
@@ -214,12 +241,14 @@ class Twin:
             self.model.ripen(self.now_ms)
             for event in events:
                 self._tell_model(event)
+            self.model.all_told()
             self.model.note_overdue(self.now_ms)
             late = self.model.what_is_overdue(self.now_ms)
             if not late or not events:
                 break
             self.core.now_ms += 1
         assert not late, f"these should have ended by {self.now_ms}: {late}"
+        self.model.all_done()
         self.ticked = True
 
     @told
@@ -229,6 +258,7 @@ class Twin:
         self.model.ripen(self.now_ms)
         for event in events:
             self._tell_model(event)
+        self.model.cut_short()
         self.core.now_ms += 1
         self.tick()
 
@@ -240,10 +270,12 @@ class Twin:
                 self.model.lease_ran_out(number, now_ms)
         elif isinstance(event, Removed) and event.cause == Cause.RETENTION:
             self.model.outlived(numbers, now_ms)
-        elif isinstance(event, DeadLettered | Moved) and event.cause == Cause.MAX_RECEIVES:
-            self.model.ran_out_of_tries(numbers, now_ms)
-        elif isinstance(event, DeadLettered | Moved) and event.cause == Cause.EXPIRED:
-            self.model.expired(numbers, now_ms)
+        elif isinstance(event, DeadLettered | Moved | Removed) and event.cause in REASONS:
+            target = self.core.state.queues[event.target].name if isinstance(event, Moved) else None
+            is_kept = isinstance(event, DeadLettered)
+            self.model.died(numbers, REASONS[event.cause], target, is_kept, now_ms)
+        elif isinstance(event, Copied):
+            self.model.copied(numbers, REASONS[event.cause], self.core.state.queues[event.target].name, now_ms)
         else:
             raise AssertionError(f"time alone does not do this: {event}")
 
@@ -267,13 +299,19 @@ class Twin:
             } == model.counts(name)
         deaths = {m.number: m.deaths for m in model.messages if m.deaths}
         told = {
-            seq: [(d.queue, d.reason, d.at_ms, d.receives, d.detail) for d in story.deaths]
+            seq: [_as_in_the_model(d, i < story.redriven) for i, d in enumerate(story.deaths)]
             for seq, story in state.stories.items()
         }
         assert told == deaths
+        ways = {m.number: (m.exchange, m.routing_key) for m in model.messages if m.deaths}
+        assert {seq: (story.exchange, story.routing_key) for seq, story in state.stories.items()} == ways
         records = {m.number: m.record for m in model.messages if m.record != m.number}
         assert {seq: s.record_seq for seq, s in state.stories.items() if s.record_seq != seq} == records
-        assert state.moved == {record: number for number, record in records.items()}
+        numbers: dict[int, list[int]] = {}
+        for number, record in records.items():
+            numbers.setdefault(record, []).append(number)
+        assert state.moved == {record: max(of_record) for record, of_record in numbers.items()}
+        assert state.copies == {record: sorted(several) for record, several in numbers.items() if len(several) > 1}
 
     @told
     def check_follower(self) -> None:
@@ -339,6 +377,14 @@ class Twin:
         check_invariants(other)
 
 
+def _as_in_the_model(d: Death, is_over: bool) -> ModelDeath:
+    assert d.routing_keys is None or len(d.routing_keys) == 1
+    key = d.routing_keys[0] if d.routing_keys else None
+    return ModelDeath(
+        d.queue, d.reason, d.at_ms, d.receives, d.detail, d.count, d.first_at_ms, d.is_first, d.exchange, key, is_over
+    )
+
+
 def random_settings(rng: random.Random) -> dict[str, Any]:
     return {
         "max_priority": 3,
@@ -347,15 +393,19 @@ def random_settings(rng: random.Random) -> dict[str, Any]:
         "delay_ms": rng.choice([0, 0, 0, 700]),
         "message_ttl_ms": rng.choice([None, None, None, 3_000, 40_000]),
         "max_receives": rng.choice([None, 1, 2, 3]),
-        "dead_letter_queue": rng.choice([None, None, *NAMES]),
+        **rng.choice(LETTER_WAYS),
+        "keep_dead": rng.random() < 0.6,
+        "durable": rng.random() < 0.9,
         "max_messages": rng.choice([None, None, 4, 12]),
         "max_bytes": rng.choice([None, None, 300, 1200]),
-        "overflow": rng.choice(["reject", "drop_oldest"]),
+        "overflow": rng.choice(["reject", "drop_oldest", "drop_oldest", "reject_dead_letter"]),
     }
 
 
 def random_draft(rng: random.Random) -> dict[str, Any]:
     d: dict[str, Any] = {"priority": rng.choice([None, 0, 1, 1, 2, 3, 4]), "size": rng.choice([1, 1, 30])}
+    if rng.random() < 0.5:
+        d["routing_key"] = rng.choice([*NAMES, "nowhere"])
     if rng.random() < 0.3:
         d["group"] = rng.choice(["g", "h"])
     if rng.random() < 0.1:
@@ -389,6 +439,7 @@ def step(twin: Twin, rng: random.Random) -> None:
     choice = rng.random()
     if not twin.model.queues or choice < 0.03:
         twin.put(name, **random_settings(rng))
+        twin.bind(rng.choice(NAMES), rng.random() < 0.8)
     elif choice < 0.30:
         twin.publish(name, *[random_draft(rng) for _ in range(rng.choice([1, 1, 2, 5, 9]))])
     elif choice < 0.52:

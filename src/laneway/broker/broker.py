@@ -32,8 +32,8 @@ from laneway.broker.values import (
 )
 from laneway.broker.vhosts import Vhosts
 from laneway.broker.waiting import Waiter
-from laneway.core import commands
-from laneway.core.events import DocumentPut, DocumentRemoved, Event, Kind, Leased
+from laneway.core import burial, commands
+from laneway.core.events import DocumentPut, DocumentRemoved, Event, Leased
 from laneway.core.message import Delivery, Draft, Glimpse, Receipt, Settlement, message_id, parse_message_id
 from laneway.core.queue import RATED, TOTALS, Queue
 from laneway.core.settings import QueueSettings
@@ -104,6 +104,7 @@ class Broker:
         self._loop = asyncio.get_running_loop()
         recovery = self.engine.recover(self.now())
         self._state = self.engine.state
+        self._state.wanted = self._wanted
         self._names = sorted(self._state.by_name)
         self.upkeep = Upkeep(self.engine, self._loop, self.now, self.limits.snapshot_events)
         self.committer = Committer(
@@ -345,9 +346,18 @@ class Broker:
         if not self._waiters and not self.sessions.audiences:
             return
         for event in events:
-            self._serve(getattr(event, "queue", 0))
-            if event.kind is Kind.MOVED:
-                self._serve(event.target)  # type: ignore[union-attr]
+            for number in dict.fromkeys((getattr(event, "queue", 0), getattr(event, "target", 0))):
+                self._serve(number)
+
+    def _wanted(self, number: int, enough: int) -> int:
+        """How many messages those who wait for a queue would take at once, counted no further than `enough`."""
+        total = 0
+        for waiter in self._waiters.get(number, ()):
+            total += waiter.limit
+            if total >= enough:
+                return enough
+        audience = self.sessions.audiences.get(number)
+        return total + (audience.room(enough - total) if audience is not None else 0)
 
     def _serve(self, number: int) -> None:
         """First those who wait for an answer, then those that messages are pushed to."""
@@ -588,7 +598,7 @@ class Broker:
         deleted = 0
         for seqs in peeking.dead_letters(self.engine, queue, filter, self.now()):
             before = len(queue.dead) + queue.ready + queue.delayed
-            self.engine.run(commands.delete_dead(self._state, queue, seqs, self.now()))
+            self.engine.run(burial.delete_dead(self._state, queue, seqs, self.now()))
             deleted += before - len(queue.dead) - queue.ready - queue.delayed
             await self.committer.durable()
         return deleted
@@ -612,7 +622,7 @@ class Broker:
     async def redrive_batch(self, queue: Queue, seqs: Sequence[int], target: Queue | None) -> tuple[int, int]:
         """(moved, failed) for one step of a redrive, once durable."""
         failed: list[int] = []
-        events = self.engine.run(commands.redrive(self._state, queue, seqs, target, self.now(), failed))
+        events = self.engine.run(burial.redrive(self._state, queue, seqs, target, self.now(), failed))
         self._wake(events)
         self._set_timer()
         await self.committer.durable()

@@ -25,6 +25,7 @@ from laneway.core.message import (
     split_record,
 )
 from laneway.core.state import State, runs
+from laneway.core.stories import fill_in
 from laneway.core.table import LEASED, SLAB_BITS, SLAB_MASK, SLAB_ROWS, STATE_NAMES
 from laneway.core.topology_commands import drop_transient
 from laneway.errors import JournalDamaged, Unavailable
@@ -160,6 +161,7 @@ class Engine:
             end = position
             event_count += sum(map(message_count, events))
         epoch = self.state.epoch + 1
+        self.state.read_props = self.props
         self.run(iter([Opened(now_ms, epoch, self.state.tag or self._new_tag())]))
         self.run(drop_transient(self.state, now_ms))
         self.run(commands.end_sessions(self.state, now_ms))
@@ -230,6 +232,11 @@ class Engine:
                 bodies.append(content[2])
         return at_ms, props, bodies
 
+    def props(self, seqs: Sequence[int]) -> list[bytes | None]:
+        """The props of messages; None where the record is damaged."""
+        _, props, bodies = self.contents(seqs)
+        return [block if body is not None else None for block, body in zip(props, bodies, strict=True)]
+
     def _contents(self, seqs: Sequence[int]) -> list[Content | tuple[int, bytes, None]]:
         found: list[Content | tuple[int, bytes, None] | None] = [self.cache.get(self.record_seq(seq)) for seq in seqs]
         missing = [i for i, content in enumerate(found) if content is None]
@@ -281,17 +288,20 @@ class Engine:
                     priorities = slabs[slab_number].priority
                 if props != block:
                     block, properties = props, decode_props(props)
-                record_seq = seq
+                record_seq, shown = seq, properties
                 if stories:
                     told = stories.get(seq)
-                    deaths = told.deaths if told is not None else ()
-                    record_seq = told.record_seq if told is not None else seq
+                    if told is None:
+                        deaths = ()
+                    else:
+                        record_seq = told.record_seq
+                        shown, deaths = fill_in(told, properties)
                 out.append(
                     Delivery(
                         prefix + record_seq.to_bytes(6, "big").hex(),
                         priorities[seq & SLAB_MASK],
                         body,
-                        properties,
+                        shown,
                         at_ms,
                         receives,
                         deadline_ms,
@@ -306,6 +316,7 @@ class Engine:
         """Messages as peek shows them; None for one whose record is damaged."""
         out: list[Glimpse | None] = []
         state = self.state
+        deaths: tuple[Death, ...]
         for seq, at_ms, props, body in zip(seqs, *self.contents(seqs), strict=True):
             if body is None:
                 out.append(None)
@@ -313,18 +324,21 @@ class Engine:
             slab, i = state.table.slabs[seq >> SLAB_BITS], seq & SLAB_MASK
             found = STATE_NAMES[slab.state[i]]
             told = state.stories.get(seq)
+            properties, deaths = decode_props(props), ()
+            if told is not None:
+                properties, deaths = fill_in(told, properties)
             out.append(
                 Glimpse(
                     message_id(at_ms, state.tag, told.record_seq if told is not None else seq),
                     found,
                     slab.priority[i],
                     body,
-                    decode_props(props),
+                    properties,
                     at_ms,
                     slab.due_ms[i] if found in ("leased", "delayed") else slab.since_ms[i],
                     slab.receives[i],
                     state.consumers.get(seq, "") if slab.state[i] == LEASED else "",
-                    told.deaths if told is not None else (),
+                    deaths,
                 )
             )
         return out

@@ -8,7 +8,7 @@ from itertools import islice
 
 from laneway.broker.engine import Engine
 from laneway.broker.values import DeadLetterFilter, PeekQuery
-from laneway.core.commands import find_message, is_dead_letter, number_of
+from laneway.core.burial import find_message, is_dead_letter, number_of
 from laneway.core.message import Glimpse
 from laneway.core.queue import Queue
 from laneway.core.table import DEAD, DELAYED, LEASED, READY, SLAB_BITS, SLAB_MASK
@@ -124,7 +124,7 @@ def dead_letters(engine: Engine, queue: Queue, wanted: DeadLetterFilter, now_ms:
     An id that is no dead letter of the queue (any more) is passed over: see check_dead_letters.
     """
     if wanted.message_ids is not None:
-        seqs = [number_of(engine.state, text) for text in dict.fromkeys(wanted.message_ids)]
+        seqs = [number_of(engine.state, queue, text) for text in dict.fromkeys(wanted.message_ids)]
     else:
         seqs = all_dead_letters(engine, queue)
     for i in range(0, len(seqs), READ_BATCH):

@@ -199,6 +199,19 @@ class _Audience:
                 self.rest(subscription)
         return None
 
+    def room(self, enough: int) -> int:
+        """How many messages all of them take now, counted no further than `enough`."""
+        if self.single:
+            chosen = self._the_one()
+            return min(enough, max(0, chosen.room())) if chosen is not None else 0
+        total = 0
+        for ring in self.active.values():
+            for subscription in ring:
+                total += max(0, subscription.room())
+                if total >= enough:
+                    return enough
+        return total
+
     def _the_one(self) -> Subscription | None:
         """Of a queue with a single active consumer: the first of the highest priority."""
         return max(self.members, key=lambda s: s.priority, default=None) if self.members else None

@@ -9,7 +9,7 @@ import msgspec
 from laneway.core.exchanges import Binding, ExchangeSettings, Hop, Route
 from laneway.core.message import Death, Delivery, Draft, Glimpse, Properties, Receipt, Settlement
 from laneway.core.settings import QueueSettings
-from laneway.core.state import Story
+from laneway.core.stories import Story
 from laneway.errors import LanewayError
 
 __all__ = [

@@ -8,7 +8,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 
-from laneway.core.commands import bury, give_back
+from laneway.core.burial import bury
+from laneway.core.commands import give_back
 from laneway.core.deadlines import DEDUP, DELAY, KEYS, LEASE, RETENTION, TTL
 from laneway.core.events import Cause, Event, Removed
 from laneway.core.queue import Queue
@@ -65,7 +66,7 @@ def _expire_leases(state: State, queue: Queue, seqs: array[int], now_ms: int) ->
 
 def _expire_messages(state: State, queue: Queue, seqs: array[int], now_ms: int) -> Iterator[Event]:
     expired: list[int] = []
-    for seq in seqs:
+    for seq in dict.fromkeys(seqs):  # a tick that was cut short may have left two reminders of one message
         slab = state.table.slabs.get(seq >> SLAB_BITS)
         i = seq & SLAB_MASK
         if slab is None or slab.queue[i] != queue.number:

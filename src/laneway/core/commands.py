@@ -7,30 +7,26 @@ event of the same command sees what the earlier one did. What cannot be done is 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from heapq import merge
-from itertools import islice
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from laneway.core import queue as q_
+from laneway.core.burial import bury, shed
 from laneway.core.deadlines import coarse
 from laneway.core.events import (
     Acked,
     Cause,
-    DeadLettered,
     Event,
     Extended,
     KeyRemembered,
     Leased,
-    Moved,
     Published,
     QueueDeleted,
     QueuePurged,
     QueuePut,
     Released,
-    Removed,
 )
 from laneway.core.message import (
     PLAIN,
@@ -40,12 +36,11 @@ from laneway.core.message import (
     Settlement,
     encode_props,
     message_id_prefix,
-    parse_message_id,
 )
 from laneway.core.queue import Queue
 from laneway.core.settings import DAY_MS, RANGES, SECOND_MS, QueueSettings, check_queue_name, check_settings
-from laneway.core.state import REASONS, SESSION_LEASE, QueueDocument, State, runs
-from laneway.core.table import DEAD, DELAYED, LEASED, OVERDUE, READY, SLAB_BITS, SLAB_MASK
+from laneway.core.state import SESSION_LEASE, QueueDocument, State, runs
+from laneway.core.table import LEASED, OVERDUE, SLAB_BITS, SLAB_MASK
 from laneway.errors import (
     Conflict,
     IdempotencyConflict,
@@ -53,7 +48,6 @@ from laneway.errors import (
     LanewayError,
     LeaseStale,
     LimitExceeded,
-    MessageNotFound,
     MessageTooLarge,
     QueueFull,
     QueueInUse,
@@ -151,7 +145,9 @@ def publish(
     settings = queue.settings
     default_priority, max_priority = settings.priority_when_unset, settings.max_priority
     max_bytes = settings.max_message_bytes
-    bounded = settings.overflow == "reject" and (settings.max_messages is not None or settings.max_bytes is not None)
+    limited = settings.max_messages is not None or settings.max_bytes is not None
+    bounded = limited and settings.overflow != "drop_oldest"
+    wanted = state.wanted(queue.number, queue.ready + queue.delayed + len(drafts)) if bounded else 0
     timeless = not settings.delay_ms and settings.message_ttl_ms is None  # no times unless a message has its own
     blocks: list[bytes] = []
     bodies: list[bytes] = []
@@ -163,6 +159,7 @@ def publish(
     fresh: dict[str, int] = {}  # dedup ids of this very batch -> which of its messages
     answers: list[int | Receipt | LanewayError] = []  # a number stands for that message
     repeats: set[int] = set()
+    refused: list[Draft] = []
     total_bytes = 0
     known_properties, props = PLAIN, b""  # look-alikes share one Properties, which is encoded once
     for draft in drafts:
@@ -201,10 +198,11 @@ def publish(
                     continue
             if bounded:
                 size = RECORD_PREFIX_BYTES + len(props) + len(body)
-                _check_room(queue, len(bodies), total_bytes + size)
-                total_bytes += size
+                total_bytes += _take_room(queue, len(bodies) - wanted, total_bytes, size)
         except LanewayError as wrong:
             answers.append(wrong)
+            if isinstance(wrong, QueueFull):
+                refused.append(draft)
             continue
         if props:
             if properties.group:
@@ -235,10 +233,12 @@ def publish(
         yield Published(
             queue.number, now_ms, first, priorities, visible, expires, sizes, blocks, bodies, groups, dedups
         )
-        if settings.overflow == "drop_oldest" and (settings.max_messages is not None or settings.max_bytes is not None):
-            yield from _shed(state, queue, now_ms)
+        if limited and settings.overflow == "drop_oldest":
+            yield from shed(state, queue, now_ms)
     else:
         results += _answered(answers, receipts, repeats)
+    if refused and settings.overflow == "reject_dead_letter":
+        yield from _bury_refused(state, queue, refused, now_ms)
 
 
 def _receipts(
@@ -294,6 +294,23 @@ def publish_columns(
     yield Published(queue.number, now_ms, state.table.next_seq, priorities, never, never, sizes, blocks, bodies, {}, {})
 
 
+def _bury_refused(state: State, queue: Queue, drafts: Sequence[Draft], now_ms: int) -> Iterator[Event]:
+    """Messages there is no room for come in and are dead at once; their publishers hear that there was no room."""
+    s = queue.settings
+    if not s.keep_dead and s.dead_letter_queue is None and s.dead_letter_exchange is None:
+        return
+    first = state.table.next_seq
+    none = [0] * len(drafts)
+    blocks = [encode_props(draft.properties) for draft in drafts]
+    bodies = [draft.body for draft in drafts]
+    sizes = [RECORD_PREFIX_BYTES + len(block) + len(body) for block, body in zip(blocks, bodies, strict=True)]
+    priorities = [s.priority_when_unset if draft.priority is None else draft.priority for draft in drafts]
+    groups = {i: draft.properties.group for i, draft in enumerate(drafts) if draft.properties.group}
+    # No dedup ids: whoever hears that there was no room may well try again.
+    yield Published(queue.number, now_ms, first, priorities, none, none, sizes, blocks, bodies, groups, {})
+    yield from bury(state, queue, range(first, first + len(drafts)), Cause.OVERFLOW, "", now_ms)
+
+
 def _visible_at(draft: Draft, settings: QueueSettings, now_ms: int) -> int:
     """When the message becomes visible, 0 for at once."""
     if draft.visible_at_ms is not None:
@@ -333,49 +350,18 @@ def _deduplicated(queue: Queue, dedup_id: str, priority: int, now_ms: int) -> Re
     return Receipt(known[0], priority, known[1], known[1], duplicate=True)
 
 
-def _check_room(queue: Queue, more: int, more_bytes: int) -> None:
+def _take_room(queue: Queue, more: int, more_bytes: int, size: int) -> int:
+    """The bytes that a newcomer takes up, none if waiting consumers have it at once; QueueFull if there is no room.
+    `more` came before it in the same batch, less what consumers will take."""
     settings = queue.settings
-    if settings.max_messages is not None and queue.ready + queue.delayed + more >= settings.max_messages:
+    waiting = queue.ready + queue.delayed + more
+    if waiting < 0:
+        return 0
+    if settings.max_messages is not None and waiting >= settings.max_messages:
         raise QueueFull(f"queue {queue.name!r} is full: it holds {settings.max_messages} messages at most")
-    if settings.max_bytes is not None and queue.bytes_waiting + more_bytes > settings.max_bytes:
+    if settings.max_bytes is not None and queue.bytes_waiting + more_bytes + size > settings.max_bytes:
         raise QueueFull(f"queue {queue.name!r} is full: it holds {settings.max_bytes} bytes at most")
-
-
-def _shed(state: State, queue: Queue, now_ms: int) -> Iterator[Event]:
-    """Push out the oldest of the lowest priority until the queue is within its bounds."""
-    settings = queue.settings
-    while True:
-        excess = 0
-        if settings.max_messages is not None:
-            excess = queue.ready + queue.delayed - settings.max_messages
-        if excess <= 0 and settings.max_bytes is not None and queue.bytes_waiting > settings.max_bytes:
-            excess = 1
-        if excess <= 0:
-            return
-        seqs = _lowest(state, queue, excess)
-        if not seqs:
-            return
-        yield from bury(state, queue, seqs, Cause.OVERFLOW, "", now_ms)
-
-
-def _lowest(state: State, queue: Queue, limit: int) -> list[int]:
-    """The oldest ready messages of the lowest priority, in groups or not; of delayed ones if nothing is ready."""
-    table = state.table
-
-    def priority(seq: int) -> int:
-        return table.slabs[seq >> SLAB_BITS].priority[seq & SLAB_MASK]
-
-    plain = (queue.bitmap & -queue.bitmap).bit_length() - 1
-    grouped = min(queue.grouped_ready, default=-1)
-    lowest = min((p for p in (plain, grouped) if p >= 0), default=-1)
-    if lowest < 0:
-        return sorted(table.find(queue.number, DELAYED), key=priority)[:limit]
-    sources: list[Iterable[int]] = []
-    if plain == lowest:
-        sources.append(queue.lanes[lowest].after(0, table))
-    if grouped == lowest:
-        sources.append(s for s in sorted(queue.group_of) if table.state(s) == READY and priority(s) == lowest)
-    return list(islice(merge(*sources), limit))
+    return size
 
 
 def check_key(
@@ -713,89 +699,3 @@ def end_of_tries(queue: Queue, receives: int, flags: int) -> Cause | None:
         return Cause.EXPIRED
     limit = queue.settings.max_receives
     return Cause.MAX_RECEIVES if limit is not None and receives >= limit else None
-
-
-# Dead letters
-
-
-def bury(state: State, queue: Queue, seqs: Sequence[int], cause: Cause, detail: str, now_ms: int) -> Iterator[Event]:
-    """Dead-letter messages: to the dead-letter queue in one step, or kept where they are if there is none."""
-    name = queue.settings.dead_letter_queue
-    target = state.by_name.get((queue.vhost, name)) if name is not None else None
-    if target is not None and cause == Cause.EXPIRED and state.stories:
-        stay = {seq for seq in seqs if _goes_round_unseen(state, target, seq)}
-        if stay:
-            yield DeadLettered(queue.number, now_ms, [seq for seq in seqs if seq in stay], cause, detail)
-            seqs = [seq for seq in seqs if seq not in stay]
-    if not seqs:
-        return
-    if target is None:
-        yield DeadLettered(queue.number, now_ms, seqs, cause, detail)
-    else:
-        yield Moved(queue.number, now_ms, seqs, cause, target.number, state.table.next_seq, detail)
-
-
-def _goes_round_unseen(state: State, target: Queue, seq: int) -> bool:
-    """Whether a message has expired in the target already, and ever since without being received by anyone: queues that
-    are each other's dead-letter queues would pass it round for ever."""
-    told = state.stories.get(seq)
-    if told is None or state.table.slabs[seq >> SLAB_BITS].receives[seq & SLAB_MASK]:
-        return False
-    for death in reversed(told.deaths):
-        if death.reason != REASONS[Cause.EXPIRED] or death.receives:
-            return False
-        if death.queue == target.name:
-            return True
-    return False
-
-
-def is_dead_letter(state: State, queue: Queue, seq: int) -> bool:
-    """Dead in this queue, or waiting in it because it died elsewhere."""
-    found = state.table.state(seq)
-    if state.table.slabs[seq >> SLAB_BITS].queue[seq & SLAB_MASK] != queue.number if found else True:
-        return False
-    if found == DEAD:
-        return True
-    told = state.stories.get(seq)
-    return found in (READY, DELAYED) and told is not None and told.origin != 0
-
-
-def redrive(
-    state: State, queue: Queue, seqs: Sequence[int], target: Queue | None, now_ms: int, failed: list[int]
-) -> Iterator[Event]:
-    """Dead letters back to their origins, or all to one queue, as fresh messages with their history kept."""
-    by_target: dict[int, list[int]] = {}
-    seen: set[int] = set()
-    for seq in seqs:
-        if seq in seen or not is_dead_letter(state, queue, seq):
-            failed.append(seq)
-            continue
-        seen.add(seq)
-        told = state.stories[seq]
-        number = target.number if target is not None else told.origin or queue.number
-        if number in state.queues:
-            by_target.setdefault(number, []).append(seq)
-        else:
-            failed.append(seq)
-    for number, group in by_target.items():
-        yield Moved(queue.number, now_ms, group, Cause.REDRIVEN, number, state.table.next_seq)
-
-
-def delete_dead(state: State, queue: Queue, seqs: Sequence[int], now_ms: int) -> Iterator[Event]:
-    found = [seq for seq in dict.fromkeys(seqs) if is_dead_letter(state, queue, seq)]
-    if found:
-        yield Removed(queue.number, now_ms, found, Cause.DELETED)
-
-
-def number_of(state: State, text: str) -> int:
-    """The number a message id stands for now, whether there is such a message or not; 0 if there never was."""
-    _, tag, record_seq = parse_message_id(text)
-    return state.moved.get(record_seq, record_seq) if tag == state.tag else 0
-
-
-def find_message(state: State, queue: Queue, text: str) -> int:
-    """The number a message id stands for now, in this queue."""
-    seq = number_of(state, text)
-    if seq not in state.table or state.table.slabs[seq >> SLAB_BITS].queue[seq & SLAB_MASK] != queue.number:
-        raise MessageNotFound(f"queue {queue.name!r} holds no message {text}", field="message_id")
-    return seq

@@ -28,6 +28,7 @@ class Kind(IntEnum):
     MOVED = 16
     REMOVED = 17
     RELOCATED = 18
+    COPIED = 19
     KEY_REMEMBERED = 20
     DOCUMENT_PUT = 21
     DOCUMENT_REMOVED = 22
@@ -167,16 +168,35 @@ class Moved(msgspec.Struct, gc=False):
     target: int
     first_seq: int
     detail: str = ""
+    exchange: str | None = None  # that led to the target; None: there was none
+    routing_key: str | None = None  # that they were given for it; None: they keep theirs
+
+
+class Copied(msgspec.Struct, gc=False):
+    """As Moved, but they also stay where they are: dead letters that an exchange leads to several queues are copied
+    to all but one, and then moved. So none is lost if only the first of these events happen. The record is shared."""
+
+    kind: ClassVar[Kind] = Kind.COPIED
+    queue: int
+    at_ms: int
+    seqs: Sequence[int]
+    cause: Cause
+    target: int
+    first_seq: int
+    detail: str = ""
+    exchange: str | None = None
+    routing_key: str | None = None
 
 
 class Removed(msgspec.Struct, gc=False):
-    """Gone for good without an ack."""
+    """Gone for good without an ack. A dead letter that is not kept goes by the cause of its death."""
 
     kind: ClassVar[Kind] = Kind.REMOVED
     queue: int
     at_ms: int
     seqs: Sequence[int]
     cause: Cause
+    detail: str = ""  # of a dead letter: why it was not kept
 
 
 class Relocated(msgspec.Struct, gc=False):
@@ -262,6 +282,7 @@ Event = (
     | Extended
     | DeadLettered
     | Moved
+    | Copied
     | Removed
     | Relocated
     | KeyRemembered

@@ -63,6 +63,12 @@ class Properties(msgspec.Struct, frozen=True, gc=False):
     extra: dict[str, Any] = {}  # what one protocol needs back verbatim
 
 
+def routing_keys(p: Properties) -> tuple[str, ...]:
+    """All that a message was routed by and shows: its routing key, and those in its attribute CC."""
+    more = p.attributes.get("CC")
+    return (p.routing_key, *(k for k in more if isinstance(k, str))) if isinstance(more, list) else (p.routing_key,)
+
+
 #: Nothing but a body that is known to be valid JSON. Whoever publishes unchecked JSON makes a Properties of their own,
 #: so that a reader can pass on the body of a PLAIN message as JSON without looking at it.
 PLAIN = Properties()
@@ -80,13 +86,19 @@ class Draft(msgspec.Struct, gc=False):
 
 
 class Death(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One dead-lettering: where from, why, and the counts at that moment."""
+    """The dead-letterings of one message from one queue for one reason: how many, and what the last of them was."""
 
     queue: str
     reason: str
-    at_ms: int
+    at_ms: int  # the last time
     receives: int
     detail: str = ""
+    count: int = 1
+    first_at_ms: int = 0  # 0: as at_ms
+    is_first: bool = False  # whether the message never died before this
+    exchange: str | None = None  # it had come through, the first time; None: as its record says
+    routing_keys: tuple[str, ...] | None = None
+    original_expiration: str = ""  # the time to live its publisher gave it, in milliseconds
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):

@@ -30,6 +30,7 @@ TOTALS = (
     "deleted",
     "overflowed",
     "deduplicated",
+    "dropped",
 )
 (
     PUBLISHED,
@@ -47,6 +48,7 @@ TOTALS = (
     DELETED,
     OVERFLOWED,
     DEDUPLICATED,
+    DROPPED,
 ) = range(len(TOTALS))
 
 RATED = ("published", "delivered", "acked")
@@ -93,7 +95,6 @@ class Queue:
         "settings",
         "totals",
         "vhost",
-        "wanted",
     )
 
     def __init__(self, number: int, vhost: str, name: str, settings: QueueSettings, at_ms: int) -> None:
@@ -118,9 +119,6 @@ class Queue:
         self.dedup: OrderedDict[str, tuple[str, int]] = OrderedDict()  # id -> (message id, when)
         self.retention_armed_ms = 0
         self.totals = [0] * len(TOTALS)
-        # How many messages waiting consumers would take at once. The broker keeps it; it is not part of the history:
-        # commands look at it to see whether a newcomer finds the queue full, or expired on arrival.
-        self.wanted = 0
         self.rates: list[list[int]] = []  # [second, published, delivered, acked], of the last seconds with traffic
 
     def lane(self, priority: int) -> Lane:

@@ -2,19 +2,24 @@
 without a Python loop. What does not fit in a row (records, names, documents) stands in blobs beside it.
 
     row         0 u8  kind          events.Kind
-                1 u8  cause         events.Cause: why it was released, dead-lettered, moved or removed
+                1 u8  cause         events.Cause: why it was released, dead-lettered, moved, copied or removed
                 2 u8  priority      published
-                3 u8  flags         1 continues the event of the row before · 2 has a group · 4 has a dedup id
+                3 u8  flags         1 continues the event of the row before · 2 has a group · 4 has a dedup id ·
+                                    8 came through an exchange (moved, copied)
                 4 u32 queue         queue number, given when the queue was created, never reused
                 8 u64 seq           message number · epoch (opened) · first number kept (purged)
                16 u64 at_ms         when it happened
                24 u64 due_ms        visible at (published, released) · deadline (leased, extended)
-               32 u64 lease         lease id (leased, acked) · new message number (moved) · tag (opened)
+               32 u64 lease         lease id (leased, acked) · new message number (moved, copied) · tag (opened)
                40 u64 expires_ms    end of the time to live (published), of an idempotency key; 0: none
                48 u32 receives      receive count after the event (leased)
-               52 u32 target        target queue (moved)
+               52 u32 target        target queue (moved, copied)
                56 u32 blob_offset   from the start of the commit
                60 u32 blob_size
+
+    blob        published, relocated: the record · leased: the consumer's name · dead-lettered, moved, copied,
+                removed: a detail in words, shared by the rows of the event; with flag 8: MessagePack [detail,
+                exchange, routing key or null] · queue and document events: the document
 
 A field not listed for a kind is 0. Rows never change meaning: a new need takes a new kind or flag, or a new
 version of the segment format (journal/segments/format.py).
@@ -33,6 +38,7 @@ from laneway.core.events import (
     Acked,
     Bound,
     Cause,
+    Copied,
     DeadLettered,
     DocumentPut,
     DocumentRemoved,
@@ -58,7 +64,7 @@ from laneway.core.message import RECORD_PREFIX_BYTES, decode_record, record_piec
 
 ROW = struct.Struct("<BBBBIQQQQQIIII")
 ROW_BYTES = ROW.size
-CONTINUES, HAS_GROUP, HAS_DEDUP = 1, 2, 4
+CONTINUES, HAS_GROUP, HAS_DEDUP, HAS_ROUTE = 1, 2, 4, 8
 
 assert ROW_BYTES == 64
 
@@ -225,23 +231,26 @@ def _encode_dead_lettered(e: DeadLettered, offset: int) -> tuple[bytes, Sequence
     return b"".join(rows), (detail,) if detail else ()
 
 
-def _encode_moved(e: Moved, offset: int) -> tuple[bytes, Sequence[bytes]]:
-    detail = e.detail.encode()
+def _encode_moved(e: Moved | Copied, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    blob, mark = e.detail.encode(), 0
+    if e.exchange is not None:
+        blob, mark = msgspec.msgpack.encode((e.detail, e.exchange, e.routing_key)), HAS_ROUTE
     rows = [
-        _pack(16, e.cause, 0, flag, e.queue, seq, e.at_ms, 0, new, 0, 0, e.target, offset, len(detail))
+        _pack(e.kind, e.cause, 0, flag | mark, e.queue, seq, e.at_ms, 0, new, 0, 0, e.target, offset, len(blob))
         for flag, seq, new in zip(
             _flags(len(e.seqs)), e.seqs, range(e.first_seq, e.first_seq + len(e.seqs)), strict=True
         )
     ]
-    return b"".join(rows), (detail,) if detail else ()
+    return b"".join(rows), (blob,) if blob else ()
 
 
 def _encode_removed(e: Removed, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    detail = e.detail.encode()
     rows = [
-        _pack(17, e.cause, 0, flag, e.queue, seq, e.at_ms, 0, 0, 0, 0, 0, 0, 0)
+        _pack(17, e.cause, 0, flag, e.queue, seq, e.at_ms, 0, 0, 0, 0, 0, offset if detail else 0, len(detail))
         for flag, seq in zip(_flags(len(e.seqs)), e.seqs, strict=True)
     ]
-    return b"".join(rows), ()
+    return b"".join(rows), (detail,) if detail else ()
 
 
 def _encode_relocated(e: Relocated, offset: int) -> tuple[bytes, Sequence[bytes]]:
@@ -289,6 +298,7 @@ _ENCODERS: dict[Kind, Callable[..., tuple[bytes, Sequence[bytes]]]] = {
     Kind.MOVED: _encode_moved,
     Kind.REMOVED: _encode_removed,
     Kind.RELOCATED: _encode_relocated,
+    Kind.COPIED: _encode_moved,
     Kind.KEY_REMEMBERED: _encode_key_remembered,
     Kind.DOCUMENT_PUT: _encode_document_put,
     Kind.DOCUMENT_REMOVED: _encode_document_removed,
@@ -345,6 +355,18 @@ def _decode_document_removed(rows: list[Row], blob: Blob, location: Location) ->
     return DocumentRemoved(rows[0][6], collection, key)
 
 
+def _decode_moved(rows: list[Row], blob: Blob, location: Location) -> Event:
+    f = rows[0]
+    words = blob(f[12], f[13])
+    route: tuple[str, str | None, str | None]
+    if f[3] & HAS_ROUTE:
+        route = msgspec.msgpack.decode(words, type=tuple[str, str, str | None])
+    else:
+        route = words.decode(), None, None
+    kind = Moved if f[0] == Kind.MOVED else Copied
+    return kind(f[4], f[6], _seqs(rows), Cause(f[1]), f[11], f[8], *route)
+
+
 def _decode_relocated(rows: list[Row], blob: Blob, location: Location) -> Event:
     f = rows[0]
     return Relocated(f[6], [r[5] for r in rows], [r[13] for r in rows], (), location(f[12]))
@@ -367,10 +389,9 @@ _DECODERS: dict[int, Callable[[list[Row], Blob, Location], Event]] = {
     Kind.DEAD_LETTERED: lambda r, b, at: DeadLettered(
         r[0][4], r[0][6], _seqs(r), Cause(r[0][1]), b(r[0][12], r[0][13]).decode()
     ),
-    Kind.MOVED: lambda r, b, at: Moved(
-        r[0][4], r[0][6], _seqs(r), Cause(r[0][1]), r[0][11], r[0][8], b(r[0][12], r[0][13]).decode()
-    ),
-    Kind.REMOVED: lambda r, b, at: Removed(r[0][4], r[0][6], _seqs(r), Cause(r[0][1])),
+    Kind.MOVED: _decode_moved,
+    Kind.COPIED: _decode_moved,
+    Kind.REMOVED: lambda r, b, at: Removed(r[0][4], r[0][6], _seqs(r), Cause(r[0][1]), b(r[0][12], r[0][13]).decode()),
     Kind.RELOCATED: _decode_relocated,
     Kind.KEY_REMEMBERED: lambda r, b, at: KeyRemembered(r[0][4], r[0][6], r[0][9], b(r[0][12], r[0][13])),
     Kind.DOCUMENT_PUT: _decode_document_put,
@@ -381,4 +402,14 @@ _DECODERS: dict[int, Callable[[list[Row], Blob, Location], Event]] = {
     Kind.UNBOUND: lambda r, b, at: Unbound(r[0][4], r[0][6], b(r[0][12], r[0][13])),
 }
 
-__all__ = ["CONTINUES", "HAS_DEDUP", "HAS_GROUP", "RECORD_PREFIX_BYTES", "ROW", "ROW_BYTES", "decode", "encode"]
+__all__ = [
+    "CONTINUES",
+    "HAS_DEDUP",
+    "HAS_GROUP",
+    "HAS_ROUTE",
+    "RECORD_PREFIX_BYTES",
+    "ROW",
+    "ROW_BYTES",
+    "decode",
+    "encode",
+]

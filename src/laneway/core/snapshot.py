@@ -20,10 +20,12 @@ import msgspec
 
 from laneway.core.deadlines import DEDUP, DELAY, KEYS, LEASE, TTL
 from laneway.core.exchanges import BUILT_IN, Binding, ExchangeSettings
+from laneway.core.graves import note_number
 from laneway.core.lane import Lane
 from laneway.core.queue import Group, Queue
 from laneway.core.settings import QueueSettings
-from laneway.core.state import Remembered, State, Story
+from laneway.core.state import Remembered, State
+from laneway.core.stories import Story
 from laneway.core.table import COLUMNS, DELAYED, LEASED, SLAB_BITS, Slab
 from laneway.errors import JournalDamaged, JournalVersionUnknown
 
@@ -200,7 +202,9 @@ def thaw(source: Iterable[bytes]) -> State:
     state.next_queue, state.next_lease = head.next_queue, head.next_lease
     state.extents = dict(head.extents)
     state.stories = head.stories
-    state.moved = {story.record_seq: seq for seq, story in head.stories.items() if story.record_seq != seq}
+    for seq in sorted(head.stories):
+        if head.stories[seq].record_seq != seq:
+            note_number(state, head.stories[seq].record_seq, seq)
     state.consumers = head.consumers
     state.keys = OrderedDict(((number, key), value) for number, key, value in head.keys)
     if state.keys:

@@ -17,18 +17,19 @@ from array import array
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate, groupby
 from typing import Any
 
 import msgspec
 
+from laneway.core import graves
 from laneway.core import queue as q_
 from laneway.core.deadlines import DEDUP, DELAY, KEYS, LEASE, RETENTION, TTL, Deadlines, coarse
 from laneway.core.events import (
     Acked,
     Bound,
     Cause,
-    DeadLettered,
     DocumentPut,
     DocumentRemoved,
     Event,
@@ -38,7 +39,6 @@ from laneway.core.events import (
     KeyRemembered,
     Kind,
     Leased,
-    Moved,
     Opened,
     Published,
     QueueDeleted,
@@ -46,13 +46,13 @@ from laneway.core.events import (
     QueuePut,
     Released,
     Relocated,
-    Removed,
     Unbound,
 )
 from laneway.core.exchanges import Binding, ExchangeSettings, Topology
-from laneway.core.message import Death, message_id
+from laneway.core.message import message_id
 from laneway.core.queue import Group, Queue
 from laneway.core.settings import QueueSettings
+from laneway.core.stories import Story
 from laneway.core.table import (
     DEAD,
     DELAYED,
@@ -60,7 +60,6 @@ from laneway.core.table import (
     GROUPED,
     HAS_CONSUMER,
     LEASED,
-    OVERDUE,
     READY,
     SCHEDULED,
     SLAB_BITS,
@@ -70,17 +69,6 @@ from laneway.core.table import (
     Slab,
     Table,
 )
-
-REASONS = {
-    Cause.MAX_RECEIVES: "max_receives",
-    Cause.EXPIRED: "expired",
-    Cause.REJECTED: "rejected",
-    Cause.OVERFLOW: "overflow",
-}
-
-
-#: A message that goes round between queues keeps its first death and the latest ones.
-MAX_DEATHS = 32
 
 #: Set in the lease ids of sessions: connections, which end with the process. Above it is the epoch.
 SESSION_LEASE = 1 << 39
@@ -103,15 +91,6 @@ def runs(seqs: Sequence[int]) -> Iterator[tuple[int, int]]:
                 count += 1
         yield first, count
         at += count
-
-
-class Story(msgspec.Struct, frozen=True, array_like=True):
-    """What a message that died or moved carries on: the number its record was written under, and its deaths."""
-
-    record_seq: int
-    origin: int  # number of the queue it died in, if it is kept in another; 0 if it was redriven since
-    deaths: tuple[Death, ...]
-    group: str = ""  # of one that is dead in its queue: it has left its group, and joins it again when redriven
 
 
 class QueueDocument(msgspec.Struct):
@@ -142,6 +121,12 @@ class State:
         self.extents: dict[int, int] = {}  # extent of the journal -> live records in it
         self.stories: dict[int, Story] = {}
         self.moved: dict[int, int] = {}  # number a record was written under -> the number its message has now
+        self.copies: dict[int, list[int]] = {}  # … -> all numbers, of those that went to several queues
+        # What commands may ask, and what applies events may not, as it is no part of the history: the props of messages
+        # (None where a record is damaged), and how many messages the consumers that wait for a queue would take at
+        # once, counted no further than to a number.
+        self.read_props: Callable[[Sequence[int]], list[bytes | None]] = lambda seqs: [None] * len(seqs)
+        self.wanted: Callable[[int, int], int] = lambda queue, enough: 0
         self.consumers: dict[int, str] = {}  # of leased messages whose consumer gave a name
         self.keys: OrderedDict[tuple[int, str], Remembered] = (
             OrderedDict()
@@ -158,9 +143,10 @@ class State:
             Kind.ACKED: self._acked,
             Kind.RELEASED: self._released,
             Kind.EXTENDED: self._extended,
-            Kind.DEAD_LETTERED: self._dead_lettered,
-            Kind.MOVED: self._moved,
-            Kind.REMOVED: self._removed,
+            Kind.DEAD_LETTERED: partial(graves.dead_lettered, self),
+            Kind.MOVED: partial(graves.moved, self),
+            Kind.REMOVED: partial(graves.removed, self),
+            Kind.COPIED: partial(graves.copied, self),
             Kind.RELOCATED: self._relocated,
             Kind.KEY_REMEMBERED: self._key_remembered,
             Kind.DOCUMENT_PUT: self._document_put,
@@ -202,8 +188,8 @@ class State:
         self._purge(queue, self.table.next_seq)
         for state in (LEASED, DEAD):
             for seq in list(self.table.find(queue.number, state)):
-                self._leave(queue, seq)
-                self._forget(seq)
+                self.leave(queue, seq)
+                self.forget(seq)
         for key in [k for k in self.keys if k[0] == queue.number]:
             del self.keys[key]
         self.topology.queue_deleted(queue)
@@ -221,16 +207,16 @@ class State:
                 self._purge_whole_slabs(queue, chunk, before_seq)
             for seq in list(lane.after(0, self.table)):
                 if seq < before_seq:
-                    self._leave(queue, seq)
-                    self._forget(seq)
+                    self.leave(queue, seq)
+                    self.forget(seq)
             lane.tidy(self.table)
         for seq in [s for s in queue.group_of if s < before_seq and self.table.state(s) == READY]:
-            self._leave(queue, seq)
-            self._forget(seq)
+            self.leave(queue, seq)
+            self.forget(seq)
         if queue.delayed:
             for seq in [s for s in self.table.find(queue.number, DELAYED) if s < before_seq]:
-                self._leave(queue, seq)
-                self._forget(seq)
+                self.leave(queue, seq)
+                self.forget(seq)
         return purged - queue.ready - queue.delayed
 
     def _purge_whole_slabs(self, queue: Queue, chunk: array[int], before_seq: int) -> None:
@@ -323,15 +309,15 @@ class State:
             slab = self.table.owned(seq)
             name = e.groups.get(i)
             if name is not None:
-                self._join_group(queue, slab, seq, name)
+                self.join_group(queue, slab, seq, name)
             if visible_ms > e.at_ms:
                 slab.since_ms[seq & SLAB_MASK] = visible_ms
                 slab.flags[seq & SLAB_MASK] |= SCHEDULED
                 self._delay(queue, slab, seq, visible_ms)
             else:
-                self._make_ready(queue, slab, seq, priority, fresh=True)
+                self.make_ready(queue, slab, seq, priority, fresh=True)
 
-    def _join_group(self, queue: Queue, slab: Slab, seq: int, name: str) -> None:
+    def join_group(self, queue: Queue, slab: Slab, seq: int, name: str) -> None:
         slab.flags[seq & SLAB_MASK] |= GROUPED
         group = queue.groups.get(name)
         if group is None:
@@ -413,7 +399,7 @@ class State:
             if not lane.count:
                 queue.bitmap &= ~(1 << priority)
         else:
-            self._leave(queue, seq)
+            self.leave(queue, seq)
         if slab.flags[i] & GROUPED:
             group = queue.group_of[seq]
             group.outstanding += 1
@@ -429,8 +415,8 @@ class State:
             if count < RUN_ROWS or not self._ack_run(queue, first, count):
                 for seq in range(first, first + count):
                     if self.table.slabs[seq >> SLAB_BITS].flags[seq & SLAB_MASK] or not self._ack_run(queue, seq, 1):
-                        self._leave(queue, seq)
-                        self._forget(seq)
+                        self.leave(queue, seq)
+                        self.forget(seq)
         queue.count(q_.ACKED, e.at_ms, len(e.seqs), 2)
 
     def _ack_run(self, queue: Queue, first: int, count: int) -> bool:
@@ -458,12 +444,12 @@ class State:
     def _released(self, e: Released) -> None:
         queue = self.queues[e.queue]
         for seq, due_ms in zip(e.seqs, e.due_ms, strict=True):
-            self._leave(queue, seq)
+            self.leave(queue, seq)
             slab = self.table.owned(seq)
             if due_ms > e.at_ms:
                 self._delay(queue, slab, seq, due_ms)
             else:
-                self._make_ready(queue, slab, seq, slab.priority[seq & SLAB_MASK])
+                self.make_ready(queue, slab, seq, slab.priority[seq & SLAB_MASK])
             queue.bytes_waiting += slab.size[seq & SLAB_MASK]
         queue.totals[q_.LEASE_EXPIRED if e.cause == Cause.LEASE_EXPIRED else q_.RELEASED] += len(e.seqs)
 
@@ -471,92 +457,6 @@ class State:
         for seq in e.seqs:
             self.table.owned(seq).due_ms[seq & SLAB_MASK] = e.deadline_ms
         self.deadlines.add(e.deadline_ms, LEASE, e.queue, e.seqs)
-
-    def _dead_lettered(self, e: DeadLettered) -> None:
-        queue = self.queues[e.queue]
-        for seq in e.seqs:
-            self._leave(queue, seq)
-            slab = self.table.owned(seq)
-            i = seq & SLAB_MASK
-            group = queue.group_of[seq].name if slab.flags[i] & GROUPED else ""
-            self._leave_group(queue, slab, seq)
-            slab.state[i] = DEAD
-            slab.flags[i] = slab.flags[i] & ~OVERDUE | STORIED
-            told = self.stories.get(seq)
-            story = self._died(queue, seq, slab.receives[i], e)
-            # A dead letter of another queue that dies here stays that queue's: it is counted and redriven there.
-            self.stories[seq] = Story(story.record_seq, told.origin if told else 0, story.deaths, group)
-            queue.dead[seq] = None
-        self._count_deaths(queue, e)
-        if not queue.retention_armed_ms:
-            self.arm_retention(queue, queue.keeps_until(e.at_ms))
-
-    def _died(self, queue: Queue, seq: int, receives: int, e: DeadLettered | Moved) -> Story:
-        told = self.stories.get(seq)
-        death = Death(queue.name, REASONS.get(e.cause, "moved"), e.at_ms, receives, e.detail)
-        deaths = (*told.deaths, death) if told else (death,)
-        if len(deaths) > MAX_DEATHS:
-            deaths = (deaths[0], *deaths[2:])
-        return Story(told.record_seq if told else seq, queue.number, deaths)
-
-    def _count_deaths(self, queue: Queue, e: DeadLettered | Moved) -> None:
-        count = len(e.seqs)
-        queue.totals[q_.DEAD_LETTERED] += count
-        if e.cause == Cause.EXPIRED:
-            queue.totals[q_.EXPIRED] += count
-        elif e.cause == Cause.REJECTED:
-            queue.totals[q_.REJECTED] += count
-        elif e.cause == Cause.OVERFLOW:
-            queue.totals[q_.OVERFLOWED] += count
-
-    def _moved(self, e: Moved) -> None:
-        queue, target = self.queues[e.queue], self.queues[e.target]
-        if e.first_seq != self.table.next_seq:
-            raise AssertionError(f"moved to {e.first_seq}, but {self.table.next_seq} is next")
-        ttl_ms = target.settings.message_ttl_ms
-        redriven = e.cause == Cause.REDRIVEN
-        for seq in e.seqs:
-            old = self.table.slabs[seq >> SLAB_BITS]
-            i = seq & SLAB_MASK
-            group = queue.group_of[seq].name if old.flags[i] & GROUPED else ""
-            location, size, priority, receives = old.location[i], old.size[i], old.priority[i], old.receives[i]
-            if redriven:
-                told = self.stories[seq]
-                story = Story(told.record_seq, 0, told.deaths)
-                group = group or told.group
-            else:
-                story = self._died(queue, seq, receives, e)
-            self._leave(queue, seq)
-            self._forget(seq)
-            new = self.table.next_seq
-            self.table.append((location,), (size,), e.at_ms, target.number, (priority,), READY)
-            self.extents[location >> 32] = self.extents.get(location >> 32, 0) + 1
-            slab = self.table.owned(new)
-            slab.flags[new & SLAB_MASK] |= STORIED
-            self.stories[new] = story
-            self.moved[story.record_seq] = new
-            if story.origin:
-                queue.dead_elsewhere += 1
-            if group:
-                self._join_group(target, slab, new, group)
-            self._make_ready(target, slab, new, priority, fresh=True)
-            target.bytes_waiting += size
-            if ttl_ms is not None:
-                self.deadlines.add(coarse(e.at_ms + ttl_ms, e.at_ms), TTL, target.number, (new,))
-        if redriven:
-            queue.totals[q_.REDRIVEN] += len(e.seqs)
-        else:
-            self._count_deaths(queue, e)
-        target.totals[q_.MOVED_IN] += len(e.seqs)
-        if not target.retention_armed_ms:
-            self.arm_retention(target, target.keeps_until(e.at_ms))
-
-    def _removed(self, e: Removed) -> None:
-        queue = self.queues[e.queue]
-        for seq in e.seqs:
-            self._leave(queue, seq)
-            self._forget(seq)
-        queue.totals[q_.DELETED if e.cause == Cause.DELETED else q_.EXPIRED] += len(e.seqs)
 
     def _relocated(self, e: Relocated) -> None:
         location = e.location
@@ -577,12 +477,12 @@ class State:
                 i = seq & SLAB_MASK
                 if slab.queue[i] == queue.number and slab.due_ms[i] <= now_ms:
                     queue.delayed -= 1
-                    self._make_ready(queue, slab, seq, slab.priority[i])
+                    self.make_ready(queue, slab, seq, slab.priority[i])
                     self.ripened.add(queue.number)
 
     # The steps they share
 
-    def _make_ready(self, queue: Queue, slab: Slab, seq: int, priority: int, *, fresh: bool = False) -> None:
+    def make_ready(self, queue: Queue, slab: Slab, seq: int, priority: int, *, fresh: bool = False) -> None:
         i = seq & SLAB_MASK
         slab.state[i] = READY
         queue.ready += 1
@@ -610,7 +510,7 @@ class State:
         queue.delayed += 1
         self.deadlines.add(due_ms, DELAY, queue.number, (seq,))
 
-    def _leave(self, queue: Queue, seq: int) -> None:
+    def leave(self, queue: Queue, seq: int) -> None:
         """Take a message out of the state it is in, counts included; the caller puts it into the next one."""
         slab = self.table.owned(seq)
         i = seq & SLAB_MASK
@@ -646,7 +546,7 @@ class State:
         else:
             lane.tidy(self.table)
 
-    def _leave_group(self, queue: Queue, slab: Slab, seq: int) -> None:
+    def leave_group(self, queue: Queue, slab: Slab, seq: int) -> None:
         i = seq & SLAB_MASK
         if not slab.flags[i] & GROUPED:
             return
@@ -660,17 +560,16 @@ class State:
         else:
             del queue.groups[group.name]
 
-    def _forget(self, seq: int) -> None:
+    def forget(self, seq: int) -> None:
         """The end of a message that has already left its state."""
         slab = self.table.slabs[seq >> SLAB_BITS]
         i = seq & SLAB_MASK
         flags = slab.flags[i]
         if flags & GROUPED:
-            self._leave_group(self.queues[slab.queue[i]], self.table.owned(seq), seq)
+            self.leave_group(self.queues[slab.queue[i]], self.table.owned(seq), seq)
         if flags & STORIED:
             story = self.stories.pop(seq)
-            if self.moved.get(story.record_seq) == seq:
-                del self.moved[story.record_seq]
+            graves.forget_number(self, story.record_seq, seq)
             origin = self.queues.get(story.origin)
             if origin is not None:
                 origin.dead_elsewhere -= 1

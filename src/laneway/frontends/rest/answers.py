@@ -60,16 +60,22 @@ class PublishAnswer(Answer):
     duplicate: bool = False
 
 
-class DeathAnswer(Answer):
+class DeathAnswer(Answer, kw_only=True):
+    """The deaths in one queue for one reason: how many, when the first and the last one was, and more of the last."""
+
     queue_name: str
     reason: str
     died_at: Time
     receive_count: int
     detail: str = ""
+    count: int
+    first_died_at: Time
+    exchange: str = ""
+    routing_keys: list[str] = []
 
 
 class DeadLetterAnswer(Answer, kw_only=True):
-    """Why and where from; the last of its deaths, and all of them, oldest first."""
+    """Why and where from; the last of its deaths, and all of them, the latest last."""
 
     origin: str
     reason: str
@@ -489,6 +495,10 @@ class Writer:
                     died_at=self._text(d.at_ms),
                     receive_count=d.receives,
                     detail=d.detail,
+                    count=d.count,
+                    first_died_at=self._text(d.first_at_ms or d.at_ms),
+                    exchange=d.exchange or "",
+                    routing_keys=[key for key in d.routing_keys or () if key],
                 )
                 for d in deaths
             ],

@@ -1,0 +1,246 @@
+"""Commands about dead letters: where a message goes when it dies, and how it comes back or goes for good.
+
+A queue sends its dead letters to a dead-letter queue, or through a dead-letter exchange to none, one or several queues.
+Those that have no place to go are kept in the queue, out of sight, or dropped if it says so; so are those that would go
+round for ever between queues without anyone ever seeing them. A message that was received or rejected on its way may
+come back as often as it likes: that is a retry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import merge
+from itertools import islice
+from typing import Any
+
+from laneway.core.events import Cause, Copied, DeadLettered, Event, Moved, Removed
+from laneway.core.message import decode_props, parse_message_id, routing_keys
+from laneway.core.queue import Queue
+from laneway.core.state import State
+from laneway.core.stories import REASONS
+from laneway.core.table import DEAD, DELAYED, READY, SLAB_BITS, SLAB_MASK
+from laneway.errors import ExchangeNotFound, MessageNotFound
+
+#: Why a dead letter was dropped, in the words of a Removed event.
+NOT_KEPT, UNROUTABLE, ENDLESS = "not kept", "no route", "would go round for ever"
+
+
+def bury(state: State, queue: Queue, seqs: Sequence[int], cause: Cause, detail: str, now_ms: int) -> Iterator[Event]:
+    """Dead-letter messages of a queue. Queues that grow too long by it push out messages in their turn."""
+    grown: dict[int, None] = {}
+    yield from _bury(state, queue, seqs, cause, detail, now_ms, grown)
+    yield from _push_out(state, grown, now_ms)
+
+
+def shed(state: State, queue: Queue, now_ms: int) -> Iterator[Event]:
+    """Push out the oldest of the lowest priority until the queue is within its bounds."""
+    yield from _push_out(state, {queue.number: None}, now_ms)
+
+
+def _bury(
+    state: State,
+    queue: Queue,
+    seqs: Sequence[int],
+    cause: Cause,
+    detail: str,
+    now_ms: int,
+    grown: dict[int, None],
+) -> Iterator[Event]:
+    """`grown` gets the numbers of the queues they went to."""
+    settings = queue.settings
+    exchange, key = settings.dead_letter_exchange, settings.dead_letter_routing_key
+    by_targets: dict[tuple[int, ...], list[int]] = {}
+    lost: dict[str, list[int]] = {}
+    if exchange is not None:
+        places = _routes(state, queue, seqs)
+        why = UNROUTABLE
+    else:
+        name = settings.dead_letter_queue
+        target = state.by_name.get((queue.vhost, name)) if name is not None else None
+        places = [(target.number,) if target is not None else ()] * len(seqs)
+        why = NOT_KEPT
+    for seq, targets in zip(seqs, places, strict=True):
+        good = tuple([t for t in targets if not _goes_round_unseen(state, queue, t, seq, cause)]) if targets else ()
+        if good:
+            by_targets.setdefault(good, []).append(seq)
+        else:
+            lost.setdefault(ENDLESS if targets else why, []).append(seq)
+    for why, group in lost.items():
+        if settings.keep_dead:
+            yield DeadLettered(queue.number, now_ms, group, cause, detail)
+        else:
+            yield Removed(queue.number, now_ms, group, cause, f"{why}: {detail}" if detail else why)
+    for targets, group in by_targets.items():
+        for number in targets[1:]:
+            yield Copied(queue.number, now_ms, group, cause, number, state.table.next_seq, detail, exchange, key)
+        yield Moved(queue.number, now_ms, group, cause, targets[0], state.table.next_seq, detail, exchange, key)
+        grown.update(dict.fromkeys(targets))
+
+
+def _routes(state: State, queue: Queue, seqs: Sequence[int]) -> list[tuple[int, ...]]:
+    """Per message the queues that the dead-letter exchange leads it to."""
+    exchange, key = queue.settings.dead_letter_exchange or "", queue.settings.dead_letter_routing_key
+    if not exchange and key is not None:  # the one case that no message has a say in
+        return [_route(state, queue.vhost, exchange, (key,), {})] * len(seqs)
+    routes: list[tuple[int, ...]] = []
+    for seq, props in zip(seqs, state.read_props(seqs), strict=True):
+        if props is None:
+            routes.append(())
+            continue
+        properties = decode_props(props)
+        keys: Sequence[str] = (key,) if key is not None else ()
+        if not keys:
+            told = state.stories.get(seq)
+            if told is not None and told.routing_key is not None:
+                keys = (told.routing_key,)
+            else:
+                keys = (*routing_keys(properties), *properties.extra.get("BCC", ()))
+        routes.append(_route(state, queue.vhost, exchange, keys, properties.attributes))
+    return routes
+
+
+def _route(state: State, vhost: str, exchange: str, keys: Sequence[str], headers: dict[str, Any]) -> tuple[int, ...]:
+    try:
+        found = [state.topology.route(vhost, exchange, key, headers) for key in keys]
+    except ExchangeNotFound:
+        return ()
+    return tuple(sorted({number for numbers in found for number in numbers}))
+
+
+def _goes_round_unseen(state: State, queue: Queue, target: int, seq: int, cause: Cause) -> bool:
+    """Whether a message died in the target already, or does so now, and ever since without being received, rejected or
+    redriven by anyone: queues that send each other their dead letters would pass it round for ever."""
+    if cause == Cause.REJECTED or state.table.slabs[seq >> SLAB_BITS].receives[seq & SLAB_MASK]:
+        return False
+    if target == queue.number:
+        return True
+    told = state.stories.get(seq)
+    if told is None:
+        return False
+    name = state.queues[target].name
+    for death in reversed(told.deaths[told.redriven :]):
+        if death.reason == REASONS[Cause.REJECTED] or death.receives:
+            return False
+        if death.queue == name:
+            return True
+    return False
+
+
+# Bounds
+
+
+def _push_out(state: State, grown: dict[int, None], now_ms: int) -> Iterator[Event]:
+    """Bring queues back within their bounds. What one pushes out may make another too long, so this goes on until all
+    are; a message cannot come to a queue twice this way."""
+    while grown:
+        queue = state.queues[next(iter(grown))]
+        excess = _excess(state, queue)
+        seqs = _lowest(state, queue, excess) if excess > 0 else []
+        if seqs:
+            yield from _bury(state, queue, seqs, Cause.OVERFLOW, "", now_ms, grown)
+        else:
+            del grown[queue.number]
+
+
+def _excess(state: State, queue: Queue) -> int:
+    """How many messages to push out next; those that waiting consumers will take at once are as good as gone."""
+    settings = queue.settings
+    most, most_bytes = settings.max_messages, settings.max_bytes
+    count = queue.ready + queue.delayed
+    too_many = most is not None and count > most
+    too_large = most_bytes is not None and queue.bytes_waiting > most_bytes
+    if settings.overflow != "drop_oldest" or not (too_many or too_large):
+        return 0
+    stay = count - state.wanted(queue.number, count)
+    if most is not None and stay > most:
+        return stay - most
+    return 1 if most_bytes is not None and queue.bytes_waiting * stay > most_bytes * count else 0
+
+
+def _lowest(state: State, queue: Queue, limit: int) -> list[int]:
+    """The oldest ready messages of the lowest priority, in groups or not; of delayed ones if nothing is ready. Those
+    that waiting consumers will take at once are spared."""
+    table = state.table
+
+    def priority(seq: int) -> int:
+        return table.slabs[seq >> SLAB_BITS].priority[seq & SLAB_MASK]
+
+    plain = (queue.bitmap & -queue.bitmap).bit_length() - 1
+    grouped = min(queue.grouped_ready, default=-1)
+    lowest = min((p for p in (plain, grouped) if p >= 0), default=-1)
+    if lowest < 0:
+        return sorted(table.find(queue.number, DELAYED), key=priority)[:limit]
+    sources: list[Iterable[int]] = []
+    if plain == lowest:
+        sources.append(queue.lanes[lowest].after(0, table))
+    if grouped == lowest:
+        sources.append(s for s in sorted(queue.group_of) if table.state(s) == READY and priority(s) == lowest)
+    spared = state.wanted(queue.number, queue.ready)
+    if spared:
+        spared = max(0, spared - queue.ready + queue.ready_by_priority()[lowest])
+    return list(islice(merge(*sources), spared, spared + limit))
+
+
+# Coming back, and going for good
+
+
+def is_dead_letter(state: State, queue: Queue, seq: int) -> bool:
+    """Dead in this queue, or waiting in it because it died elsewhere."""
+    found = state.table.state(seq)
+    if state.table.slabs[seq >> SLAB_BITS].queue[seq & SLAB_MASK] != queue.number if found else True:
+        return False
+    if found == DEAD:
+        return True
+    told = state.stories.get(seq)
+    return found in (READY, DELAYED) and told is not None and told.origin != 0
+
+
+def redrive(
+    state: State, queue: Queue, seqs: Sequence[int], target: Queue | None, now_ms: int, failed: list[int]
+) -> Iterator[Event]:
+    """Dead letters back to their origins, or all to one queue, as fresh messages with their history kept."""
+    by_target: dict[int, list[int]] = {}
+    seen: set[int] = set()
+    for seq in seqs:
+        if seq in seen or not is_dead_letter(state, queue, seq):
+            failed.append(seq)
+            continue
+        seen.add(seq)
+        told = state.stories[seq]
+        number = target.number if target is not None else told.origin or queue.number
+        if number in state.queues:
+            by_target.setdefault(number, []).append(seq)
+        else:
+            failed.append(seq)
+    for number, group in by_target.items():
+        yield Moved(queue.number, now_ms, group, Cause.REDRIVEN, number, state.table.next_seq)
+
+
+def delete_dead(state: State, queue: Queue, seqs: Sequence[int], now_ms: int) -> Iterator[Event]:
+    found = [seq for seq in dict.fromkeys(seqs) if is_dead_letter(state, queue, seq)]
+    if found:
+        yield Removed(queue.number, now_ms, found, Cause.DELETED)
+
+
+# Messages by their ids
+
+
+def number_of(state: State, queue: Queue, text: str) -> int:
+    """The number a message id stands for now, whether there is such a message or not; 0 if there never was. Of a dead
+    letter that went to several queues, its number in this one."""
+    _, tag, record_seq = parse_message_id(text)
+    if tag != state.tag:
+        return 0
+    numbers: tuple[int, ...] = (record_seq, *state.copies.get(record_seq, ()))
+    for seq in numbers:
+        if seq in state.table and state.table.slabs[seq >> SLAB_BITS].queue[seq & SLAB_MASK] == queue.number:
+            return seq
+    return state.moved.get(record_seq, record_seq)
+
+
+def find_message(state: State, queue: Queue, text: str) -> int:
+    """The number a message id stands for now, in this queue."""
+    seq = number_of(state, queue, text)
+    if seq not in state.table or state.table.slabs[seq >> SLAB_BITS].queue[seq & SLAB_MASK] != queue.number:
+        raise MessageNotFound(f"queue {queue.name!r} holds no message {text}", field="message_id")
+    return seq

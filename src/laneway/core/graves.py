@@ -1,0 +1,162 @@
+"""What events of death do to the state: letters kept where they died, moved, copied, or gone for good.
+
+Part of State.apply, in a file of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway.core import queue as q_
+from laneway.core.deadlines import TTL, coarse
+from laneway.core.events import Cause, Copied, DeadLettered, Moved, Removed
+from laneway.core.stories import REASONS, Story, died
+from laneway.core.table import DEAD, GROUPED, OVERDUE, READY, SLAB_BITS, SLAB_MASK, STORIED
+
+if TYPE_CHECKING:
+    from laneway.core.queue import Queue
+    from laneway.core.state import State
+
+_REASON_TOTALS = {Cause.EXPIRED: q_.EXPIRED, Cause.REJECTED: q_.REJECTED, Cause.OVERFLOW: q_.OVERFLOWED}
+
+
+def dead_lettered(state: State, e: DeadLettered) -> None:
+    queue = state.queues[e.queue]
+    for seq in e.seqs:
+        state.leave(queue, seq)
+        slab = state.table.owned(seq)
+        i = seq & SLAB_MASK
+        group = queue.group_of[seq].name if slab.flags[i] & GROUPED else ""
+        state.leave_group(queue, slab, seq)
+        slab.state[i] = DEAD
+        slab.flags[i] = slab.flags[i] & ~OVERDUE | STORIED
+        # A dead letter of another queue that dies here stays that queue's: it is counted and redriven there.
+        story = died(state.stories.get(seq), seq, queue.name, e.cause, e.detail, slab.receives[i], e.at_ms)
+        state.stories[seq] = msgspec.structs.replace(story, group=group)
+        queue.dead[seq] = None
+    _count_deaths(queue, e)
+    if not queue.retention_armed_ms:
+        state.arm_retention(queue, queue.keeps_until(e.at_ms))
+
+
+def moved(state: State, e: Moved) -> None:
+    queue, target = state.queues[e.queue], state.queues[e.target]
+    _check_next(state, e.first_seq)
+    for seq in e.seqs:
+        row, story, group = _carried(state, queue, seq, e)
+        state.leave(queue, seq)
+        state.forget(seq)
+        _arrive(state, target, row, story, group, e.at_ms)
+    if e.cause == Cause.REDRIVEN:
+        queue.totals[q_.REDRIVEN] += len(e.seqs)
+    else:
+        _count_deaths(queue, e)
+    _count_arrivals(state, target, e)
+
+
+def copied(state: State, e: Copied) -> None:
+    queue, target = state.queues[e.queue], state.queues[e.target]
+    _check_next(state, e.first_seq)
+    for seq in e.seqs:
+        _arrive(state, target, *_carried(state, queue, seq, e), e.at_ms)
+    _count_arrivals(state, target, e)
+
+
+Row = tuple[int, int, int]  # location and size of the record, priority
+
+
+def _carried(state: State, queue: Queue, seq: int, e: Moved | Copied) -> tuple[Row, Story, str]:
+    """What a message that goes to another queue takes along: its row, its story so far, its group."""
+    slab, i = state.table.slabs[seq >> SLAB_BITS], seq & SLAB_MASK
+    row = slab.location[i], slab.size[i], slab.priority[i]
+    group = queue.group_of[seq].name if slab.flags[i] & GROUPED else ""
+    told = state.stories.get(seq)
+    if e.cause == Cause.REDRIVEN:
+        assert told is not None
+        return row, Story(told.record_seq, 0, told.deaths, redriven=len(told.deaths)), group or told.group
+    story = died(told, seq, queue.name, e.cause, e.detail, slab.receives[i], e.at_ms)
+    # It belongs to the queue it first died in, wherever it goes from there; back in that one it is no dead letter.
+    origin = story.origin if story.origin in state.queues else queue.number
+    if origin == e.target:
+        origin = 0
+    exchange = story.exchange if e.exchange is None else e.exchange
+    key = story.routing_key if e.routing_key is None else e.routing_key
+    return row, Story(story.record_seq, origin, story.deaths, "", exchange, key, story.redriven), group
+
+
+def removed(state: State, e: Removed) -> None:
+    queue = state.queues[e.queue]
+    for seq in e.seqs:
+        state.leave(queue, seq)
+        state.forget(seq)
+    if e.cause in REASONS:
+        queue.totals[q_.DROPPED] += len(e.seqs)
+        _count_reason(queue, e.cause, len(e.seqs))
+    else:
+        queue.totals[q_.DELETED if e.cause == Cause.DELETED else q_.EXPIRED] += len(e.seqs)
+
+
+def _check_next(state: State, first_seq: int) -> None:
+    if first_seq != state.table.next_seq:
+        raise AssertionError(f"moved to {first_seq}, but {state.table.next_seq} is next")
+
+
+def _arrive(state: State, target: Queue, row: Row, story: Story, group: str, at_ms: int) -> None:
+    """A message under a new number at the end of a queue, with the record and the story it has."""
+    location, size, priority = row
+    new = state.table.next_seq
+    state.table.append((location,), (size,), at_ms, target.number, (priority,), READY)
+    state.extents[location >> 32] = state.extents.get(location >> 32, 0) + 1
+    slab = state.table.owned(new)
+    slab.flags[new & SLAB_MASK] |= STORIED
+    state.stories[new] = story
+    note_number(state, story.record_seq, new)
+    origin = state.queues.get(story.origin)
+    if origin is not None:
+        origin.dead_elsewhere += 1
+    if group:
+        state.join_group(target, slab, new, group)
+    state.make_ready(target, slab, new, priority, fresh=True)
+    target.bytes_waiting += size
+    ttl_ms = target.settings.message_ttl_ms
+    if ttl_ms is not None:
+        state.deadlines.add(coarse(at_ms + ttl_ms, at_ms), TTL, target.number, (new,))
+
+
+def note_number(state: State, record_seq: int, seq: int) -> None:
+    """A message has a new number, the highest of those that share its record."""
+    other = state.moved.get(record_seq)
+    if other is not None:
+        state.copies.setdefault(record_seq, [other]).append(seq)
+    state.moved[record_seq] = seq
+
+
+def forget_number(state: State, record_seq: int, seq: int) -> None:
+    copies = state.copies.get(record_seq)
+    if copies is None:
+        if state.moved.get(record_seq) == seq:
+            del state.moved[record_seq]
+        return
+    copies.remove(seq)
+    state.moved[record_seq] = copies[-1]
+    if len(copies) == 1:
+        del state.copies[record_seq]
+
+
+def _count_arrivals(state: State, target: Queue, e: Moved | Copied) -> None:
+    target.totals[q_.MOVED_IN] += len(e.seqs)
+    if not target.retention_armed_ms:
+        state.arm_retention(target, target.keeps_until(e.at_ms))
+
+
+def _count_deaths(queue: Queue, e: DeadLettered | Moved) -> None:
+    queue.totals[q_.DEAD_LETTERED] += len(e.seqs)
+    _count_reason(queue, e.cause, len(e.seqs))
+
+
+def _count_reason(queue: Queue, cause: Cause, count: int) -> None:
+    total = _REASON_TOTALS.get(cause)
+    if total is not None:
+        queue.totals[total] += count

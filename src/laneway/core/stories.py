@@ -1,0 +1,99 @@
+"""What a message that died or moved carries on, beside its record: its deaths, and how it came where it is.
+
+The record never changes, so whatever became different since it was written stands in its story. A death that says
+nothing of an exchange or a routing key means those of the record; `fill_in` adds them when someone looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from laneway.core.events import Cause
+from laneway.core.message import Death, Properties, routing_keys
+
+REASONS = {
+    Cause.MAX_RECEIVES: "max_receives",
+    Cause.EXPIRED: "expired",
+    Cause.REJECTED: "rejected",
+    Cause.OVERFLOW: "overflow",
+}
+
+#: A message that dies in very many queues keeps its first death and the latest ones.
+MAX_DEATHS = 32
+
+
+class Story(msgspec.Struct, frozen=True, array_like=True):
+    record_seq: int  # the number its record was written under
+    origin: int  # number of the queue a redrive takes it back to, if it is kept in another; 0: it is no dead letter
+    deaths: tuple[Death, ...]  # one for each queue and reason, the latest last
+    group: str = ""  # of one that is dead in its queue: it has left its group, and joins it again when redriven
+    exchange: str | None = None  # that it came through as a dead letter; None: that of its record
+    routing_key: str | None = None  # that it was given then; None: those of its record
+    redriven: int = 0  # so many of its deaths, the first ones, came before it was last redriven
+
+
+def died(story: Story | None, seq: int, queue: str, cause: Cause, detail: str, receives: int, at_ms: int) -> Story:
+    """The story with one more death. A death of the same queue and reason counts up, and is the latest again."""
+    reason = REASONS.get(cause, "moved")
+    if story is None:
+        return Story(seq, 0, (Death(queue, reason, at_ms, receives, detail, 1, at_ms, True),))
+    same = next((d for d in story.deaths if d.queue == queue and d.reason == reason), None)
+    if same is None:
+        keys = None if story.routing_key is None else (story.routing_key,)
+        is_first = not story.deaths
+        death = Death(queue, reason, at_ms, receives, detail, 1, at_ms, is_first, story.exchange, keys)
+    else:
+        death = msgspec.structs.replace(
+            same,
+            at_ms=at_ms,
+            receives=receives,
+            detail=detail,
+            count=same.count + 1,
+            first_at_ms=same.first_at_ms or same.at_ms,
+        )
+    deaths, redriven = list(story.deaths), story.redriven
+    gone = None
+    if same is not None:
+        gone = deaths.index(same)
+    elif len(deaths) >= MAX_DEATHS:
+        gone = 1 if deaths[0] is first_death(deaths) else 0
+    if gone is not None:
+        del deaths[gone]
+        redriven -= gone < redriven
+    return msgspec.structs.replace(story, deaths=(*deaths, death), redriven=redriven)
+
+
+def first_death(deaths: Sequence[Death]) -> Death:
+    """The one that came before all others; of those kept by an older version, which did not say it, the earliest."""
+    return next((d for d in deaths if d.is_first), deaths[0])
+
+
+class Told(NamedTuple):
+    properties: Properties
+    deaths: tuple[Death, ...]
+
+
+def fill_in(story: Story, properties: Properties) -> Told:
+    """A message's properties and deaths as they are shown: what its story leaves open, its record says."""
+    deaths = tuple([_fill_in(death, properties) for death in story.deaths])
+    if story.exchange is not None:
+        key = properties.routing_key if story.routing_key is None else story.routing_key
+        properties = msgspec.structs.replace(properties, exchange=story.exchange, routing_key=key)
+    return Told(properties, deaths)
+
+
+def _fill_in(death: Death, properties: Properties) -> Death:
+    if death.exchange is not None and death.routing_keys is not None and not death.is_first:
+        return death
+    keys = routing_keys(properties)
+    return msgspec.structs.replace(
+        death,
+        first_at_ms=death.first_at_ms or death.at_ms,
+        exchange=properties.exchange if death.exchange is None else death.exchange,
+        routing_keys=keys if death.routing_keys is None else death.routing_keys,
+        # Only its first time to live is the publisher's: a dead letter has that of the queue it is in.
+        original_expiration=str(properties.extra.get("expiration", "")) if death.is_first else "",
+    )
