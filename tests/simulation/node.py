@@ -188,11 +188,11 @@ class Node:
 
     def catch_up(self) -> None:
         """Have the broker do what it has put off, so that the state shows it."""
-        self.broker._run_gathered()
+        self.broker.run_gathered()
 
     def seqs(self, queue: str | None = None, *states: int) -> list[int]:
         """Numbers of the messages there are, of one queue and in some states if asked for."""
-        self.broker._run_gathered()  # what was asked for before this question was asked
+        self.broker.run_gathered()  # what was asked for before this question was asked
         number = None if queue is None else find_queue(self.engine.state, "/", queue).number
         return [
             (slab_number << small.SLAB_BITS) + i
