@@ -108,3 +108,15 @@ def test_an_event_that_cannot_be_applied_is_not_written_and_ends_the_broker(run:
         assert bodies(await b.lease()) == [b"before"]
 
     run(scenario)
+
+
+def test_settling_what_was_never_kept_leaves_the_kept_ones_whole() -> None:
+    """Messages that moved have numbers in a slab of which the cache knows the ones before and after them."""
+    cache = ContentCache(1 << 20)
+    cache.add(1, 5, [b"", b""], [b"one", b"two"])
+    cache.discard([2, 3, 4])
+    cache.discard([2, 3])
+    cache.add(5, 6, [b"p"], [b"five"])
+    assert [cache.get(seq) for seq in range(1, 6)] == [(5, b"", b"one"), None, None, None, (6, b"p", b"five")]
+    assert cache.run(5, 1) == ([6], [b"p"], [b"five"])
+    assert cache.run(1, 5) is None

@@ -96,8 +96,9 @@ class ContentCache:
             slab = self._slabs.get(first >> SLAB_BITS)
             if slab is not None and first >= slab.start:
                 i = first - slab.start
-                slab.bodies[i : i + count] = [None] * count
-                slab.live -= count
+                kept = slab.bodies[i : i + count]  # fewer, if the last of them have moved here
+                slab.bodies[i : i + len(kept)] = [None] * len(kept)
+                slab.live -= len(kept) - kept.count(None)
                 if slab.live <= 0 and len(slab.bodies) + (slab.start & SLAB_MASK) == SLAB_ROWS:
                     self._drop(first >> SLAB_BITS)
 
