@@ -98,7 +98,11 @@ class ContentCache:
                 i = first - slab.start
                 kept = slab.bodies[i : i + count]  # fewer, if the last of them have moved here
                 slab.bodies[i : i + len(kept)] = [None] * len(kept)
-                slab.live -= len(kept) - kept.count(None)
+                gone = len(kept) - kept.count(None)
+                freed = slab.byte_count * gone // max(slab.live, 1)  # about: to know better would cost more
+                slab.live -= gone
+                slab.byte_count -= freed
+                self._bytes -= freed
                 if slab.live <= 0 and len(slab.bodies) + (slab.start & SLAB_MASK) == SLAB_ROWS:
                     self._drop(first >> SLAB_BITS)
 

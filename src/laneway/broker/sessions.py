@@ -327,6 +327,19 @@ class Sessions:
                 trouble = results[0]
         broker.when_durable(done, trouble)
 
+    def publish_columns(
+        self, number: int, props: Sequence[bytes], bodies: Sequence[bytes], priorities: Sequence[int]
+    ) -> bool:
+        """Messages with nothing special about them into one queue, those of one priority together. The caller has seen
+        to it that this may be written. False, and nothing done, if the queue or a message wants a closer look."""
+        broker = self._broker
+        queue = broker.engine.state.queues.get(number)
+        if queue is None or not commands.takes_columns(queue, props, bodies, priorities):
+            return False
+        broker.run_gathered()
+        broker.run_now(commands.publish_columns(broker.engine.state, queue, props, bodies, priorities, broker.now()))
+        return True
+
     # Consuming
 
     def subscribe(

@@ -274,10 +274,17 @@ def _answered(
     return out
 
 
-def takes_columns(queue: Queue) -> bool:
+def takes_columns(queue: Queue, blocks: Sequence[bytes], bodies: Sequence[bytes], priorities: Sequence[int]) -> bool:
     """Whether messages without times, group and dedup id can go in by publish_columns."""
     s = queue.settings
-    return not s.delay_ms and s.message_ttl_ms is None and s.max_messages is None and s.max_bytes is None
+    return (
+        not s.delay_ms
+        and s.message_ttl_ms is None
+        and s.max_messages is None
+        and s.max_bytes is None
+        and max(priorities) <= s.max_priority
+        and max(map(len, blocks)) + max(map(len, bodies)) <= s.max_message_bytes
+    )
 
 
 def publish_columns(

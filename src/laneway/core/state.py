@@ -355,15 +355,10 @@ class State:
         queue.totals[q_.REDELIVERED] += len(e.seqs) - e.receives.count(1)
 
     def _lease_run(self, queue: Queue, first: int, receives: Sequence[int], lease: int, deadline_ms: int) -> bool:
-        """Lease neighbours of one slab at once if they are alike: ready, plain, of one priority. False if not."""
+        """Lease neighbours of one slab at once if they are ready and plain. False if not."""
         slab, i, n = self.table.slabs[first >> SLAB_BITS], first & SLAB_MASK, len(receives)
         j = i + n
-        priority = slab.priority[i]
-        if (
-            slab.state.count(READY, i, j) != n
-            or slab.flags.count(0, i, j) != n
-            or slab.priority.count(priority, i, j) != n
-        ):
+        if slab.state.count(READY, i, j) != n or slab.flags.count(0, i, j) != n:
             return False
         if slab.frozen:
             slab = self.table.owned(first)
@@ -375,11 +370,18 @@ class State:
         slab.due_ms[i:j] = array("Q", (deadline_ms,)) * n
         queue.bytes_waiting -= sum(slab.size[i:j])
         queue.ready -= n
-        lane = queue.lanes[priority]
-        lane.count -= n
-        if not lane.count:
-            queue.bitmap &= ~(1 << priority)
-        lane.skip(first, n, self.table)
+        while i < j:
+            priority = slab.priority[i]
+            alike = slab.priority.count(priority, i, j)
+            if slab.priority.count(priority, i, i + alike) != alike:  # rare: the numbers of a batch go by priority
+                alike = 1
+            lane = queue.lanes[priority]
+            lane.count -= alike
+            if not lane.count:
+                queue.bitmap &= ~(1 << priority)
+            lane.skip(first, alike, self.table)
+            first += alike
+            i += alike
         return True
 
     def _lease_one(self, queue: Queue, seq: int, receives: int, lease: int, deadline_ms: int) -> None:
