@@ -180,6 +180,7 @@ class State:
         else:
             queue.settings = document.settings
             queue.changed_at_ms = e.at_ms
+            self.topology.changed()  # what was planned for publishing into it may no longer hold
             if queue.retention_armed_ms:
                 self.arm_retention(queue, e.at_ms)
 
