@@ -113,9 +113,10 @@ def amqp_properties(p: Properties, message_id: str, priority: int, enqueued_at_m
         "content_type": p.content_type,
         "delivery_mode": 2,
         "priority": priority,
-        "message_id": p.extra.get("message_id", message_id),
+        "message_id": message_id,
         "timestamp": enqueued_at_ms // 1000,
     }
+    values |= {name: p.extra[name] for name in _NAMED if name in p.extra}  # what its publisher said counts
     if p.attributes:
         values["headers"] = p.attributes
     if p.correlation_id:
