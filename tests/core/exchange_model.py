@@ -55,7 +55,7 @@ class Model:
         return None
 
     def _forget(self, gone: list[Binding]) -> None:
-        self.bindings = [b for b in self.bindings if b not in gone]
+        self.bindings = [b for b in self.bindings if not any(b is g for g in gone)]  # 1 and True are equal
         for source in {b.source for b in gone} & set(self.exchanges):
             if self.exchanges[source].auto_delete and not any(b.source == source for b in self.bindings):
                 self.delete(source, if_unused=False)
