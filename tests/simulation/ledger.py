@@ -20,6 +20,11 @@ from .loop import Clock
 GRACE_MS = 1_000
 
 
+def death_count(seen: Delivery | Glimpse) -> int:
+    """How often it died; deaths alike are told as one, with their count."""
+    return sum(death.count for death in seen.deaths)
+
+
 class Sent:
     """One message that was handed in."""
 
@@ -89,7 +94,7 @@ class Held:
         self.lease_id = int(delivery.token[:16], 16)
         self.deadline_ms = delivery.deadline_ms
         self.latest_ms = delivery.deadline_ms  # the deadline, if all that was asked for was done
-        self.deaths = len(delivery.deaths)
+        self.deaths = death_count(delivery)
         self.incarnation = incarnation
         self.settling = 0  # requests under way
         self.ended = False  # it was answered that it is settled
@@ -261,7 +266,7 @@ class Ledger:
             assert hold.lease_id not in self.lease_ids, f"lease id {hold.lease_id:x} was given twice, now for {sent}"
             self.lease_ids.add(hold.lease_id)
             self.holds[d.token] = hold
-            sent.deaths = max(sent.deaths, len(d.deaths))
+            sent.deaths = max(sent.deaths, death_count(d))
             before = self.held.get(d.body)
             if before is not None and before.lease_id > hold.lease_id:
                 hold.superseded = True  # handed over late, because others of its batch had to become durable first
@@ -278,7 +283,7 @@ class Ledger:
         assert sent.message_id in ("", seen.message_id), f"{sent} has become {seen.message_id}"
         assert seen.properties == draft.properties, f"{sent}: {seen.properties}, not {draft.properties}"
         assert sent.priority in (None, seen.priority), f"{sent}: priority {seen.priority}, not {sent.priority}"
-        assert len(seen.deaths) >= sent.deaths, f"{sent} had died {sent.deaths} times, now {seen.deaths}"
+        assert death_count(seen) >= sent.deaths, f"{sent} had died {sent.deaths} times, now {seen.deaths}"
 
     def expectation(self, hold: Held, now_ms: int) -> bool | None:
         """True if the token must be taken, False if it must be refused, None if either is right."""
@@ -306,7 +311,7 @@ class Ledger:
                 self.by_id.pop(sent.message_id, None)  # its number may be given again
         for body, glimpse in found.items():
             sent = self.sent(body)
-            sent.gone, sent.deaths, sent.leaving = False, len(glimpse.deaths), 0
+            sent.gone, sent.deaths, sent.leaving = False, death_count(glimpse), 0
         self.dedups.clear()
         self.keys.clear()
         self.open_batches.clear()
