@@ -307,6 +307,12 @@ class Connection(asyncio.Protocol):
         log.info("channel %d of %s ends: %s", number, self._who(), text)
         self.channels[number].fail(encode("channel.close", number, error.code, text, method >> 16, method & 0xFFFF))
 
+    def fail_channel(self, channel: Channel, error: AmqpError, method: int) -> None:
+        """A method that was carried out without an answer turns out to be a mistake."""
+        if self.channels.get(channel.number) is channel and not channel.is_closing:
+            self._method = method
+            self._end_channel(channel.number, error)
+
     # --- writing
 
     def write(self, data: bytes) -> None:

@@ -12,12 +12,13 @@ import msgspec
 
 from laneway.broker.exchanges import message_delay_ms
 from laneway.broker.values import Draft
-from laneway.errors import DiskFull, LanewayError
+from laneway.errors import DiskFull, InvalidInput, LanewayError
 from laneway.frontends.amqp import delivering, properties, replies
 from laneway.frontends.amqp.confirms import Confirms
 from laneway.frontends.amqp.errors import (
     AmqpError,
     access_refused,
+    amqp_error,
     not_found,
     not_implemented,
     precondition_failed,
@@ -157,6 +158,8 @@ def carry_out(ch: Channel, plan: Plan, body: bytes, number: int) -> None:
         connection.written(size)
         if number and confirms is not None:
             confirms.settle(number, refusal is None)
+        elif isinstance(refusal, InvalidInput):  # a full queue drops; what no queue can take is the publisher's mistake
+            connection.fail_channel(ch, amqp_error(refusal), _PUBLISH.number)
 
     connection.writing(size)
     try:
@@ -165,9 +168,10 @@ def carry_out(ch: Channel, plan: Plan, body: bytes, number: int) -> None:
         connection.written(size)
         connection.block(lambda: carry_out(ch, plan, body, number))
     except LanewayError as refusal:
-        done(refusal)
         if not number:
+            connection.written(size)
             raise
+        done(refusal)
 
 
 def draft_of(ch: Channel, plan: Plan, body: bytes) -> Draft:

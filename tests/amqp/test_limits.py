@@ -1,0 +1,171 @@
+"""What a client may hold, send and leave undone, and that time is kept."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable
+
+from tests.amqp.serving import Serving, wait_for
+from tests.amqp.wire import HEADER, Wire, content, frame, method, publish
+
+OwnServing = Callable[..., Serving]
+
+
+def test_who_says_nothing_is_cut_off(own_serving: OwnServing) -> None:
+    serving = own_serving(handshake_ms=300)
+    with serving.connect() as silent, serving.connect() as started, serving.log_in() as opened:
+        started.send(HEADER)
+        started.expect("connection.start")
+        assert silent.read_until_closed() == b""
+        assert started.read_until_closed() == b""
+        assert opened.ask(1, "basic.qos").name == "basic.qos-ok"
+
+
+def test_a_connection_too_many_is_cut_off(own_serving: OwnServing) -> None:
+    serving = own_serving(connection_count=2)
+    with serving.log_in() as one, serving.log_in(), serving.connect() as third:
+        assert third.read_until_closed() == b""
+        one.close()
+        wait_for(lambda: serving.server.connection_count == 1, "one is gone")
+        serving.log_in().close()
+
+
+def test_a_body_too_large_ends_the_channel_before_it_is_received(own_serving: OwnServing) -> None:
+    serving = own_serving(body_bytes=1000)
+    with serving.log_in() as wire:
+        wire.send(method(1, "basic.publish", key="x") + frame(2, 1, struct.pack(">HHQH", 60, 0, 1 << 60, 0)))
+        close = wire.expect("channel.close")
+        text = f"PRECONDITION_FAILED - message size {1 << 60} is larger than max size 1000"
+        assert (close.fields["code"], close.fields["text"], close.fields["method-id"]) == (406, text, 40)
+        wire.send(frame(3, 1, b"ignored") + method(1, "channel.close-ok") + method(1, "channel.open"))
+        wire.expect("channel.open-ok")
+
+
+def test_a_frame_too_large_ends_the_connection(own_serving: OwnServing) -> None:
+    serving = own_serving()
+    with serving.log_in(frame_max=4096) as wire:
+        wire.send(struct.pack(">BHI", 1, 1, 4089))
+        close = wire.expect("connection.close")
+        assert close.fields["text"] == "FRAME_ERROR - type 1, all octets = <<>>: {frame_too_large,4089,4088}"
+
+
+def test_a_body_longer_than_announced_ends_the_connection(serving: Serving) -> None:
+    with serving.log_in() as wire:
+        wire.send(method(1, "basic.publish", key="x") + content(1, b"1234")[:-9] + frame(3, 1, b"12345"))
+        assert wire.expect("connection.close").fields["code"] == 501
+
+
+def test_large_bodies_travel_in_frames_of_the_agreed_size(serving: Serving) -> None:
+    body = bytes(range(256)) * 100
+    with serving.log_in(frame_max=4096) as wire:
+        wire.ask(1, "queue.declare", queue="large", exclusive=1)
+        wire.send(method(1, "basic.publish", key="large") + content(1, body, frame_max=4096))
+        wire.send(method(1, "basic.get", queue="large", no_ack=1))
+        wire.expect("basic.get-ok")
+        assert wire.expect("header").fields["size"] == len(body)
+        parts = []
+        while sum(map(len, parts)) < len(body):
+            parts.append(wire.read().payload)
+        assert b"".join(parts) == body and len(parts[0]) == 4088
+
+
+def test_a_connection_has_only_so_many_consumers(own_serving: OwnServing) -> None:
+    serving = own_serving(consumer_count=2)
+    with serving.log_in() as wire:
+        wire.ask(1, "queue.declare", queue="q")
+        for _ in range(2):
+            assert wire.ask(1, "basic.consume", queue="q").name == "basic.consume-ok"
+        close = wire.ask(1, "basic.consume", queue="q")
+        assert close.fields["text"] == "RESOURCE_ERROR - a connection has at most 2 consumers"
+
+
+def test_cancelled_consumers_make_room(own_serving: OwnServing) -> None:
+    serving = own_serving(consumer_count=2)
+    with serving.log_in() as wire:
+        wire.ask(1, "queue.declare", queue="q")
+        for _ in range(5):
+            assert wire.ask(1, "basic.consume", queue="q", tag="c").name == "basic.consume-ok"
+            assert wire.ask(1, "basic.cancel", tag="c").name == "basic.cancel-ok"
+
+
+def test_a_transaction_has_a_size(own_serving: OwnServing) -> None:
+    serving = own_serving(transaction_bytes=100)
+    with serving.log_in() as wire:
+        wire.ask(1, "tx.select")
+        wire.send(publish(1, "x", bytes(60)) * 2)
+        assert wire.expect("connection.close").fields["code"] == 506
+
+
+def test_publishes_beyond_what_the_disk_takes_wait_and_are_not_lost(own_serving: OwnServing) -> None:
+    serving = own_serving(unconfirmed_bytes=1000, body_bytes=1000)
+    with serving.log_in() as wire:
+        wire.ask(1, "queue.declare", queue="q")
+        wire.ask(1, "confirm.select")
+        wire.send(publish(1, "q", bytes(500)) * 200)
+        last = 0
+        while last < 200:
+            last = wire.expect("basic.ack").fields["delivery"]
+        assert wire.ask(1, "queue.declare", queue="q", passive=1).fields["messages"] == 200
+
+
+def test_who_takes_nothing_is_sent_nothing_more_and_then_cut_off(own_serving: OwnServing) -> None:
+    serving = own_serving(unsent_bytes=65536, send_timeout_ms=500, body_bytes=200_000)
+    with serving.log_in() as publisher, serving.log_in() as consumer:
+        publisher.ask(1, "queue.declare", queue="q")
+        publisher.ask(1, "confirm.select")
+        for _ in range(400):
+            publisher.send(publish(1, "q", bytes(100_000)))
+        last = 0
+        while last < 400:
+            last = publisher.expect("basic.ack").fields["delivery"]
+        consumer.send(method(1, "basic.consume", queue="q"))
+        wait_for(lambda: serving.server.connection_count == 1, "the consumer is cut off")
+        ready = publisher.ask(1, "queue.declare", queue="q", passive=1).fields["messages"]
+        assert ready == 400
+
+
+# --- heartbeats
+
+
+def read_heartbeat(wire: Wire) -> float:
+    before = time.monotonic()
+    assert wire.read().kind == 8
+    return time.monotonic() - before
+
+
+def test_the_server_sends_heartbeats_when_it_has_nothing_else_to_send(serving: Serving) -> None:
+    with serving.log_in(heartbeat=1) as wire:
+        assert max(read_heartbeat(wire) for _ in range(2)) < 1.5
+
+
+def test_a_silent_client_is_cut_off_and_what_it_held_goes_back(serving: Serving, queue: str, wire: Wire) -> None:
+    wire.send(publish(1, queue, b"held"))
+    with serving.log_in(heartbeat=1) as silent:
+        assert silent.ask(1, "basic.get", queue=queue).name == "basic.get-ok"
+        silent.read_until_closed()
+        again = wire.ask(1, "basic.get", queue=queue)
+        assert again.name == "basic.get-ok" and again.fields["redelivered"] == 1
+
+
+def test_any_frame_is_a_sign_of_life(serving: Serving) -> None:
+    with serving.log_in(heartbeat=1) as wire:
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            wire.send(b"\x08\x00\x00\x00\x00\x00\x00\xce")
+            while wire.read().kind != 8:
+                pass
+        assert wire.ask(1, "basic.qos").name in ("basic.qos-ok", "")
+
+
+def test_what_no_queue_can_take_ends_the_channel(serving: Serving, wire: Wire, queue: str) -> None:
+    headers = {f"h{number}": number for number in range(200)}
+    wire.send(publish(1, queue, b"", headers=headers))
+    close = wire.expect("channel.close")
+    assert close.fields["text"] == "PRECONDITION_FAILED - 200 attributes, 128 are allowed"
+    assert (close.fields["class-id"], close.fields["method-id"]) == (60, 40)
+    wire.send(method(1, "channel.close-ok") + method(1, "channel.open"))
+    wire.expect("channel.open-ok")
+    wire.ask(1, "confirm.select")
+    wire.send(publish(1, queue, b"", headers=headers))
+    assert wire.expect("basic.nack").fields["delivery"] == 1

@@ -1,0 +1,107 @@
+"""AMQP with TLS, and accounts that log in with a certificate."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from laneway.config import load_config
+from laneway.errors import ConfigInvalid
+from laneway.node import tls_context
+from tests.amqp.serving import Serving
+from tests.amqp.wire import HEADER, Wire, method
+
+
+def openssl(folder: Path, *arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an authority and what it signed: server, and a client called robot."""
+    folder = tmp_path_factory.mktemp("certificates")
+    key = ("-newkey", "rsa:2048", "-nodes")
+    openssl(folder, "req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=authority", "-days", "2")
+    for name, subject, extra in (("server", "localhost", "subjectAltName=DNS:localhost"), ("robot", "robot", "")):
+        (folder / f"{name}.ext").write_text(extra)
+        openssl(folder, "req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={subject}")
+        openssl(
+            folder,
+            *("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial"),
+            *("-out", f"{name}.pem", "-days", "2", "-extfile", f"{name}.ext"),
+        )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tls_serving(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    flags = {f"tls_{part}": str(certificates / file) for part, file in
+             (("cert", "server.pem"), ("key", "server.key"), ("ca", "ca.pem"))}  # fmt: skip
+    context = tls_context(load_config(flags, {}))
+    with Serving(tmp_path_factory.mktemp("tls"), tls=context) as serving:
+        yield serving
+
+
+def client(certificates: Path, name: str | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+    if name is not None:
+        context.load_cert_chain(certificates / f"{name}.pem", certificates / f"{name}.key")
+    return context
+
+
+def external(wire: Wire) -> None:
+    wire.send(HEADER)
+    assert "EXTERNAL" in wire.expect("connection.start").fields["mechanisms"].split()
+    wire.send(
+        method(
+            0,
+            "connection.start-ok",
+            mechanism="EXTERNAL",
+            client_properties={"capabilities": {"authentication_failure_close": True}},
+        )
+    )
+
+
+def test_a_password_over_tls(tls_serving: Serving, certificates: Path) -> None:
+    with tls_serving.connect_tls(client(certificates)) as wire:
+        wire.log_in()
+        assert wire.ask(1, "queue.declare", queue="q").name == "queue.declare-ok"
+
+
+def test_without_a_certificate_external_is_not_offered(tls_serving: Serving, certificates: Path) -> None:
+    with tls_serving.connect_tls(client(certificates)) as wire:
+        wire.send(HEADER)
+        assert wire.expect("connection.start").fields["mechanisms"] == "PLAIN AMQPLAIN"
+
+
+def test_the_common_name_of_a_certificate_is_the_account(tls_serving: Serving, certificates: Path) -> None:
+    with tls_serving.connect_tls(client(certificates, "robot")) as wire:
+        external(wire)
+        assert wire.expect("connection.close").fields["text"].startswith("ACCESS_REFUSED - Login was refused")
+    tls_serving.run(tls_serving.access.put_account("robot"))
+    with tls_serving.connect_tls(client(certificates, "robot")) as wire:
+        external(wire)
+        wire.expect("connection.tune")
+
+
+def test_who_does_not_speak_tls_learns_nothing(tls_serving: Serving) -> None:
+    with Wire(tls_serving.tls_address) as wire:
+        wire.send(HEADER)
+        assert b"AMQP" not in wire.read_until_closed()
+
+
+def test_a_certificate_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bad.pem").write_text("no certificate")
+    for flags, field in (
+        ({"tls_cert": str(tmp_path / "none.pem")}, "tls_cert"),
+        ({"tls_cert": str(tmp_path / "bad.pem")}, "tls_cert"),
+        ({"tls_key": str(tmp_path / "key.pem")}, "tls_cert"),
+    ):
+        with pytest.raises(ConfigInvalid) as refused:
+            tls_context(load_config(flags, {}))
+        assert refused.value.field == field
+    assert tls_context(load_config({}, {})) is None
