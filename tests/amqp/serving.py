@@ -133,4 +133,8 @@ class Serving:
         return Wire(self.tls_address, context.wrap_socket(plain, server_hostname="localhost"))
 
     def http(self) -> httpx.Client:
-        return httpx.Client(base_url=f"http://{self.http_address[0]}:{self.http_address[1]}", timeout=DEADLINE_S)
+        return httpx.Client(
+            base_url=f"http://{self.http_address[0]}:{self.http_address[1]}",
+            auth=("guest", "guest"),
+            timeout=DEADLINE_S,
+        )

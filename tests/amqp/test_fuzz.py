@@ -1,4 +1,4 @@
-"""Whatever a client sends, the server goes on serving others, and says so in its own words when it ends a connection."""
+"""Whatever a client sends, the server goes on serving others, and ends a connection in its own words."""
 
 from __future__ import annotations
 

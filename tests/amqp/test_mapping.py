@@ -1,4 +1,4 @@
-"""One message, every protocol: what AMQP publishes HTTP reads, and the other way round (the table is in docs/amqp.md)."""
+"""One message, every protocol: what AMQP publishes HTTP reads, and back (the table is in docs/amqp.md)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EVERYTHING: dict[str, Any] = {
 
 
 def leased(client: httpx.Client, queue: str) -> dict[str, Any]:
-    response = client.get(f"/queues/{queue}/messages", params={"max_messages": 1})
+    response = client.get(f"/queues/{queue}/messages")
     assert response.status_code == 200, response.text
     [message] = response.json()["messages"]
     return dict(message)

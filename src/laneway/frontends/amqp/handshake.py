@@ -167,7 +167,7 @@ def _check_negotiated(name: str, value: int, lowest: int, highest: int) -> None:
 def _plain(response: bytes) -> tuple[str, str]:
     parts = response.split(b"\0")
     if len(parts) != 3:
-        raise AmqpError(501, "the response of PLAIN is a zero byte, the name, a zero byte, the password")
+        raise AmqpError(501, "the response of PLAIN is \\0, the name, \\0, the password")
     return parts[1].decode("utf-8", "replace"), parts[2].decode("utf-8", "surrogateescape")
 
 
