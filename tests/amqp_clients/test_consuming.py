@@ -126,6 +126,15 @@ def test_delivery_tags_belong_to_their_channel(connection: pika.BlockingConnecti
     assert [get(one, queue, ack=False).tag for one in (first, second)] == [1, 1]
 
 
+def test_a_tag_of_another_channel_is_unknown(connection: pika.BlockingConnection, queue: str) -> None:
+    first, second = connection.channel(), connection.channel()
+    first.queue_declare(queue)
+    publish(first, queue, b"mine")
+    second.basic_ack(get(first, queue, ack=False).tag)
+    with channel_closed(406, "PRECONDITION_FAILED - unknown delivery tag 1"):
+        round_trip(second)
+
+
 def test_recover_delivers_again(channel: BlockingChannel, queue: str) -> None:
     channel.queue_declare(queue)
     publish(channel, queue, *"ab")
@@ -266,6 +275,27 @@ def test_prefetch_by_size_is_not_implemented(connection: pika.BlockingConnection
         channel.basic_qos(prefetch_size=10)
 
 
+def test_prefetch_of_0_is_no_bound(channel: BlockingChannel, queue: str) -> None:
+    channel.queue_declare(queue)
+    channel.basic_qos(prefetch_count=1)
+    channel.basic_qos(prefetch_count=0)
+    publish(channel, queue, *"abcdef")
+    assert len(Consumer(channel, queue).wait(6)) == 6
+
+
+def test_what_a_consumer_without_acks_gets_is_not_bound_by_prefetch(channel: BlockingChannel, queue: str) -> None:
+    channel.queue_declare(queue)
+    publish(channel, queue, *"abcdef")
+    channel.basic_qos(prefetch_count=1)
+    assert len(Consumer(channel, queue, auto_ack=True).wait(6)) == 6
+
+
+def test_flow_goes_on_and_cannot_be_stopped(connection: pika.BlockingConnection, channel: BlockingChannel) -> None:
+    assert channel.flow(True) is True
+    with connection_closed(540, "NOT_IMPLEMENTED - active=false"):
+        channel.flow(False)
+
+
 def test_consumers_take_turns(connection: pika.BlockingConnection, queue: str) -> None:
     first, second = connection.channel(), connection.channel()
     first.queue_declare(queue)
@@ -322,6 +352,14 @@ def test_an_exclusive_consumer_lets_no_other_in(connection: pika.BlockingConnect
     Consumer(first, queue, exclusive=True)
     with channel_closed(403, f"ACCESS_REFUSED - queue '{queue}' in vhost '/' in exclusive use"):
         Consumer(second, queue)
+
+
+def test_after_an_exclusive_consumer_left_another_may_come(connection: pika.BlockingConnection, queue: str) -> None:
+    first, second = connection.channel(), connection.channel()
+    first.queue_declare(queue)
+    first.basic_cancel(Consumer(first, queue, exclusive=True).tag)
+    publish(first, queue, b"1")
+    assert Consumer(second, queue).wait(1) == [b"1"]
 
 
 def test_a_consumer_that_is_not_alone_cannot_be_exclusive(connection: pika.BlockingConnection, queue: str) -> None:

@@ -159,6 +159,42 @@ def test_dead_letters_keep_their_routing_key(confirming: BlockingChannel, name: 
     assert get_now(confirming, other) is None
 
 
+def test_dead_letters_keep_their_priority(confirming: BlockingChannel, name: Name) -> None:
+    queue, dead = name("queue"), name("dead")
+    confirming.queue_declare(dead, arguments={"x-max-priority": 9})
+    confirming.queue_declare(queue, arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead})
+    for priority in (1, 9, 5):
+        publish(confirming, queue, str(priority), priority=priority)
+    last = [get(confirming, queue, ack=False) for _ in range(3)][-1]
+    confirming.basic_nack(last.tag, multiple=True, requeue=False)
+    eventually("three dead letters", lambda: count(confirming, dead) == 3)
+    assert bodies_in(confirming, dead) == [b"9", b"5", b"1"]
+
+
+def test_a_key_for_dead_letters_ends_the_copies(confirming: BlockingChannel, name: Name) -> None:
+    queue, dead, copy = name("queue"), name("dead"), name("copy")
+    confirming.queue_declare(dead)
+    confirming.queue_declare(copy)
+    confirming.queue_declare(queue, arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead})
+    publish(confirming, queue, b"bad", headers={"CC": [copy]})
+    assert get(confirming, copy).body == b"bad"
+    confirming.basic_reject(get(confirming, queue, ack=False).tag, requeue=False)
+    message = get(confirming, dead)
+    assert "CC" not in message.headers
+    assert message.headers["x-death"][0]["routing-keys"] == [queue, copy]
+    assert get_now(confirming, copy) is None
+
+
+def test_purged_and_deleted_messages_are_no_dead_letters(confirming: BlockingChannel, name: Name) -> None:
+    queue, dead = dead_letter_queue(confirming, name)
+    publish(confirming, queue, *"ab")
+    confirming.queue_purge(queue)
+    publish(confirming, queue, b"c")
+    confirming.queue_delete(queue)
+    round_trip(confirming)
+    assert get_now(confirming, dead) is None
+
+
 def test_copies_are_named_in_the_history(confirming: BlockingChannel, name: Name) -> None:
     queue, dead = dead_letter_queue(confirming, name)
     publish(confirming, queue, b"bad", headers={"CC": ["copy"]})
