@@ -411,6 +411,12 @@ def test_only_one_consumer_is_active_and_the_next_takes_over(connection: pika.Bl
     assert waiting.wait(2) == [b"b", b"c"]
 
 
+def test_a_queue_with_one_active_consumer_takes_no_exclusive_one(channel: BlockingChannel, queue: str) -> None:
+    channel.queue_declare(queue, arguments={"x-single-active-consumer": True})
+    with channel_closed(403, f"ACCESS_REFUSED - queue '{queue}' in vhost '/' in exclusive use"):
+        Consumer(channel, queue, exclusive=True)
+
+
 def test_a_cancelled_active_consumer_hands_over(connection: pika.BlockingConnection, queue: str) -> None:
     first, second, publisher = connection.channel(), connection.channel(), connection.channel()
     publisher.queue_declare(queue, arguments={"x-single-active-consumer": True})

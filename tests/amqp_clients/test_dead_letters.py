@@ -195,6 +195,51 @@ def test_purged_and_deleted_messages_are_no_dead_letters(confirming: BlockingCha
     assert get_now(confirming, dead) is None
 
 
+def test_copies_are_routed_again(confirming: BlockingChannel, name: Name) -> None:
+    exchange, queue = name("dlx"), name("queue")
+    confirming.exchange_declare(exchange, exchange_type="direct")
+    confirming.exchange_declare(name("in"), exchange_type="fanout")
+    confirming.queue_declare(queue, arguments={"x-dead-letter-exchange": exchange})
+    confirming.queue_bind(queue, name("in"))
+    for key in ("own", "cc", "bcc"):
+        confirming.queue_declare(name(key))
+        confirming.queue_bind(name(key), exchange, routing_key=key)
+    properties = pika.BasicProperties(headers={"CC": ["cc"], "BCC": ["bcc"]})
+    confirming.basic_publish(name("in"), "own", b"bad", properties)
+    confirming.basic_reject(get(confirming, queue, ack=False).tag, requeue=False)
+    for key in ("own", "cc", "bcc"):
+        message = get(confirming, name(key))
+        assert message.method.routing_key == "own"
+        assert message.headers["x-death"][0]["routing-keys"] == ["own", "cc"]
+        assert "BCC" not in message.headers
+
+
+def test_dead_letters_come_in_the_order_of_their_deaths(confirming: BlockingChannel, name: Name) -> None:
+    queue, dead = dead_letter_queue(confirming, name, **{"x-max-priority": 9})
+    for priority in (1, 9, 5):
+        publish(confirming, queue, str(priority), priority=priority)
+    taken = [get(confirming, queue, ack=False) for _ in range(3)]
+    for at in (2, 0, 1):
+        confirming.basic_reject(taken[at].tag, requeue=False)
+    assert [get(confirming, dead).body for _ in range(3)] == [b"1", b"9", b"5"]
+
+
+def test_a_detour_without_priorities_does_not_forget_them(confirming: BlockingChannel, name: Name) -> None:
+    work, wait = name("work"), name("wait")
+    confirming.queue_declare(
+        work, arguments={"x-max-priority": 9, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": wait}
+    )
+    confirming.queue_declare(
+        wait, arguments={"x-message-ttl": 100, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": work}
+    )
+    for priority in (1, 9, 5):
+        publish(confirming, work, str(priority), priority=priority)
+    for message in [get(confirming, work, ack=False) for _ in range(3)]:
+        confirming.basic_reject(message.tag, requeue=False)
+    eventually("all to be back", lambda: count(confirming, work) == 3)
+    assert bodies_in(confirming, work) == [b"9", b"5", b"1"]
+
+
 def test_copies_are_named_in_the_history(confirming: BlockingChannel, name: Name) -> None:
     queue, dead = dead_letter_queue(confirming, name)
     publish(confirming, queue, b"bad", headers={"CC": ["copy"]})

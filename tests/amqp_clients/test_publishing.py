@@ -184,10 +184,23 @@ def test_a_user_id_that_is_not_the_own_one_is_refused(channel: BlockingChannel, 
         round_trip(channel)
 
 
-def test_an_expiration_that_is_no_number_is_refused(channel: BlockingChannel, queue: str) -> None:
+@pytest.mark.parametrize(
+    ("expiration", "why"),
+    [
+        ("soon", "no_integer"),
+        ("", "no_integer"),
+        (" 5", "no_integer"),
+        ("5.5", '{leftover_string,".5"}'),
+        ("-1", "{value_negative,-1}"),
+        ("315360000001", "{value_too_large,315360000001}"),
+    ],
+)
+def test_an_expiration_that_makes_no_sense_is_refused(
+    channel: BlockingChannel, queue: str, expiration: str, why: str
+) -> None:
     channel.queue_declare(queue)
-    publish(channel, queue, b"soon", expiration="soon")
-    with channel_closed(406, "PRECONDITION_FAILED - invalid expiration 'soon': no_integer"):
+    publish(channel, queue, b"soon", expiration=expiration)
+    with channel_closed(406, f"PRECONDITION_FAILED - invalid expiration '{expiration}': {why}"):
         round_trip(channel)
 
 

@@ -92,6 +92,7 @@ def test_what_is_rejected_without_dead_letters_is_dropped(
     ("options", "text"),
     [
         ({"durable": False}, "invalid property 'non-durable' for queue '{}' in vhost '/'"),
+        ({"durable": True, "auto_delete": True}, "invalid property 'auto-delete' for queue '{}' in vhost '/'"),
         ({"durable": True, "exclusive": True}, "invalid property 'exclusive-owner' for queue '{}' in vhost '/'"),
     ],
 )

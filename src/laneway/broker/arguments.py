@@ -13,6 +13,7 @@ from laneway.broker.values import ExchangeSettings, QueueInfo
 from laneway.core.settings import RANGES, QueueSettings
 from laneway.errors import InvalidInput, QueueExists
 
+MAX_EXPIRY_MS = 10 * 365 * 86_400_000
 ACK_TIMEOUT_MS = 30 * 60 * 1000
 QUEUE_TYPES = ("classic", "quorum")
 EXCHANGE_TYPES = ("direct", "topic", "fanout", "headers")
@@ -158,8 +159,16 @@ def _delivery_limit(name: str, value: Any, given: dict[str, Any]) -> int | None:
     return _integer(name, value, given)
 
 
-def _expiry(name: str, value: Any, given: dict[str, Any]) -> int:
+def _milliseconds(name: str, value: Any, given: dict[str, Any]) -> int:
     number = _integer(name, value, given)
+    if number > MAX_EXPIRY_MS:
+        message = f"{name} is {number} ms, {MAX_EXPIRY_MS} are the most: ten years"
+        raise ArgumentInvalid(name, message, f"{{value_too_large,{number}}}")
+    return number
+
+
+def _expiry(name: str, value: Any, given: dict[str, Any]) -> int:
+    number = _milliseconds(name, value, given)
     if number == 0:
         raise ArgumentInvalid(name, f"{name} is 0: a queue lives a millisecond at least", "{value_zero,0}")
     return number
@@ -218,7 +227,7 @@ def _shown(value: Any) -> str:
 
 _CHECKS: dict[str, Callable[[str, Any, dict[str, Any]], Any]] = {
     "x-expires": _expiry,
-    "x-message-ttl": _integer,
+    "x-message-ttl": _milliseconds,
     "x-dead-letter-exchange": _text,
     "x-dead-letter-routing-key": _dead_letter_key,
     "x-dead-letter-strategy": _one_of(("at-most-once", "at-least-once"), "invalid_dlx_strategy"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from laneway.broker.sessions import Credit, Subscription
-from laneway.broker.values import Batch
+from laneway.broker.values import Batch, QueueSettings
 from laneway.errors import LanewayError, QueueInUse
 from laneway.frontends.amqp import replies
 from laneway.frontends.amqp.delivering import deliver_frames, get_ok_frames, message
@@ -24,13 +24,14 @@ _GET_EMPTY = BY_NAME["basic.get-empty"]
 class Consumer:
     """One basic.consume: takes batches from the broker and puts them on the wire."""
 
-    __slots__ = ("channel", "no_ack", "subscription", "tag", "tag_bytes")
+    __slots__ = ("channel", "counted", "no_ack", "subscription", "tag", "tag_bytes")
 
-    def __init__(self, channel: Channel, tag: str, no_ack: bool) -> None:
+    def __init__(self, channel: Channel, tag: str, no_ack: bool, counted: bool) -> None:
         self.channel = channel
         self.tag = tag
         self.tag_bytes = encode_short_text(tag)
         self.no_ack = no_ack
+        self.counted = counted  # it is told how often a message was delivered before
         self.subscription: Subscription
 
     def deliver(self, subscription: Subscription, batch: Batch) -> None:
@@ -44,7 +45,7 @@ class Consumer:
         ch.last_delivery += len(batch.seqs)
         if not self.no_ack:
             ch.unacked.add(self, batch.queue, first, batch.seqs, batch.first_lease)
-        messages = [message(batch, at, ch.shared) for at in range(len(batch.seqs))]
+        messages = [message(batch, at, ch.shared, counted=self.counted) for at in range(len(batch.seqs))]
         ch.outbox.send(deliver_frames(ch.number, self.tag_bytes, first, messages, ch.connection.frame_bytes))
 
     def cancelled(self, subscription: Subscription) -> None:
@@ -65,12 +66,14 @@ def consume(ch: Channel, a: Arguments) -> None:
         raise not_allowed(f"attempt to reuse consumer tag '{tag}'")
     name = ch.queue_name(a.queue)
     ch.check_access("queue", name, "read")
-    ch.queue(name)
+    info = ch.queue(name)
+    if a.exclusive and info.settings.single_active_consumer:
+        raise access_refused(f"{resource('queue', name, ch.vhost)} in exclusive use")
     if ch.connection.consumer_count >= ch.limits.consumer_count:
         raise AmqpError(506, f"a connection has at most {ch.limits.consumer_count} consumers")
     priority = _integer(ch, name, a, "x-priority") or 0
     lease_ms = _integer(ch, name, a, "x-consumer-timeout")
-    consumer = Consumer(ch, tag, a.no_ack)
+    consumer = Consumer(ch, tag, a.no_ack, is_quorum(info.settings))
     try:
         consumer.subscription = ch.broker.sessions.subscribe(
             ch.vhost,
@@ -93,6 +96,10 @@ def consume(ch: Channel, a: Arguments) -> None:
         consumer.subscription.pause()
     if not a.nowait:
         ch.send("basic.consume-ok", tag)
+
+
+def is_quorum(settings: QueueSettings) -> bool:
+    return settings.arguments.get("x-queue-type") == "quorum"
 
 
 def _pool(ch: Channel) -> Credit:
@@ -158,8 +165,9 @@ def _got(ch: Channel, name: str, no_ack: bool, slot: Slot, batch: Batch | None) 
     ch.last_delivery += 1
     if not no_ack:
         ch.unacked.add(None, batch.queue, ch.last_delivery, batch.seqs, batch.first_lease)
-    left = ch.broker.sessions.counts(ch.vhost, name)[0] if ch.broker.find_info(ch.vhost, name) is not None else 0
-    one = message(batch, 0, ch.shared)
+    info = ch.broker.find_info(ch.vhost, name)
+    left = ch.broker.sessions.counts(ch.vhost, name)[0] if info is not None else 0
+    one = message(batch, 0, ch.shared, counted=info is not None and is_quorum(info.settings))
     slot.fill(get_ok_frames(ch.number, ch.last_delivery, one, left, ch.connection.frame_bytes))
 
 

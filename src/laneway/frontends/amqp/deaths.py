@@ -20,22 +20,47 @@ def with_history(story: Any, p: Properties, where: bytes, raw: bytes) -> tuple[b
     if story.exchange is not None:
         key = p.routing_key if story.routing_key is None else story.routing_key
         where = encode_short_text(story.exchange) + encode_short_text(key)
+    without = () if story.routing_key is None else ("CC",)  # a key of its own leaves no others
     if not story.deaths:
-        return where, raw
+        return where, properties.change_headers(raw, without, {}) if without else raw
     expiration = p.extra.get("expiration", "")
     if expiration:
         raw = properties.change(raw, {"expiration": None})  # it has had its effect, and must not have it again
-    return where, properties.change_headers(raw, (), _headers(story.deaths, p, expiration))
+    return where, properties.change_headers(raw, without, _headers(story.deaths, p, expiration))
 
 
 def _headers(deaths: tuple[Any, ...], p: Properties, expiration: str) -> dict[str, Any]:
     first = next((death for death in deaths if death.is_first), deaths[0])
-    return {
-        "x-death": [_entry(death, p, expiration if death is first else "") for death in reversed(deaths)],
-        "x-first-death-exchange": p.exchange if first.exchange is None else first.exchange,
-        "x-first-death-queue": first.queue,
-        "x-first-death-reason": REASONS.get(first.reason, first.reason),
-    }
+    entries = [_entry(death, p, expiration if death is first else "") for death in deaths]
+    headers: dict[str, Any] = {"x-death": _after(_earlier(p), entries)}
+    if "x-first-death-reason" not in p.attributes:
+        headers["x-first-death-exchange"] = p.exchange if first.exchange is None else first.exchange
+        headers["x-first-death-queue"] = first.queue
+        headers["x-first-death-reason"] = REASONS.get(first.reason, first.reason)
+    return headers
+
+
+def _earlier(p: Properties) -> list[dict[str, Any]]:
+    """The history that a message was published with: a consumer that sends what it got once more sends it along."""
+    history = p.attributes.get("x-death")
+    earlier = []
+    for entry in history if isinstance(history, list) else ():
+        if isinstance(entry, dict) and isinstance(entry.get("count"), int) and isinstance(entry.get("time"), int):
+            earlier.append(entry | {"count": Long(entry["count"]), "time": Timestamp(max(0, entry["time"]))})
+    return earlier
+
+
+def _after(earlier: list[dict[str, Any]], entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One history of both, the latest first. What died in the same queue for the same reason before counts up."""
+    history = earlier
+    for entry in entries:
+        for known in history:
+            if (known.get("queue"), known.get("reason")) == (entry["queue"], entry["reason"]):
+                history.remove(known)
+                entry = known | {"count": Long(known["count"] + entry["count"])}
+                break
+        history.insert(0, entry)
+    return history
 
 
 def _entry(death: Any, p: Properties, expiration: str) -> dict[str, Any]:

@@ -15,7 +15,9 @@ from laneway.broker.values import Batch, Properties
 from laneway.core.message import decode_props
 from laneway.frontends.amqp import mapping
 from laneway.frontends.amqp.deaths import with_history
+from laneway.frontends.amqp.properties import change_headers
 from laneway.frontends.amqp.spec import BODY, FRAME_OVERHEAD_BYTES, HEADER, METHOD, encode_short_text
+from laneway.frontends.amqp.tables import Long
 
 if TYPE_CHECKING:
     from laneway.frontends.amqp.shared import Shared
@@ -66,7 +68,8 @@ class Message(msgspec.Struct, frozen=True):
     redelivered: bool
 
 
-def message(batch: Batch, at: int, shared: Shared) -> Message:
+def message(batch: Batch, at: int, shared: Shared, *, counted: bool = False) -> Message:
+    """`counted`: a quorum queue, which tells how often it delivered a message before."""
     face = shared.faces.of(batch.props[at])
     where, raw = face.where, face.raw
     seq = batch.seqs[at]
@@ -80,6 +83,8 @@ def message(batch: Batch, at: int, shared: Shared) -> Message:
         raw = mapping.amqp_properties(p, message_id, batch.priorities[at], enqueued_at_ms)
     if story is not None:
         where, raw = with_history(story, face.properties, where, raw)
+    if counted and batch.receives[at] > 1:
+        raw = change_headers(raw, (), {"x-delivery-count": Long(batch.receives[at] - 1)})
     return Message(where, raw, batch.bodies[at], batch.receives[at] > 1)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from laneway.broker.arguments import MAX_EXPIRY_MS
 from laneway.broker.values import Properties
 from laneway.frontends.amqp import properties
 from laneway.frontends.amqp.errors import AmqpError, precondition_failed
@@ -55,10 +56,12 @@ def shape_of(exchange: str, routing_key: str, raw: bytes) -> Shape:
         raise AmqpError(501, f"cannot decode the properties: {wrong}") from None
     headers: dict[str, Any] = given.get("headers", {})
     keys = (routing_key, *_copies(headers, "CC", raw), *_copies(headers, "BCC", raw))
+    extra: dict[str, Any] = {}
     if "BCC" in headers:
+        extra["BCC"] = _copies(headers, "BCC", raw)  # never shown, and yet it routes when the message dies
         raw = properties.change_headers(raw, ("BCC",), {})
         headers = {name: value for name, value in headers.items() if name != "BCC"}
-    extra = {"amqp": raw} | {name: given[name] for name in _NAMED if name in given}
+    extra |= {"amqp": raw} | {name: given[name] for name in _NAMED if name in given}
     return Shape(
         properties=Properties(
             content_type=given.get("content_type") or UNKNOWN_TYPE,
@@ -102,6 +105,8 @@ def _ttl_ms(text: str) -> int:
         reason = f'{{leftover_string,"{text[number.end() :]}"}}'
     elif int(number[0]) < 0:
         reason = f"{{value_negative,{int(number[0])}}}"
+    elif int(number[0]) > MAX_EXPIRY_MS:
+        reason = f"{{value_too_large,{int(number[0])}}}"
     if reason or number is None:
         raise precondition_failed(f"invalid expiration '{text}': {reason}")
     return min(int(number[0]), MAX_TTL_MS)

@@ -36,7 +36,7 @@ _COMPARED = (
 
 def declare(ch: Channel, a: Arguments) -> None:
     name = a.queue
-    if a.passive:
+    if a.passive or replies.is_reply_name(name):
         _declare_passive(ch, a)
         return
     if not name:
@@ -72,6 +72,8 @@ def _reply(ch: Channel, a: Arguments, name: str, *, durable: bool) -> None:
 
 def _create(ch: Channel, name: str, a: Arguments) -> None:
     settings = _settings(ch, name, a)
+    if not _is_classic(a.arguments):
+        _check_quorum(ch, name, a)
     if settings.dead_letter_exchange is not None:
         ch.check_access("queue", name, "read")
         ch.check_access("exchange", settings.dead_letter_exchange, "write")
@@ -100,6 +102,17 @@ def _invalid(ch: Channel, name: str, a: Arguments, wrong: ArgumentInvalid) -> Am
         kind = table_types(a.raw, a.table_at)[wrong.argument]
         return precondition_failed(f"invalid type '{kind}' for arg '{wrong.argument}' in {where}")
     return precondition_failed(f"invalid arg '{wrong.argument}' for {where}: {wrong.term}")
+
+
+def _check_quorum(ch: Channel, name: str, a: Arguments) -> None:
+    """It could be had, but not in RabbitMQ, whose replicas outlive connections."""
+    for wrong, what in (
+        (not a.durable, "non-durable"),
+        (a.exclusive, "exclusive-owner"),
+        (a.auto_delete, "auto-delete"),
+    ):
+        if wrong:
+            raise precondition_failed(f"invalid property '{what}' for {resource('queue', name, ch.vhost)}")
 
 
 def _check_equivalent(ch: Channel, name: str, a: Arguments, info: QueueInfo) -> None:
