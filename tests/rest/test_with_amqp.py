@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpx
 import pika
@@ -11,7 +12,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker
 
-from tests.amqp.serving import Serving
+from tests.amqp.serving import Serving, wait_for
 from tests.rest.test_consume import dequeue, error
 
 _numbers = itertools.count(1)
@@ -175,3 +176,26 @@ def test_an_exclusive_queue_is_seen_and_not_taken_from(http: httpx.Client, chann
     channel.queue_declare(name, exclusive=True)
     assert http.get(f"/queues/{name}").json()["exclusive"] is True
     assert error(http.get(f"/queues/%2F/{name}/get")) == (409, "queue_in_use", "queue_name")
+
+
+def test_dead_letters_of_amqps_queues_are_reprocessed(http: httpx.Client, channel: BlockingChannel, name: str) -> None:
+    channel.exchange_declare(f"{name}-dlx", "fanout")
+    channel.queue_declare(f"{name}-dead")
+    channel.queue_bind(f"{name}-dead", f"{name}-dlx")
+    channel.queue_declare(name, arguments={"x-dead-letter-exchange": f"{name}-dlx"})
+    channel.confirm_delivery()
+    channel.basic_publish("", name, b"again", pika.BasicProperties(content_type="text/plain"))
+    method, _, _ = channel.basic_get(name)
+    channel.basic_reject(method.delivery_tag, requeue=False)
+
+    def dead() -> list[dict[str, Any]]:
+        return list(http.get(f"/queues/{name}-dead/messages").json()["messages"])
+
+    wait_for(lambda: bool(dead()), "the message is a dead letter")
+    (message,) = dead()
+    assert (message["dead_letter"]["origin"], message["dead_letter"]["reason"]) == (name, "rejected")
+    task = http.post(f"/queues/%2F/{name}-dead/reprocess").json()["task_id"]
+    wait_for(lambda: http.get(f"/tasks/{task}").json()["state"] == "completed", "the task ends")
+    assert http.get(f"/tasks/{task}").json()["moved"] == 1 and dead() == []
+    _, _, body = channel.basic_get(name, auto_ack=True)
+    assert body == b"again"
