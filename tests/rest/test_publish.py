@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from laneway.core.message import Draft, Properties
-from laneway.frontends.rest.answers import DequeueAnswer, PublishAnswer, Writer
+from laneway.frontends.rest.answers import DequeueAnswer, PublishAnswer
+from laneway.frontends.rest.writing import Writer
 from tests.rest.serving import Serving
 
 JSON = {"Content-Type": "application/json"}

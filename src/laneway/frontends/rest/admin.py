@@ -18,7 +18,6 @@ from laneway.frontends.rest.answers import (
     PurgeAnswer,
     QueuesAnswer,
     TasksAnswer,
-    Writer,
     encode,
 )
 from laneway.frontends.rest.cursors import decode_cursor, encode_cursor
@@ -41,6 +40,7 @@ from laneway.frontends.rest.wire import (
     settings_changes,
 )
 from laneway.frontends.rest.words import milliseconds, name_of
+from laneway.frontends.rest.writing import Writer
 
 _LIST_PAGE = 100
 _PEEK_PAGE = 50

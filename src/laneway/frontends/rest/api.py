@@ -28,6 +28,7 @@ from laneway.frontends.rest.routes import account_routes, message_routes, queue_
 from laneway.frontends.rest.routing import Reply, Route, Router
 from laneway.frontends.rest.times import Timestamps
 from laneway.frontends.rest.vhosts import VirtualHosts, vhost_routes
+from laneway.frontends.rest.writing import Writer
 
 log = logging.getLogger("laneway.http")
 
@@ -41,7 +42,7 @@ class RestApi:
         self._limits = limits
         self._version = version("laneway")
         self._tasks: set[asyncio.Task[None]] = set()
-        writer = a.Writer(Timestamps())
+        writer = Writer(Timestamps())
         self._hot = HotPaths(broker, access, limits, writer)
         exchanges = Exchanges(broker, access, writer)
         self._routes = (

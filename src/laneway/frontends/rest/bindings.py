@@ -14,7 +14,7 @@ from laneway.broker.broker import Broker
 from laneway.broker.values import Binding
 from laneway.errors import BindingNotFound, ExchangeNotFound
 from laneway.frontends.rest.admin import read_body
-from laneway.frontends.rest.answers import BindingAnswer, BindingsAnswer, attribute_to_wire, encode
+from laneway.frontends.rest.answers import BindingAnswer, BindingsAnswer, encode
 from laneway.frontends.rest.cursors import decode_cursor, encode_cursor
 from laneway.frontends.rest.plan import Plan
 from laneway.frontends.rest.protocol import Call
@@ -22,6 +22,7 @@ from laneway.frontends.rest.publishing import ShortText, attribute_from_wire
 from laneway.frontends.rest.routing import Reply, Route
 from laneway.frontends.rest.wire import PageOptions, decoder
 from laneway.frontends.rest.words import exchange_of, name_of
+from laneway.frontends.rest.writing import attribute_to_wire
 
 _LIST_PAGE = 100
 

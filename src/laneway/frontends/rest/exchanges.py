@@ -24,8 +24,6 @@ from laneway.frontends.rest.answers import (
     RouteAnswer,
     RoutedAnswer,
     RoutesAnswer,
-    Writer,
-    attribute_to_wire,
     encode,
 )
 from laneway.frontends.rest.cursors import decode_cursor, encode_cursor
@@ -37,6 +35,7 @@ from laneway.frontends.rest.publishing import Attributes, RoutedRequest, ShortTe
 from laneway.frontends.rest.routing import Reply, Route
 from laneway.frontends.rest.wire import ListOptions, decoder
 from laneway.frontends.rest.words import exchange_of, name_of
+from laneway.frontends.rest.writing import Writer, attribute_to_wire
 
 _LIST_PAGE = 100
 _TYPES = "|".join((*EXCHANGE_TYPES, DELAYED_TYPE))

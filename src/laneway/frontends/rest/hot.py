@@ -16,7 +16,7 @@ from laneway.access import Access
 from laneway.broker.broker import Broker
 from laneway.core.message import Delivery, Draft, Receipt, Settlement
 from laneway.errors import InvalidInput, LanewayError
-from laneway.frontends.rest.answers import Writer, encode
+from laneway.frontends.rest.answers import encode
 from laneway.frontends.rest.errors import INTERNAL, InvalidRequest, encode_error
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.plan import Plan
@@ -37,6 +37,7 @@ from laneway.frontends.rest.wire import (
     reject_of,
 )
 from laneway.frontends.rest.words import milliseconds
+from laneway.frontends.rest.writing import Writer
 
 log = logging.getLogger("laneway.http")
 

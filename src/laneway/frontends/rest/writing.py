@@ -1,0 +1,250 @@
+"""The broker's values as answers; the frequent ones, receipts and deliveries, as text around the stored bytes."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+from laneway.access import Account, KeyInfo
+from laneway.broker.values import QueueInfo, QueueStats, Task
+from laneway.core.message import JSON_TYPE, PLAIN, Death, Delivery, Glimpse, Properties, Receipt
+from laneway.errors import LanewayError
+from laneway.frontends.rest.answers import (
+    AccountAnswer,
+    DeadLetterAnswer,
+    DeathAnswer,
+    KeyAnswer,
+    PropertiesAnswer,
+    QueueAnswer,
+    RatesAnswer,
+    StatsAnswer,
+    TaskAnswer,
+    encode,
+)
+from laneway.frontends.rest.errors import encode_error
+from laneway.frontends.rest.publishing import Binary, is_json_text, is_json_type, is_text_type
+from laneway.frontends.rest.times import Timestamps
+from laneway.frontends.rest.words import BY_CORE, seconds
+
+_DUPLICATE = ',"duplicate":true}'
+
+
+class Writer:
+    """Makes answers of the broker's values."""
+
+    def __init__(self, times: Timestamps) -> None:
+        self.times = times
+        self._text = times.text
+
+    # --- the frequent ones, as text and bytes
+
+    def receipts(self, results: Sequence[Receipt | LanewayError], queue_json: str) -> list[str]:
+        """What each message of a publish came to. queue_json is the queue's name as JSON; ids need no escaping."""
+        texts: list[str] = []
+        last_ms, enqueued_at = -1, ""
+        for r in results:
+            if isinstance(r, LanewayError):
+                texts.append(encode_error(r).decode())
+                continue
+            if r.enqueued_at_ms != last_ms:
+                last_ms = r.enqueued_at_ms
+                enqueued_at = self._text(last_ms)
+            visible_at = enqueued_at if r.visible_at_ms == last_ms else self._text(r.visible_at_ms)
+            texts.append(
+                f'{{"message_id":"{r.message_id}","queue_name":{queue_json},"priority":{r.priority},'
+                f'"enqueued_at":"{enqueued_at}","visible_at":"{visible_at}"{_DUPLICATE if r.duplicate else "}"}'
+            )
+        return texts
+
+    def deliveries(self, deliveries: Sequence[Delivery]) -> bytes:
+        """Hot: one text a message, encoded all at once. Neighbours mostly share their times, so those are kept."""
+        texts: list[str] = []
+        since_ms, since, until_ms, until = -1, "", -1, ""
+        for d in deliveries:
+            if d.enqueued_at_ms != since_ms:
+                since_ms, since = d.enqueued_at_ms, self._text(d.enqueued_at_ms)
+            if d.deadline_ms != until_ms:
+                until_ms, until = d.deadline_ms, self._text(d.deadline_ms)
+            if d.properties is PLAIN and not d.deaths:  # so the body is known to be valid JSON
+                texts.append(
+                    f'{{"message_id":"{d.message_id}","priority":{d.priority},"payload":{d.body.decode()},'
+                    f'"attributes":{{}},"receipt_handle":"{d.token}","enqueued_at":"{since}",'
+                    f'"receive_count":{d.receives},"visible_until":"{until}"}}'
+                )
+            else:
+                content = self._content(d.body, d.properties, d.deaths).decode()
+                texts.append(
+                    f'{{"message_id":"{d.message_id}","priority":{d.priority},{content},'
+                    f'"receipt_handle":"{d.token}","enqueued_at":"{since}",'
+                    f'"receive_count":{d.receives},"visible_until":"{until}"}}'
+                )
+        return f'{{"messages":[{",".join(texts)}]}}'.encode()
+
+    def gotten(self, deliveries: Sequence[Delivery], *, with_handles: bool) -> bytes:
+        """Deliveries, without their handles if they are settled already."""
+        if with_handles:
+            return self.deliveries(deliveries)
+        texts = [
+            b'{"message_id":"%b","priority":%d,%b,"enqueued_at":"%b","receive_count":%d}'
+            % (
+                d.message_id.encode(),
+                d.priority,
+                self._content(d.body, d.properties, d.deaths),
+                self._text(d.enqueued_at_ms).encode(),
+                d.receives,
+            )
+            for d in deliveries
+        ]
+        return b'{"messages":[%b]}' % b",".join(texts)
+
+    def _content(self, body: bytes, p: Properties, deaths: Sequence[Death]) -> bytes:
+        """Body, properties and history of any message, as members of its JSON object."""
+        members: list[bytes] = []
+        if is_json_type(p.content_type) and is_json_text(body):
+            members += (b'"payload":', body)
+            if p.content_type != JSON_TYPE:
+                members += (b',"content_type":', encode(p.content_type))
+        else:
+            text = _utf8_or_none(body) if is_text_type(p.content_type) else None
+            if text is not None:
+                members += (b'"payload":', encode(text))
+            else:
+                members += (b'"payload_base64":"', base64.b64encode(body), b'"')
+            members += (b',"content_type":', encode(p.content_type))
+        members += (b',"attributes":', encode({name: attribute_to_wire(value) for name, value in p.attributes.items()}))
+        if p.extra:
+            told = {name: p.extra[name] for name in PropertiesAnswer.__struct_fields__ if name in p.extra}
+            if told:
+                members += (b',"properties":', encode({name: attribute_to_wire(value) for name, value in told.items()}))
+        for name in ("correlation_id", "group", "key", "tenant", "dedup_id", "exchange", "routing_key"):
+            value = getattr(p, name)
+            if value:
+                members += (b',"', name.encode(), b'":', encode(value))
+        if deaths:
+            members += (b',"dead_letter":', encode(self._dead_letter(deaths)))
+        return b"".join(members)
+
+    def _dead_letter(self, deaths: Sequence[Death]) -> DeadLetterAnswer:
+        last = deaths[-1]
+        return DeadLetterAnswer(
+            origin=last.queue,
+            reason=last.reason,
+            died_at=self._text(last.at_ms),
+            receive_count=last.receives,
+            detail=last.detail,
+            deaths=[
+                DeathAnswer(
+                    queue_name=d.queue,
+                    reason=d.reason,
+                    died_at=self._text(d.at_ms),
+                    receive_count=d.receives,
+                    detail=d.detail,
+                    count=d.count,
+                    first_died_at=self._text(d.first_at_ms or d.at_ms),
+                    exchange=d.exchange or "",
+                    routing_keys=[key for key in d.routing_keys or () if key],
+                )
+                for d in deaths
+            ],
+        )
+
+    def page(self, glimpses: Sequence[Glimpse], next_cursor: str | None) -> bytes:
+        return b'{"messages":[%b],"next_cursor":%b}' % (b",".join(map(self._glimpse, glimpses)), encode(next_cursor))
+
+    def _glimpse(self, g: Glimpse) -> bytes:
+        consumer = b',"consumer_id":' + encode(g.consumer) if g.consumer else b""
+        start = f'{{"message_id":"{g.message_id}","state":"{g.state}","priority":{g.priority},'
+        end = (
+            f',"enqueued_at":"{self._text(g.enqueued_at_ms)}","visible_at":"{self._text(g.visible_at_ms)}",'
+            f'"receive_count":{g.receives}'
+        )
+        return b"%b%b%b%b}" % (start.encode(), self._content(g.body, g.properties, g.deaths), end.encode(), consumer)
+
+    def results(self, entries: Sequence[bytes | LanewayError]) -> bytes:
+        """A batch's answer: what each entry came to, in order."""
+        return b"[%b]" % b",".join([e if isinstance(e, bytes) else encode_error(e) for e in entries])
+
+    # --- the rare ones, as structs
+
+    def queue(self, info: QueueInfo) -> QueueAnswer:
+        values: dict[str, Any] = {}
+        for core in info.settings.__struct_fields__:
+            value = getattr(info.settings, core)
+            word = BY_CORE.get(core)
+            if value is not None and core.endswith("_ms"):
+                value = seconds(value)
+            values[word.wire if word else core] = value
+        return QueueAnswer(
+            queue_name=info.name,
+            vhost=info.vhost,
+            created_at=self._text(info.created_at_ms),
+            changed_at=self._text(info.changed_at_ms),
+            **values,
+        )
+
+    def stats(self, queue: str, s: QueueStats) -> StatsAnswer:
+        return StatsAnswer(
+            queue_name=queue,
+            approximate_message_count=s.ready + s.delayed,
+            messages_by_priority={str(p): s.ready_by_priority[p] for p in sorted(s.ready_by_priority, reverse=True)},
+            oldest_message_age_seconds=None if s.oldest_age_ms is None else s.oldest_age_ms / 1000,
+            in_flight_count=s.leased,
+            delayed_count=s.delayed,
+            dlq_count=s.dead + s.dead_elsewhere,
+            waiting_bytes=s.waiting_bytes,
+            consumers_waiting=s.consumers_waiting,
+            totals=s.totals,
+            rates={
+                name: RatesAnswer(
+                    per_second_1s=r.per_second_1s, per_second_1m=r.per_second_1m, per_second_5m=r.per_second_5m
+                )
+                for name, r in s.rates.items()
+            },
+        )
+
+    def task(self, t: Task) -> TaskAnswer:
+        return TaskAnswer(
+            task_id=t.task_id,
+            kind=t.kind,
+            queue_name=t.queue,
+            vhost=t.vhost,
+            state=t.state,
+            moved=t.moved,
+            matched=t.matched,
+            failed=t.failed,
+            created_at=self._text(t.created_at_ms),
+            finished_at=self.times.text_or_none(t.finished_at_ms),
+            error=t.error,
+        )
+
+    def account(self, account: Account) -> AccountAnswer:
+        return AccountAnswer(
+            name=account.name,
+            roles=list(account.roles),
+            permissions=list(account.permissions),
+            created_at=self._text(account.created_at_ms) if account.created_at_ms else None,
+        )
+
+    def key(self, info: KeyInfo) -> KeyAnswer:
+        return KeyAnswer(
+            key_id=info.key_id, account=info.account, label=info.label, created_at=self._text(info.created_at_ms)
+        )
+
+
+def _utf8_or_none(body: bytes) -> str | None:
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def attribute_to_wire(value: Any) -> Any:
+    """Bytes, also inside what other protocols nest, in the form that publishing takes."""
+    if isinstance(value, bytes):
+        return Binary(value)
+    if isinstance(value, dict):
+        return {str(name): attribute_to_wire(held) for name, held in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [attribute_to_wire(held) for held in value]
+    return value
