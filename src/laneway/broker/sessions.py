@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 #: A subscription gets so many messages at once at most; with unlimited credit, so many are on their way to it.
 MAX_BATCH = 2_000
 
+#: Messages with nothing special about them: queues, the priority in each, encoded properties, bodies.
+Columns = tuple[tuple[int, ...], tuple[int, ...], list[bytes], list[bytes]]
+
 Deliver = Callable[["Subscription", Batch], None]
 Cancelled = Callable[["Subscription"], None]
 Published = Callable[["LanewayError | None"], None]
@@ -327,18 +330,34 @@ class Sessions:
                 trouble = results[0]
         broker.when_durable(done, trouble)
 
-    def publish_columns(
-        self, number: int, props: Sequence[bytes], bodies: Sequence[bytes], priorities: Sequence[int]
-    ) -> bool:
-        """Messages with nothing special about them into one queue, those of one priority together. The caller has seen
-        to it that this may be written. False, and nothing done, if the queue or a message wants a closer look."""
+    def takes_columns(self, numbers: Iterable[int], size: int) -> bool:
+        """Whether messages of this size with encoded properties, and nothing special about them, may go into these
+        queues by publish_columns. The answer holds until `exchanges.version` changes."""
+        queues = self._broker.engine.state.queues
+        return all(number in queues and commands.takes_columns(queues[number], size) for number in numbers)
+
+    def priorities(self, numbers: Iterable[int], priority: int | None) -> tuple[int, ...]:
+        """Which priority a message has in each of these queues: the usual one if it has none, the highest at most."""
+        settings = [self._broker.engine.state.queues[number].settings for number in numbers]
+        return tuple(s.priority_when_unset if priority is None else min(priority, s.max_priority) for s in settings)
+
+    def publish_columns(self, runs: Sequence[Columns]) -> None:
+        """All in one commit; those of one priority should stand together. The caller has asked takes_columns."""
         broker = self._broker
-        queue = broker.engine.state.queues.get(number)
-        if queue is None or not commands.takes_columns(queue, props, bodies, priorities):
-            return False
+        broker.check_writable()
         broker.run_gathered()
-        broker.run_now(commands.publish_columns(broker.engine.state, queue, props, bodies, priorities, broker.now()))
-        return True
+        state, now_ms = broker.engine.state, broker.now()
+        columns: dict[int, tuple[list[bytes], list[bytes], list[int]]] = {}
+        for numbers, chosen, props, bodies in runs:
+            for number, priority in zip(numbers, chosen, strict=True):
+                known = columns.get(number)
+                if known is None:
+                    columns[number] = (props, bodies, [priority] * len(bodies))
+                else:
+                    columns[number] = (known[0] + props, known[1] + bodies, known[2] + [priority] * len(bodies))
+        for number, (props, bodies, priorities) in columns.items():
+            queue = state.queues[number]
+            broker.run_now(commands.publish_columns(state, queue, props, bodies, priorities, now_ms))
 
     # Consuming
 

@@ -274,16 +274,16 @@ def _answered(
     return out
 
 
-def takes_columns(queue: Queue, blocks: Sequence[bytes], bodies: Sequence[bytes], priorities: Sequence[int]) -> bool:
-    """Whether messages without times, group and dedup id can go in by publish_columns."""
+def takes_columns(queue: Queue, size: int) -> bool:
+    """Whether messages of this size, with their encoded properties, can go in by publish_columns if they have no times,
+    no group and no dedup id."""
     s = queue.settings
     return (
         not s.delay_ms
         and s.message_ttl_ms is None
         and s.max_messages is None
         and s.max_bytes is None
-        and max(priorities) <= s.max_priority
-        and max(map(len, blocks)) + max(map(len, bodies)) <= s.max_message_bytes
+        and size <= s.max_message_bytes
     )
 
 

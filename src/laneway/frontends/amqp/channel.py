@@ -64,6 +64,12 @@ class Channel:
             self.settling.flush()  # what follows must see what was settled before it
         handler(self, arguments)
 
+    def ack(self, acks: list[tuple[int, int, bool]]) -> None:
+        """basic.ack, many at once: (first tag, last tag, multiple)."""
+        for first, last, multiple in acks:
+            taken = self.settling.take(last, True) if multiple else self.settling.take_range(first, last)
+            consuming.settle(self, "ack", taken)
+
     def publish(self, method: bytes, properties: bytes, body: bytes) -> None:
         publishing.publish(self, method, properties, body)
 

@@ -6,6 +6,7 @@ Told in the order of the numbers, and together: what became durable with one com
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heappop, heappush
 
 from laneway.frontends.amqp.spec import BY_NAME
 
@@ -14,7 +15,7 @@ _NACK = BY_NAME["basic.nack"]
 
 
 class Confirms:
-    __slots__ = ("_channel", "_last", "_plan", "_settled", "_told", "_write")
+    __slots__ = ("_channel", "_is_planned", "_last", "_plan", "_settled", "_told", "_write")
 
     def __init__(
         self, channel: int, write: Callable[[bytes], None], plan: Callable[[Callable[[], None]], None]
@@ -22,33 +23,31 @@ class Confirms:
         self._channel = channel
         self._write = write
         self._plan = plan  # calls something a little later, when its neighbours are known too
+        self._is_planned = False
         self._last = 0
         self._told = 0  # all up to this number
-        self._settled: dict[int, bool] = {}  # number -> whether it was taken
+        self._settled: list[tuple[int, int, bool]] = []  # a heap: from number, to number, whether they were taken
 
-    def next(self) -> int:
-        """The number of the publish that just came."""
-        self._last += 1
+    def next(self, count: int = 1) -> int:
+        """The number of the publish that just came, the last one of several."""
+        self._last += count
         return self._last
 
-    def settle(self, number: int, taken: bool) -> None:
-        if not self._settled:
+    def settle(self, first: int, last: int, taken: bool) -> None:
+        heappush(self._settled, (first, last, taken))
+        if not self._is_planned:
+            self._is_planned = True
             self._plan(self.tell)
-        self._settled[number] = taken
 
     def tell(self) -> None:
+        self._is_planned = False
         settled = self._settled
-        first = number = self._told + 1
-        while number in settled:
-            taken = settled.pop(number)
-            number += 1
-            if settled.get(number) is not taken:
-                self._tell(first, number - 1, taken)
-                first = number
-        self._told = number - 1
-
-    def _tell(self, first: int, last: int, taken: bool) -> None:
-        if taken:
-            self._write(_ACK.encode(self._channel, last, last > first))
-        else:
-            self._write(_NACK.encode(self._channel, last, True, True))
+        while settled and settled[0][0] == self._told + 1:
+            first, last, taken = heappop(settled)
+            while settled and settled[0][0] == last + 1 and settled[0][2] is taken:
+                last = heappop(settled)[1]
+            self._told = last
+            if taken:
+                self._write(_ACK.encode(self._channel, last, last > first))
+            else:
+                self._write(_NACK.encode(self._channel, last, True, True))

@@ -15,10 +15,12 @@ from typing import Any, cast
 
 from laneway.access import Account
 from laneway.errors import LanewayError
+from laneway.frontends.amqp import publishing
 from laneway.frontends.amqp.channel import Channel
 from laneway.frontends.amqp.errors import AmqpError, amqp_error
 from laneway.frontends.amqp.handshake import Handshake, common_name
 from laneway.frontends.amqp.incoming import Incoming
+from laneway.frontends.amqp.lookalikes import Run
 from laneway.frontends.amqp.shared import Shared
 from laneway.frontends.amqp.spec import (
     BY_NAME,
@@ -40,6 +42,7 @@ _CLOSE = BY_NAME["connection.close"].number
 _CLOSE_OK = BY_NAME["connection.close-ok"].number
 _UPDATE_SECRET = BY_NAME["connection.update-secret"].number
 _PUBLISH = BY_NAME["basic.publish"].number
+_ACK = BY_NAME["basic.ack"].number
 
 
 class Connection(asyncio.Protocol):
@@ -235,6 +238,34 @@ class Connection(asyncio.Protocol):
             self._end_channel(channel, error)
         except LanewayError as error:
             self._end_channel(channel, amqp_error(error))
+
+    def on_acks(self, channel: int, acks: list[tuple[int, int, bool]]) -> None:
+        if self._is_closing:
+            return
+        self._method = _ACK
+        found = self.channels.get(channel)
+        if found is None:
+            raise AmqpError(504, "expected 'channel.open'")
+        if not found.is_closing:
+            try:
+                found.ack(acks)
+            except AmqpError as error:
+                self._end_channel(channel, error)
+
+    def route_version(self) -> int:
+        return self.shared.broker.exchanges.version
+
+    def run_of(self, channel: int, method: bytes, properties: bytes, size: int) -> tuple[bytes, Run] | None:
+        found = self.channels.get(channel)
+        if found is None or found.is_closing or self._is_closing:
+            return None
+        return publishing.run_of(found, self._incoming.alikes, method, properties, size)
+
+    def on_runs(self) -> None:
+        self._method = _PUBLISH
+        for channel, error in publishing.publish_runs(self._incoming.alikes.take_runs()):
+            if channel.number in self.channels and not channel.is_closing:
+                self._end_channel(channel.number, error)
 
     def _on_connection(self, method: Method, payload: bytes) -> None:
         assert self._handshake is not None

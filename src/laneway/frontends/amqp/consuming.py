@@ -8,7 +8,7 @@ from laneway.broker.sessions import Credit, Subscription
 from laneway.broker.values import Batch, QueueSettings
 from laneway.errors import LanewayError, QueueInUse
 from laneway.frontends.amqp import replies
-from laneway.frontends.amqp.delivering import deliver_frames, get_ok_frames, message
+from laneway.frontends.amqp.delivering import Writer, get_ok_frames, message
 from laneway.frontends.amqp.errors import AmqpError, access_refused, not_allowed, not_implemented, resource
 from laneway.frontends.amqp.outbox import Slot
 from laneway.frontends.amqp.spec import BY_NAME, Arguments, encode_short_text
@@ -24,14 +24,16 @@ _GET_EMPTY = BY_NAME["basic.get-empty"]
 class Consumer:
     """One basic.consume: takes batches from the broker and puts them on the wire."""
 
-    __slots__ = ("channel", "counted", "no_ack", "subscription", "tag", "tag_bytes")
+    __slots__ = ("_writer", "channel", "no_ack", "subscription", "tag")
 
     def __init__(self, channel: Channel, tag: str, no_ack: bool, counted: bool) -> None:
         self.channel = channel
         self.tag = tag
-        self.tag_bytes = encode_short_text(tag)
+        # If it is counted, it is told how often a message was delivered before.
+        self._writer = Writer(
+            channel.number, encode_short_text(tag), channel.shared, channel.connection.frame_bytes, counted=counted
+        )
         self.no_ack = no_ack
-        self.counted = counted  # it is told how often a message was delivered before
         self.subscription: Subscription
 
     def deliver(self, subscription: Subscription, batch: Batch) -> None:
@@ -45,8 +47,7 @@ class Consumer:
         ch.last_delivery += len(batch.seqs)
         if not self.no_ack:
             ch.unacked.add(self, batch.queue, first, batch.seqs, batch.first_lease)
-        messages = [message(batch, at, ch.shared, counted=self.counted) for at in range(len(batch.seqs))]
-        ch.outbox.send(deliver_frames(ch.number, self.tag_bytes, first, messages, ch.connection.frame_bytes))
+        ch.outbox.send(self._writer.write(batch, first))
 
     def cancelled(self, subscription: Subscription) -> None:
         """The queue went."""

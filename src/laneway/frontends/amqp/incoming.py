@@ -1,6 +1,7 @@
 """From the bytes of a connection to commands: cuts frames, joins the frames of a published message.
 
-What comes out is handed to the connection at once, one command after the other. While it is held (a password is being
+What comes out is handed to the connection at once, one command after the other; look-alike publishes and acks are taken
+many at a time (lookalikes.py). While it is held (a password is being
 checked, the disk is full) nothing more is read; what came already waits here.
 """
 
@@ -10,9 +11,11 @@ import struct
 from typing import Protocol
 
 from laneway.frontends.amqp.errors import AmqpError
+from laneway.frontends.amqp.lookalikes import Acks, LookAlikes, Run
 from laneway.frontends.amqp.spec import BODY, FRAME_END, FRAME_OVERHEAD_BYTES, HEADER, HEARTBEAT, METHOD, METHODS
 
 PUBLISH = 60 << 16 | 40
+ACK = 60 << 16 | 80
 #: Methods that are followed by content; only the first is for a client to send.
 _WITH_CONTENT = (PUBLISH, 60 << 16 | 50, 60 << 16 | 60, 60 << 16 | 71)
 _CONTENT_HEAD_BYTES = 14  # class, weight, body size, and the first flags of the properties
@@ -33,14 +36,26 @@ class Sink(Protocol):
 
     def on_publish(self, channel: int, method: bytes, properties: bytes, body: bytes) -> None: ...
 
+    def on_acks(self, channel: int, acks: list[tuple[int, int, bool]]) -> None:
+        """As (first tag, last tag, multiple)."""
+
+    def route_version(self) -> int: ...
+
+    def run_of(self, channel: int, method: bytes, properties: bytes, size: int) -> tuple[bytes, Run] | None:
+        """The encoded properties and the run of the look-alikes of a publish; None if they need a closer look."""
+
+    def on_runs(self) -> None:
+        """Look-alikes have come, and something else comes now."""
+
 
 class _Content:
     """A message that is not all here."""
 
-    __slots__ = ("body", "method", "missing", "properties")
+    __slots__ = ("body", "method", "missing", "properties", "start")
 
-    def __init__(self, method: bytes) -> None:
+    def __init__(self, method: bytes, start: int) -> None:
         self.method = method
+        self.start = start  # where in the data at hand it begins; -1: in earlier data
         self.properties: bytes | None = None  # None: its header did not come yet
         self.body: list[bytes] = []
         self.missing = 0
@@ -55,17 +70,31 @@ class Incoming:
         self._sink = sink
         self.frame_bytes = frame_bytes
         self.is_held = False
-        self._rest = b""
+        self.alikes = LookAlikes()
+        self._acks = Acks()
+        self._data = self._rest = b""
         self._contents: dict[int, _Content] = {}
 
     def feed(self, data: bytes) -> None:
         """Raises AmqpError for what ends the connection."""
         if self._rest:
             data = self._rest + data
+        self._data = data
         at, size = 0, len(data)
         most = self.frame_bytes - FRAME_OVERHEAD_BYTES
+        alikes = self.alikes
+        if not alikes.is_empty and alikes.version != self._sink.route_version():
+            alikes.forget()
         try:
             while not self.is_held and size - at >= 7:
+                if not self._contents:
+                    if not alikes.is_empty:
+                        at = alikes.take(data, at)
+                        if alikes.is_waiting:
+                            break
+                    at = self._take_acks(data, at)
+                    if size - at < 7:
+                        break
                 kind, channel, length = _FRAME.unpack_from(data, at)
                 if length > most:
                     raise _frame_error(kind, b"", f"{{frame_too_large,{length},{most}}}")
@@ -75,22 +104,36 @@ class Incoming:
                 payload = data[at + 7 : end]
                 if data[end] != FRAME_END:
                     raise _frame_error(kind, payload, f"{{invalid_frame_end_marker,{data[end]}}}")
-                at = end + 1
-                self._frame(kind, channel, payload)
+                start, at = at, end + 1
+                if alikes.has_runs:
+                    self._sink.on_runs()
+                self._frame(kind, channel, payload, start)
         finally:
             self._rest = data[at:] if at else data
+            self._data = b""
+            for content in self._contents.values():
+                content.start = -1
+            if alikes.has_runs:
+                self._sink.on_runs()
+
+    def _take_acks(self, data: bytes, at: int) -> int:
+        if self._acks.channel:
+            at, acks = self._acks.take(data, at)
+            if acks:
+                self._sink.on_acks(self._acks.channel, acks)
+        return at
 
     def forget(self, channel: int) -> None:
         """The channel ended: what it began to publish is not published."""
         self._contents.pop(channel, None)
 
-    def _frame(self, kind: int, channel: int, payload: bytes) -> None:
+    def _frame(self, kind: int, channel: int, payload: bytes, start: int) -> None:
         if kind == METHOD and len(payload) >= 4:
-            self._method(channel, payload)
+            self._method(channel, payload, start)
         elif kind in (HEADER, BODY) and channel:
             content = self._contents.get(channel)
             if content is not None:
-                self._part(kind, channel, content, payload)
+                self._part(kind, channel, content, payload, start)
             elif self._sink.takes(channel, 0):
                 raise AmqpError(505, "expected method frame, got non method frame instead")
         elif kind in (METHOD, HEADER, BODY):
@@ -98,18 +141,22 @@ class Incoming:
         elif kind != HEARTBEAT:
             raise _frame_error(kind, payload, "unknown_frame")
 
-    def _method(self, channel: int, payload: bytes) -> None:
+    def _method(self, channel: int, payload: bytes, start: int) -> None:
         content = self._contents.get(channel)
         if content is not None:
             raise _out_of_place(content)
         number = _U32.unpack_from(payload)[0]
         if number in _WITH_CONTENT and channel:
             if self._sink.takes(channel, number):
-                self._contents[channel] = _Content(payload)
+                self._contents[channel] = _Content(payload, start)
+        elif number == ACK:
+            self._acks.learn(channel)
+            self._sink.on_method(channel, number, payload)
         else:
+            self.alikes.forget()
             self._sink.on_method(channel, number, payload)
 
-    def _part(self, kind: int, channel: int, content: _Content, payload: bytes) -> None:
+    def _part(self, kind: int, channel: int, content: _Content, payload: bytes, start: int) -> None:
         if kind == HEADER and content.properties is None:
             self._header(channel, content, payload)
         elif kind == BODY and content.properties is not None:
@@ -121,6 +168,8 @@ class Incoming:
             raise _out_of_place(content)
         if content.missing == 0 and content.properties is not None:
             self._complete(channel, content)
+            if kind == BODY and len(content.body) == 1 and content.start >= 0:
+                self._learn(channel, content, self._data[content.start : start + 7])
 
     def _header(self, channel: int, content: _Content, payload: bytes) -> None:
         if len(payload) < _CONTENT_HEAD_BYTES:
@@ -141,6 +190,22 @@ class Incoming:
                 self._sink.on_publish(channel, content.method, content.properties, body)
             else:
                 self._sink.on_method(channel, content.number, content.method)
+
+    def _learn(self, channel: int, content: _Content, prefix: bytes) -> None:
+        """Recognise the next one that looks like this publish, whose bytes up to the body are the prefix."""
+        assert content.properties is not None
+        size = len(content.body[0])
+        found = self._sink.run_of(channel, content.method, content.properties, size)
+        if found is not None and len(prefix) == _look_alike_bytes(content):
+            if self.alikes.is_empty:
+                self.alikes.version = self._sink.route_version()
+            self.alikes.learn(prefix, size, *found)
+
+
+def _look_alike_bytes(content: _Content) -> int:
+    """How long the prefix of a publish is if nothing of another channel stands in between."""
+    assert content.properties is not None
+    return 3 * 7 + 2 + len(content.method) + 12 + len(content.properties)
 
 
 def _out_of_place(content: _Content) -> AmqpError:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway.broker.exchanges import message_delay_ms
+from laneway.broker.sessions import Columns
 from laneway.broker.values import Draft
+from laneway.core.message import encode_props
 from laneway.errors import DiskFull, InvalidInput, LanewayError
 from laneway.frontends.amqp import delivering, properties, replies
 from laneway.frontends.amqp.confirms import Confirms
@@ -24,6 +26,7 @@ from laneway.frontends.amqp.errors import (
     precondition_failed,
     resource,
 )
+from laneway.frontends.amqp.lookalikes import LookAlikes, Run
 from laneway.frontends.amqp.mapping import Shape, shape_of
 from laneway.frontends.amqp.spec import BY_NAME, Arguments
 from laneway.frontends.amqp.tables import Malformed
@@ -47,6 +50,7 @@ class Plan(msgspec.Struct):
     version: int  # of the routes
     is_delayed: bool
     is_special: bool  # must be looked at each time: replies, user ids, extensions
+    uses: int = 0
 
 
 class Plans:
@@ -97,6 +101,73 @@ def _plan(ch: Channel, method: bytes, raw: bytes) -> Plan:
     )
 
 
+def run_of(ch: Channel, alikes: LookAlikes, method: bytes, raw: bytes, size: int) -> tuple[bytes, Run] | None:
+    """Where the look-alikes of a publish go, from the second one on; None if each needs a closer look."""
+    plan = ch.shared.plans.of(ch, method, raw)
+    plan.uses += 1
+    shape = plan.shape
+    if plan.uses < 2 or plan.is_special or plan.is_delayed or not plan.queues:
+        return None
+    if ch.transaction is not None or shape.ttl_ms is not None:
+        return None
+    try:
+        block = encode_props(shape.properties)
+    except LanewayError:
+        return None
+    if not ch.broker.sessions.takes_columns(plan.queues, len(block) + size):
+        return None
+    priorities = ch.broker.sessions.priorities(plan.queues, shape.priority)
+    run = alikes.run(ch, plan.exchange, plan.queues, priorities)
+    return (block, run) if run is not None else None
+
+
+def publish_runs(runs: list[Run]) -> list[tuple[Channel, AmqpError]]:
+    """Publish what look-alikes brought, highest priority first; the channels that must end, and why."""
+    by_channel: dict[Channel, list[Run]] = {}
+    for run in runs:
+        by_channel.setdefault(run.channel, []).append(run)
+    errors: list[tuple[Channel, AmqpError]] = []
+    for ch, own in by_channel.items():
+        columns = [(run.queues, run.priorities, run.props(), run.bodies) for run in own]
+        for run in own:
+            run.clear()
+        try:
+            for exchange in {run.exchange for run in own}:
+                ch.check_access("exchange", exchange, "write")
+            count = sum(len(bodies) for _, _, _, bodies in columns)
+            last = ch.confirms.next(count) if ch.confirms is not None else 0
+            carry_out_columns(ch, columns, last - count + 1 if last else 0, last)
+        except AmqpError as error:
+            errors.append((ch, error))
+        except LanewayError as error:
+            errors.append((ch, amqp_error(error)))
+    return errors
+
+
+def carry_out_columns(ch: Channel, runs: list[Columns], first: int, last: int) -> None:
+    """Publish now; the confirms' numbers are `first` to `last`, 0 if there are none to give."""
+    connection, confirms = ch.connection, ch.confirms
+    size = sum(sum(map(len, bodies)) for _, _, _, bodies in runs)
+
+    def done(taken: bool) -> None:
+        connection.written(size)
+        if last and confirms is not None:
+            confirms.settle(first, last, taken)
+
+    connection.writing(size)
+    try:
+        ch.broker.sessions.publish_columns(runs)
+    except DiskFull:
+        connection.written(size)
+        connection.block(lambda: carry_out_columns(ch, runs, first, last))
+    except LanewayError:
+        done(False)
+        if not last:
+            raise
+    else:
+        ch.broker.when_durable(done, True)
+
+
 def publish(ch: Channel, method: bytes, raw: bytes, body: bytes) -> None:
     plan = ch.shared.plans.of(ch, method, raw)
     ch.check_access("exchange", plan.exchange, "write")
@@ -131,7 +202,8 @@ def _is_for_the_server(ch: Channel, plan: Plan, body: bytes) -> bool:
     elif not replies.deliver(ch, plan.routing_key, plan.shape.raw, body) and plan.mandatory:
         give_back(ch, plan, body)
     if ch.confirms is not None:
-        ch.confirms.settle(ch.confirms.next(), True)
+        number = ch.confirms.next()
+        ch.confirms.settle(number, number, True)
     return True
 
 
@@ -150,14 +222,14 @@ def carry_out(ch: Channel, plan: Plan, body: bytes, number: int) -> None:
         if plan.mandatory:
             give_back(ch, plan, body)
         if number and ch.confirms is not None:
-            ch.confirms.settle(number, True)
+            ch.confirms.settle(number, number, True)
         return
     connection, confirms, size = ch.connection, ch.confirms, len(body)
 
     def done(refusal: LanewayError | None) -> None:
         connection.written(size)
         if number and confirms is not None:
-            confirms.settle(number, refusal is None)
+            confirms.settle(number, number, refusal is None)
         elif isinstance(refusal, InvalidInput):  # a full queue drops; what no queue can take is the publisher's mistake
             connection.fail_channel(ch, amqp_error(refusal), _PUBLISH.number)
 

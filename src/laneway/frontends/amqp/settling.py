@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Settling:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._acks: dict[int, tuple[list[int], list[int]]] = {}  # by queue: numbers, leases
+        self._acks: dict[int, list[list[int]]] = {}  # by queue: numbers, leases
         self._grants: dict[object, int] = {}  # by consumer: how much credit it gets back
         self._is_planned = False
 
@@ -38,14 +38,23 @@ class Settling:
             raise _unknown(tag)
         return taken
 
+    def take_range(self, first: int, last: int) -> list[Taken]:
+        """What neighbouring delivery tags stand for; an AmqpError names the first that stands for nothing."""
+        taken = self._channel.unacked.take_range(first, last)
+        if sum(len(part.seqs) for part in taken) != last - first + 1:
+            known = {tag for part in taken for tag in part.tags}
+            self.ack(taken)
+            raise _unknown(next(tag for tag in range(first, last + 1) if tag not in known))
+        return taken
+
     def ack(self, taken: Sequence[Taken]) -> None:
         for part in taken:
             gathered = self._acks.get(part.queue)
             if gathered is None:
-                self._acks[part.queue] = (list(part.seqs), list(part.leases))
+                self._acks[part.queue] = [list(part.seqs), list(part.leases)]
             else:
-                gathered[0].extend(part.seqs)
-                gathered[1].extend(part.leases)
+                gathered[0] += part.seqs
+                gathered[1] += part.leases
             self._grants[part.owner] = self._grants.get(part.owner, 0) + len(part.seqs)
         if not self._is_planned and self._acks:
             self._is_planned = True

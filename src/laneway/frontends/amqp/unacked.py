@@ -39,10 +39,21 @@ class _Held:
 
     def take(self, start: int, end: int) -> Taken | None:
         """Those from start to end that are still there."""
+        start = max(start, self.start)
+        if start >= end:
+            return None
         if self.holes:
-            places = [at for at in range(max(start, self.start), end) if at not in self.holes]
+            return self._take_around_holes(start, end)
+        if start == self.start:
+            self.start = end
         else:
-            places = list(range(max(start, self.start), end))
+            self.holes.update(range(start, end))
+        tag, lease = self.first_tag, self.first_lease
+        seqs = self.seqs if end - start == len(self.seqs) else self.seqs[start:end]
+        return Taken(self.owner, self.queue, range(tag + start, tag + end), seqs, range(lease + start, lease + end))
+
+    def _take_around_holes(self, start: int, end: int) -> Taken | None:
+        places = [at for at in range(start, end) if at not in self.holes]
         if not places:
             return None
         if places[0] == self.start:
@@ -99,6 +110,22 @@ class Unacked:
             self.count -= 1
             if held.is_empty:
                 del self._held[place], self._firsts[place]
+        return taken
+
+    def take_range(self, first: int, last: int) -> list[Taken]:
+        """Those with neighbouring tags that are there."""
+        taken: list[Taken] = []
+        place = max(bisect_right(self._firsts, first) - 1, 0)
+        while place < len(self._held) and self._firsts[place] <= last:
+            held = self._held[place]
+            part = held.take(max(first - held.first_tag, 0), min(held.end, last - held.first_tag + 1))
+            if part is not None:
+                taken.append(part)
+                self.count -= len(part.seqs)
+            if held.is_empty:
+                del self._held[place], self._firsts[place]
+            else:
+                place += 1
         return taken
 
     def take_through(self, tag: int) -> list[Taken]:
