@@ -450,20 +450,27 @@ class Sessions:
         """Hand out what is ready, in turn, as far as credit goes."""
         audience = self.audiences.get(number)
         queue = self._broker.engine.state.queues.get(number)
+        share = turns = 0
         while audience is not None and queue is not None and queue.ready:
             turn = audience.next()
             if turn is None:
                 return
             subscription, room, sharers = turn
-            limit = min(room, -(-queue.ready // sharers))
-            leased = self._broker.lease_now(queue, limit, subscription.lease_ms, of_session=True)
+            if not turns:  # as if they were dealt out one by one: equal shares, then one each
+                share, turns = max(1, queue.ready // sharers), sharers
+            turns -= 1
+            leased = self._broker.lease_now(queue, min(room, share), subscription.lease_ms, of_session=True)
             if leased is None:
                 return
+            has_more_coming = subscription.on_its_way > 0
             subscription.charge(len(leased.seqs))
             batches = self._batches(queue, leased)
             if subscription.no_ack:
                 self._broker.engine.run(iter([_all_acked(leased)]))
-            self._broker.hand_over(leased, _deliver, (subscription, batches))
+            if has_more_coming:  # stay behind those, whose messages may not be durable yet
+                self._broker.when_durable(_deliver, (subscription, batches, len(leased.seqs)))
+            else:
+                self._broker.hand_over(leased, _deliver, (subscription, batches, len(leased.seqs)))
 
     def get(self, vhost: str, name: str, done: Callable[[Batch | None], None], *, no_ack: bool = False) -> None:
         """The next message, None if there is none; told at once unless the message is not durable yet."""
@@ -538,10 +545,10 @@ def _all_acked(leased: Leased) -> Event:
     return Acked(leased.queue, leased.at_ms, leased.seqs, leases)
 
 
-def _deliver(what: tuple[Subscription, list[Batch]]) -> None:
-    subscription, batches = what
+def _deliver(what: tuple[Subscription, list[Batch], int]) -> None:
+    subscription, batches, count = what
+    subscription.on_its_way -= count
     for batch in batches:
-        subscription.on_its_way -= len(batch.seqs)
         subscription.deliver(subscription, batch)
     if subscription.credit.left is None:
         subscription.wake()
