@@ -10,7 +10,7 @@ import httpx
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
-from pika.exceptions import ChannelClosedByBroker
+from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 
 from tests.amqp.serving import Serving, wait_for
 from tests.rest.test_consume import dequeue, error
@@ -170,6 +170,32 @@ def test_a_virtual_host_made_over_http_is_one_for_amqp(
     http.put(f"/vhosts/{name}")
     connect(name).queue_declare("here")
     assert [one["queue_name"] for one in http.get(f"/vhosts/{name}/queues").json()["queues"]] == ["here"]
+
+
+def test_connections_end_with_their_virtual_host(
+    http: httpx.Client, connect: Callable[..., BlockingChannel], channel: BlockingChannel, name: str
+) -> None:
+    http.put(f"/vhosts/{name}")
+    leaving = connect(name)
+    leaving.queue_declare("mine", exclusive=True)
+    leaving.basic_consume("mine", lambda *_: None)
+    assert http.delete(f"/vhosts/{name}").status_code == 204
+    with pytest.raises(ConnectionClosedByBroker) as closed:
+        while True:
+            leaving.connection.process_data_events(1)
+    assert (closed.value.reply_code, closed.value.reply_text) == (
+        320,
+        f"CONNECTION_FORCED - vhost '{name}' is deleted",
+    )
+    channel.queue_declare(name)  # others go on
+
+
+def test_consumers_of_amqp_are_counted(http: httpx.Client, channel: BlockingChannel, name: str) -> None:
+    channel.queue_declare(name)
+    tags = [channel.basic_consume(name, lambda *_: None) for _ in range(2)]
+    assert http.get(f"/queues/{name}/stats").json()["subscriber_count"] == 2
+    channel.basic_cancel(tags[0])
+    assert http.get(f"/queues/{name}/stats").json()["subscriber_count"] == 1
 
 
 def test_an_exclusive_queue_is_seen_and_not_taken_from(http: httpx.Client, channel: BlockingChannel, name: str) -> None:

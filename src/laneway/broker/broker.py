@@ -581,6 +581,7 @@ class Broker:
             ready_by_priority=q.ready_by_priority(),
             oldest_age_ms=max(0, *ages) if ages else None,
             consumers_waiting=len(self._waiters.get(q.number, ())),
+            subscribers=self.sessions.counts(vhost, name)[1],
             totals=dict(zip(TOTALS, q.totals, strict=True)),
             rates={n: Rates(*(q.rate(i, now_ms, w) for w in (1, 60, 300))) for i, n in enumerate(RATED)},
         )

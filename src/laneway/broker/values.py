@@ -94,7 +94,8 @@ class QueueStats(msgspec.Struct, frozen=True):
     waiting_bytes: int
     ready_by_priority: dict[int, int]
     oldest_age_ms: int | None
-    consumers_waiting: int
+    consumers_waiting: int  # for an answer
+    subscribers: int  # that messages are pushed to
     totals: dict[str, int]
     rates: dict[str, Rates]
 

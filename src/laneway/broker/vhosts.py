@@ -6,7 +6,8 @@ answers for one waits for it to be durable first, as with every other change.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import builtins
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from laneway.core.events import DocumentPut, DocumentRemoved, Event, QueueDeleted
@@ -26,6 +27,7 @@ class Vhosts:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._names = {DEFAULT}
+        self.on_deleted: builtins.list[Callable[[str], None]] = []  # told the name of one that is gone
 
     def start(self) -> None:
         """Take what the journal has. A queue of a store that knew no list of virtual hosts makes its own exist."""
@@ -75,6 +77,8 @@ class Vhosts:
         self._names.discard(name)
         for queue in queues:
             broker.queue_is_gone(queue)
+        for tell in self.on_deleted:
+            tell(name)
 
     def _deleted(self, name: str, queues: Sequence[Queue]) -> Iterator[Event]:
         now_ms = self._broker.now()

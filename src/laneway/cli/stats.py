@@ -134,6 +134,7 @@ def _one(one: dict[str, Any]) -> Rows:
         ("oldest", duration(one["oldest_message_age_seconds"])),
         ("waiting bytes", size(one["waiting_bytes"])),
         ("consumers waiting", one["consumers_waiting"]),
+        ("AMQP consumers", one["subscriber_count"]),
     ]
     for name, rates in one["rates"].items():
         rates_shown = " · ".join(

@@ -430,10 +430,10 @@ class Connection(asyncio.Protocol):
         except LanewayError as trouble:  # it may be gone; it does not outlive the next start either
             log.debug("exclusive queue %r is not deleted: %s", name, trouble)
 
-    def stop(self) -> None:
-        """The server stops."""
+    def stop(self, why: str = "broker forced connection closure with reason 'shutdown'") -> None:
+        """The server stops, or the virtual host is gone."""
         if self._is_running():
-            self.end(AmqpError(320, "broker forced connection closure with reason 'shutdown'", method=0))
+            self.end(AmqpError(320, why, method=0))
         else:
             self._transport.close()
 

@@ -21,6 +21,7 @@ class AmqpServer:
         self._broker = broker
         self.shared = Shared(broker, access, limits or AmqpLimits(), lambda: secrets.token_urlsafe(16))
         self.shared.on_connection = self._sweep_later
+        broker.vhosts.on_deleted.append(self._leave)
         self._servers: list[asyncio.Server] = []
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -73,6 +74,12 @@ class AmqpServer:
             self._sweep_timer.cancel()
         for server in self._servers:
             await server.wait_closed()
+
+    def _leave(self, vhost: str) -> None:
+        """A virtual host was deleted: nobody has any business there."""
+        for connection in list(self.shared.connections):
+            if connection.vhost == vhost:
+                connection.stop(f"vhost '{vhost}' is deleted")
 
     # One timer for all connections, and none while there are none.
 

@@ -299,6 +299,7 @@ class StatsAnswer(Answer):
     dlq_count: int
     waiting_bytes: int
     consumers_waiting: int
+    subscriber_count: int
     totals: dict[str, int]
     rates: dict[str, RatesAnswer]
 

@@ -194,6 +194,7 @@ class Writer:
             dlq_count=s.dead + s.dead_elsewhere,
             waiting_bytes=s.waiting_bytes,
             consumers_waiting=s.consumers_waiting,
+            subscriber_count=s.subscribers,
             totals=s.totals,
             rates={
                 name: RatesAnswer(
