@@ -296,3 +296,20 @@ def test_when_the_disk_is_full_publishers_wait_and_are_told(serving: Serving, ow
         told = {wire.read().name for _ in range(3)}
         assert told == {"connection.unblocked", "basic.ack", "basic.qos-ok"}
         assert other.ask(1, "queue.declare", queue="q", passive=1).fields["messages"] == 1
+
+
+def test_no_confirm_reaches_a_channel_that_took_the_number_of_a_closed_one(wire: Wire, queue: str) -> None:
+    wire.ask(1, "confirm.select")
+    for _ in range(20):
+        wire.send(publish(1, queue, b"x") * 3 + method(1, "channel.close"))
+        while (got := wire.read()).name != "channel.close-ok":
+            assert got.name == "basic.ack"
+        wire.send(method(1, "channel.open"))
+        assert wire.read().name == "channel.open-ok"
+        assert wire.ask(1, "confirm.select").name == "confirm.select-ok"
+
+
+def test_a_confirm_never_overtakes_the_return_of_its_message(wire: Wire, queue: str) -> None:
+    wire.ask(1, "confirm.select")
+    wire.send(method(1, "queue.declare", queue=f"{queue}.new") + publish(1, "nowhere", b"", mandatory=True))
+    assert [wire.read().name for _ in range(4)] == ["queue.declare-ok", "basic.return", "header", "basic.ack"]

@@ -169,3 +169,48 @@ def test_what_no_queue_can_take_ends_the_channel(serving: Serving, wire: Wire, q
     wire.ask(1, "confirm.select")
     wire.send(publish(1, queue, b"", headers=headers))
     assert wire.expect("basic.nack").fields["delivery"] == 1
+
+
+def test_a_channel_asks_for_only_so_many_messages_without_settling_them(own_serving: OwnServing) -> None:
+    serving = own_serving(unacked_count=3)
+    with serving.log_in() as wire:
+        wire.ask(1, "queue.declare", queue="q")
+        wire.send(publish(1, "q", b"") * 5)
+        for _ in range(3):
+            assert wire.ask(1, "basic.get", queue="q").name == "basic.get-ok"
+            wire.expect("header")
+        assert wire.ask(1, "basic.get", queue="q").fields["code"] == 506
+
+
+def test_a_consumer_without_a_prefetch_limit_is_limited_all_the_same(own_serving: OwnServing) -> None:
+    serving = own_serving(unacked_count=3)
+    with serving.log_in() as wire:
+        wire.ask(1, "queue.declare", queue="q")
+        wire.send(publish(1, "q", b"") * 5)
+        wire.ask(1, "basic.consume", queue="q")
+        for _ in range(3):
+            wire.expect("basic.deliver")
+            wire.expect("header")
+        assert wire.ask(1, "basic.qos").name == "basic.qos-ok"
+        wire.send(method(1, "basic.ack", delivery=3, multiple=1))
+        assert wire.expect("basic.deliver").fields["delivery"] == 4
+
+
+def test_a_deleted_virtual_host_ends_its_connections(own_serving: OwnServing) -> None:
+    serving = own_serving()
+    serving.call(serving.broker.vhosts.create, "brief")
+    with serving.log_in(vhost="brief") as wire:
+        serving.call(serving.broker.vhosts.delete, "brief")
+        close = wire.expect("connection.close")
+        assert (close.fields["code"], close.fields["text"]) == (320, "CONNECTION_FORCED - vhost 'brief' is deleted")
+
+
+def test_an_exclusive_name_that_went_to_somebody_else_stays(own_serving: OwnServing) -> None:
+    serving = own_serving()
+    with serving.log_in() as first, serving.log_in() as second:
+        first.ask(1, "queue.declare", queue="q", exclusive=1)
+        serving.call(serving.broker.delete_queue_now, "/", "q")
+        assert second.ask(1, "queue.declare", queue="q").name == "queue.declare-ok"
+        first.close()
+        wait_for(lambda: serving.server.connection_count == 1, "the first is gone")
+        assert second.ask(1, "queue.declare", queue="q", passive=1).name == "queue.declare-ok"

@@ -138,6 +138,8 @@ class Channel:
         self.connection.consumer_count -= len(self.consumers)
         self.consumers.clear()
         replies.forget(self)
+        if self.confirms is not None:
+            self.confirms.end()
         self.settling.flush()
         if self.transaction is not None:
             self.transaction.restore()

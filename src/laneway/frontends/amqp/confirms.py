@@ -39,6 +39,10 @@ class Confirms:
             self._is_planned = True
             self._plan(self.tell)
 
+    def end(self) -> None:
+        """The channel ended: nobody is left to be told."""
+        self._write = _drop
+
     def tell(self) -> None:
         self._is_planned = False
         settled = self._settled
@@ -51,3 +55,7 @@ class Confirms:
                 self._write(_ACK.encode(self._channel, last, last > first))
             else:
                 self._write(_NACK.encode(self._channel, last, True, True))
+
+
+def _drop(data: bytes) -> None:
+    pass

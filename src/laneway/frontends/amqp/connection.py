@@ -71,6 +71,7 @@ class Connection(asyncio.Protocol):
         self._method = 0  # the one being carried out, for errors
         self._out: list[bytes] = []
         self._is_flush_planned = False
+        self._is_reading = False
         self._after_read: list[Callable[[], None]] = []
         self._blocked: list[Callable[[], None]] = []  # publishes that wait for space on the disk
         # In sweeps of the server, which counts time for all connections
@@ -139,14 +140,18 @@ class Connection(asyncio.Protocol):
                 self._read(rest)
 
     def _read(self, data: bytes) -> None:
+        self._is_reading = True
         try:
             self._incoming.feed(data)
+            self._end_read()
         except AmqpError as error:
             self.end(error)
+        except LanewayError as error:
+            self.end(amqp_error(error))
         except Exception:
             log.exception("a connection is given up")
             self.end(AmqpError(541, "the server has made a mistake; see its log"))
-        self._end_read()
+        self._is_reading = False
 
     def _end_read(self) -> None:
         while self._after_read:
@@ -170,7 +175,8 @@ class Connection(asyncio.Protocol):
         if self._holds == 0 and not self.is_gone and not self._transport.is_closing():
             self._incoming.is_held = False
             self._transport.resume_reading()
-            self._read(b"")
+            if not self._is_reading:  # else it goes on by itself
+                self._read(b"")
 
     def writing(self, count: int) -> None:
         """So many bytes are on their way to the disk: beyond a limit nothing more is read until some arrived."""
@@ -194,8 +200,11 @@ class Connection(asyncio.Protocol):
     def unblock(self) -> None:
         if self._blocked:
             todo, self._blocked = self._blocked, []
-            for call in todo:
-                call()
+            try:
+                for call in todo:
+                    call()
+            except LanewayError as error:
+                self.end(amqp_error(error))
             self.release()
 
     # --- what incoming hands over
@@ -416,19 +425,16 @@ class Connection(asyncio.Protocol):
         self._age = 0
 
     def _end_channels(self) -> None:
-        self._end_read()
-        for channel in list(self.channels.values()):
-            channel.end()
+        try:
+            self._end_read()
+            for channel in list(self.channels.values()):
+                channel.end()
+        except LanewayError as trouble:  # the node stops or has failed: the next start gives back what they held
+            log.debug("channels end without giving back what they held: %s", trouble)
         self.channels.clear()
         for name in self.exclusive_queues:
-            self._delete_exclusive(name)
+            self.shared.delete_exclusive(self.vhost, name, self)
         self.exclusive_queues.clear()
-
-    def _delete_exclusive(self, name: str) -> None:
-        try:
-            self.shared.broker.sessions.delete_queue(self.vhost, name)
-        except LanewayError as trouble:  # it may be gone; it does not outlive the next start either
-            log.debug("exclusive queue %r is not deleted: %s", name, trouble)
 
     def stop(self, why: str = "broker forced connection closure with reason 'shutdown'") -> None:
         """The server stops, or the virtual host is gone."""

@@ -146,6 +146,9 @@ def get(ch: Channel, a: Arguments) -> None:
     name = ch.queue_name(a.queue)
     ch.check_access("queue", name, "read")
     ch.queue(name)
+    most, unacked = ch.limits.unacked_count, ch.unacked
+    if not a.no_ack and unacked.count >= most and unacked.count - unacked.owned_count() >= most:
+        raise AmqpError(506, f"a channel holds at most {most} messages it asked for")
     slot = ch.outbox.hold()
     try:
         ch.broker.sessions.get(ch.vhost, name, lambda batch: _got(ch, name, a.no_ack, slot, batch), no_ack=a.no_ack)

@@ -43,6 +43,10 @@ class Face(msgspec.Struct, frozen=True):
     properties: Properties
 
 
+#: Larger properties are hardly anybody's look-alikes, and would take too much memory.
+MAX_REMEMBERED_BYTES = 8192
+
+
 class Faces:
     """By property bytes, for all connections."""
 
@@ -53,9 +57,11 @@ class Faces:
     def of(self, props: bytes) -> Face:
         face = self._known.get(props)
         if face is None:
-            if len(self._known) >= self._most:
-                self._known.clear()
-            face = self._known[props] = _face(decode_props(props))
+            face = _face(decode_props(props))
+            if len(props) <= MAX_REMEMBERED_BYTES:
+                if len(self._known) >= self._most:
+                    self._known.clear()
+                self._known[props] = face
         return face
 
 

@@ -18,8 +18,10 @@ class AmqpLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     heartbeat_s: int = 60  # proposed to clients; 0: none
     handshake_ms: int = 10_000  # from the first byte to the open virtual host
     closing_ms: int = 5_000  # for a client to confirm that its connection ends
-    linger_ms: int = 1_000  # … and then to close its socket
-    unacked_count: int = 100_000  # deliveries of one consumer without a prefetch limit that are not settled
+    linger_ms: int = 2_000  # … and then to close its socket
+    unacked_count: int = (
+        100_000  # unsettled deliveries, of one consumer without a prefetch limit or of one channel's gets
+    )
     unconfirmed_bytes: int = 32 * 1024 * 1024  # of one connection's publishes on their way to the disk
     transaction_bytes: int = 64 * 1024 * 1024  # of one channel's uncommitted publishes
     transaction_count: int = 100_000  # … and of its publishes and acknowledgements

@@ -1,6 +1,6 @@
 """What a channel sends, in the order in which its causes came: a reply that waits for the disk holds back what follows.
 
-Confirms do not go through here: they tell of publishes, which have no place among replies.
+Deliveries, returns and confirms go through here too: a confirm must not overtake the return of its message.
 """
 
 from __future__ import annotations

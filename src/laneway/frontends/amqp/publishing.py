@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 #: What is published under this key to the default exchange extends the channel's acknowledgement timeouts.
 EXTEND = "amq.laneway.extend"
 
+#: Larger properties are hardly anybody's look-alikes, and would take too much memory.
+MAX_REMEMBERED_BYTES = 4096
+
 _PUBLISH = BY_NAME["basic.publish"]
 _RETURN = BY_NAME["basic.return"]
 
@@ -64,9 +67,10 @@ class Plans:
         plan = self._known.get((ch.vhost, method, raw))
         if plan is None or plan.version != ch.broker.exchanges.version:
             plan = _plan(ch, method, raw)
-            if len(self._known) >= self._most:
-                self._known.clear()
-            self._known[ch.vhost, method, raw] = plan
+            if len(raw) <= MAX_REMEMBERED_BYTES:
+                if len(self._known) >= self._most:
+                    self._known.clear()
+                self._known[ch.vhost, method, raw] = plan
         return plan
 
 
@@ -267,7 +271,7 @@ def select_confirms(ch: Channel, a: Arguments) -> None:
     if ch.transaction is not None:
         raise precondition_failed("cannot switch from tx to confirm mode")
     if ch.confirms is None:
-        ch.confirms = Confirms(ch.number, ch.connection.write, ch.connection.call_soon)
+        ch.confirms = Confirms(ch.number, ch.outbox.send, ch.connection.call_soon)
     if not a.nowait:
         ch.send("confirm.select-ok")
 

@@ -13,13 +13,17 @@ from laneway.frontends.amqp.limits import AmqpLimits
 from laneway.frontends.amqp.shared import Shared
 
 _BACKLOG = 4096
-_SWEEP_MS = 250
+_LONGEST_SWEEP_MS = 500
+_SWEEPS_A_TIMEOUT = 4  # so that a time limit is kept to a quarter of itself
 
 
 class AmqpServer:
     def __init__(self, broker: Broker, access: Access, limits: AmqpLimits | None = None) -> None:
         self._broker = broker
-        self.shared = Shared(broker, access, limits or AmqpLimits(), lambda: secrets.token_urlsafe(16))
+        limits = limits or AmqpLimits()
+        shortest_ms = min(limits.handshake_ms, limits.closing_ms, limits.linger_ms, limits.send_timeout_ms)
+        self._sweep_ms = max(10, min(_LONGEST_SWEEP_MS, shortest_ms // _SWEEPS_A_TIMEOUT))
+        self.shared = Shared(broker, access, limits, lambda: secrets.token_urlsafe(16))
         self.shared.on_connection = self._sweep_later
         broker.vhosts.on_deleted.append(self._leave)
         self._servers: list[asyncio.Server] = []
@@ -44,6 +48,7 @@ class AmqpServer:
                     backlog=_BACKLOG,
                     reuse_address=True,
                     ssl=tls,
+                    ssl_handshake_timeout=self.shared.limits.handshake_ms / 1000 if tls is not None else None,
                 )
             except OSError:
                 if first is None:
@@ -85,14 +90,15 @@ class AmqpServer:
 
     def _sweep_later(self) -> None:
         if self._sweep_timer is None and self._loop is not None:
-            self._sweep_timer = self._loop.call_later(_SWEEP_MS / 1000, self._sweep)
+            self._sweep_timer = self._loop.call_later(self._sweep_ms / 1000, self._sweep)
 
     def _sweep(self) -> None:
         self._sweep_timer = None
         self._look_at_disk()
         for connection in list(self.shared.connections):
-            connection.sweep(1000 / _SWEEP_MS)
-        if self.shared.connections:
+            connection.sweep(1000 / self._sweep_ms)
+        self.shared.delete_orphans()
+        if self.shared.connections or self.shared.orphans:
             self._sweep_later()
 
     def _look_at_disk(self) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from laneway.access import Access
 from laneway.broker.broker import Broker
+from laneway.errors import LanewayError
 from laneway.frontends.amqp.delivering import Faces
 from laneway.frontends.amqp.limits import AmqpLimits
 from laneway.frontends.amqp.publishing import Plans
@@ -16,6 +18,8 @@ from laneway.frontends.amqp.publishing import Plans
 if TYPE_CHECKING:
     from laneway.frontends.amqp.channel import Channel
     from laneway.frontends.amqp.connection import Connection
+
+log = logging.getLogger("laneway.amqp")
 
 #: Some libraries choose their behaviour by product and version: kombu, and with it Celery, asks for a prefetch of the
 #: whole channel only if this says RabbitMQ, and would otherwise wait for a meaning that RabbitMQ never had.
@@ -32,11 +36,27 @@ class Shared:
         self.plans = Plans(limits.remembered_shapes)
         self.faces = Faces(limits.remembered_shapes)
         self.reply_channels: dict[str, Channel] = {}  # by the name their replies are published to
+        self.orphans: list[tuple[str, str, object]] = []  # exclusive queues that could not be deleted yet
         self.is_stopping = False
         self.is_blocked = False  # the disk is full: publishers wait
         self.on_connection: Callable[[], None] = lambda: None
         self.on_empty: Callable[[], None] = lambda: None
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    def delete_exclusive(self, vhost: str, name: str, owner: object) -> None:
+        """The connection that had this queue for itself alone is gone."""
+        sessions = self.broker.sessions
+        try:
+            if self.broker.find_info(vhost, name) is not None and sessions.queue_owner(vhost, name) is owner:
+                sessions.delete_queue(vhost, name)
+        except LanewayError as trouble:  # a full disk: tried again until there is space
+            log.debug("exclusive queue %r is not deleted yet: %s", name, trouble)
+            self.orphans.append((vhost, name, owner))
+
+    def delete_orphans(self) -> None:
+        orphans, self.orphans = self.orphans, []
+        for orphan in orphans:
+            self.delete_exclusive(*orphan)
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
