@@ -70,6 +70,7 @@ class ModelMessage:
     own_key: str = ""  # it was published with
     exchange: str | None = None  # it came through as a dead letter
     routing_key: str | None = None  # it was given then
+    given_priority: int = 0  # it was published with; a queue takes it at its own highest at most
     is_ripening: bool = False  # its delay has ended, and the core may not know yet
 
 
@@ -202,7 +203,17 @@ class Model:
 
     def _new(self, queue: ModelQueue, draft: ModelDraft, priority: int, now_ms: int) -> ModelMessage:
         number = self.next_number
-        return ModelMessage(number, number, queue, priority, draft.size, draft.group, now_ms, own_key=draft.routing_key)
+        return ModelMessage(
+            number,
+            number,
+            queue,
+            priority,
+            draft.size,
+            draft.group,
+            now_ms,
+            own_key=draft.routing_key,
+            given_priority=priority,
+        )
 
     def _sends_letters_on(self, queue: ModelQueue) -> bool:
         return queue.settings.dead_letter_queue is not None or queue.settings.dead_letter_exchange is not None
@@ -412,6 +423,7 @@ class Model:
         """The same message under a new number at the end of the target."""
         self.forget([m])
         m.number, m.queue, m.state, m.receives, m.since_ms = self.next_number, target, "ready", 0, now_ms
+        m.priority = min(m.given_priority, target.settings.max_priority)
         ttl_ms = target.settings.message_ttl_ms
         m.expires_ms = None if ttl_ms is None else coarse(now_ms + ttl_ms, now_ms)
         target.totals["moved_in"] += 1

@@ -25,7 +25,7 @@ WALK_STEPS = 250
 names = st.sampled_from(NAMES)
 queue_settings = st.fixed_dictionaries(
     {
-        "max_priority": st.just(3),
+        "max_priority": st.sampled_from([3, 3, 1]),
         "lease_ms": st.sampled_from([500, 5_000]),
         "retention_ms": st.sampled_from([60_000, 600_000]),
         "delay_ms": st.sampled_from([0, 0, 700]),

@@ -77,6 +77,37 @@ def test_a_routing_key_given_on_the_way_is_the_one_it_has_from_then_on() -> None
     assert core["c"].ready == 0
 
 
+def test_a_queue_takes_a_dead_letter_at_its_highest_priority_at_most_and_the_next_one_as_it_was_published() -> None:
+    core = Core()
+    core.put("a", max_priority=9, dead_letter_exchange="", dead_letter_routing_key="b")
+    core.put("b", max_priority=2, dead_letter_exchange="", dead_letter_routing_key="c")
+    core.put("c", max_priority=5, dead_letter_exchange="", dead_letter_routing_key="d")
+    core.put("d", max_priority=9)
+    core.publish(*(Draft(b"x", priority) for priority in (1, 9, 4)), queue="a")
+    reject_all(core, "a")
+    assert core["b"].ready_by_priority() == {2: 2, 1: 1}
+    reject_all(core, "b")
+    assert core["c"].ready_by_priority() == {5: 1, 4: 1, 1: 1}
+    check_invariants(core.state)
+    core.restart()
+    reject_all(core, "c")
+    assert core["d"].ready_by_priority() == {9: 1, 4: 1, 1: 1}
+    check_invariants(core.state)
+
+
+def test_a_priority_that_its_first_queue_did_not_take_counts_in_the_next() -> None:
+    core = Core()
+    core.put("a", max_priority=0, dead_letter_exchange="", dead_letter_routing_key="b")
+    core.put("b", max_priority=9)
+    core.publish(*(Draft(b"x", 0, Properties(extra={"priority": p})) for p in (3, 200)), Draft(b"x", 0), queue="a")
+    (event,) = reject_all(core, "a")
+    assert event.priorities == [3, 200, 0]
+    assert core["b"].ready_by_priority() == {9: 1, 3: 1, 0: 1}
+    core.restart()
+    assert core["b"].ready_by_priority() == {9: 1, 3: 1, 0: 1}
+    check_invariants(core.state)
+
+
 def test_a_letter_that_was_published_with_more_keys_goes_by_all_of_them() -> None:
     core = Core()
     core.put("one")

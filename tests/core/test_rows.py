@@ -85,7 +85,13 @@ def pairs(draw: st.DrawFn, kind: type[Acked] | type[Released] | type[Leased]) ->
     return Released(draw(u32), draw(u64), given_seqs, other, draw(causes))
 
 
-way = st.none() | words, st.none() | words  # through an exchange, with a routing key
+@st.composite
+def moved(draw: st.DrawFn, kind: type[Moved] | type[Copied]) -> Event:
+    given_seqs = draw(seqs)
+    way = draw(st.none() | words), draw(st.none() | words)  # through an exchange, with a routing key
+    priorities = draw(st.just(()) | st.lists(st.integers(0, 255), min_size=len(given_seqs), max_size=len(given_seqs)))
+    first = draw(st.integers(1, 2**63))
+    return kind(draw(u32), draw(u64), given_seqs, draw(causes), draw(u32), first, draw(words), *way, priorities)
 
 
 EVENTS: dict[Kind, st.SearchStrategy[Event]] = {
@@ -99,8 +105,8 @@ EVENTS: dict[Kind, st.SearchStrategy[Event]] = {
     Kind.RELEASED: pairs(Released),
     Kind.EXTENDED: st.builds(Extended, u32, u64, seqs, u64),
     Kind.DEAD_LETTERED: st.builds(DeadLettered, u32, u64, seqs, causes, words),
-    Kind.MOVED: st.builds(Moved, u32, u64, seqs, causes, u32, st.integers(1, 2**63), words, *way),
-    Kind.COPIED: st.builds(Copied, u32, u64, seqs, causes, u32, st.integers(1, 2**63), words, *way),
+    Kind.MOVED: moved(Moved),
+    Kind.COPIED: moved(Copied),
     Kind.REMOVED: st.builds(Removed, u32, u64, seqs, causes, words),
     Kind.RELOCATED: relocated(),
     Kind.KEY_REMEMBERED: st.builds(KeyRemembered, u32, u64, u64, blobs),

@@ -387,7 +387,7 @@ def _as_in_the_model(d: Death, is_over: bool) -> ModelDeath:
 
 def random_settings(rng: random.Random) -> dict[str, Any]:
     return {
-        "max_priority": 3,
+        "max_priority": rng.choice([3, 3, 1]),
         "lease_ms": rng.choice([500, 5_000]),
         "retention_ms": rng.choice([60_000, 60_000, 600_000]),
         "delay_ms": rng.choice([0, 0, 0, 700]),

@@ -124,10 +124,13 @@ class Exchanges:
         if not queues:
             self._broker.committer.when_durable(done, [])
         for i, queue in enumerate(queues):
-            priority = draft.priority
-            if priority is not None:  # one message for queues of many ranges
-                priority = min(priority, queue.settings.max_priority)
-            each = msgspec.structs.replace(draft, priority=priority)
+            each, highest = draft, queue.settings.max_priority
+            if draft.priority is not None and draft.priority > highest:  # one message for queues of many ranges
+                extra = draft.properties.extra | {
+                    "priority": draft.priority
+                }  # for a queue it may go to as a dead letter
+                properties = msgspec.structs.replace(draft.properties, extra=extra)
+                each = msgspec.structs.replace(draft, priority=highest, properties=properties)
             told = partial(answer, queue.name)
             try:
                 self._broker.publish(queue.vhost, queue.name, [each], told, idempotency=idempotency)

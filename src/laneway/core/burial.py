@@ -72,8 +72,10 @@ def _bury(
             yield Removed(queue.number, now_ms, group, cause, f"{why}: {detail}" if detail else why)
     for targets, group in by_targets.items():
         for number in targets[1:]:
-            yield Copied(queue.number, now_ms, group, cause, number, state.table.next_seq, detail, exchange, key)
-        yield Moved(queue.number, now_ms, group, cause, targets[0], state.table.next_seq, detail, exchange, key)
+            first, ranks = state.table.next_seq, _priorities(state, queue, group, number)
+            yield Copied(queue.number, now_ms, group, cause, number, first, detail, exchange, key, ranks)
+        first, ranks = state.table.next_seq, _priorities(state, queue, group, targets[0])
+        yield Moved(queue.number, now_ms, group, cause, targets[0], first, detail, exchange, key, ranks)
         grown.update(dict.fromkeys(targets))
 
 
@@ -97,6 +99,22 @@ def _routes(state: State, queue: Queue, seqs: Sequence[int]) -> list[tuple[int, 
                 keys = (*routing_keys(properties), *properties.extra.get("BCC", ()))
         routes.append(_route(state, queue.vhost, exchange, keys, properties.attributes))
     return routes
+
+
+def _priorities(state: State, queue: Queue, seqs: Sequence[int], target: int) -> Sequence[int]:
+    """The priorities that messages were published with, if the target may take them at higher ones than this queue
+    did; () if they are the ones that they have."""
+    if state.queues[target].settings.max_priority <= queue.settings.max_priority:
+        return ()
+    found, given = [], []
+    for seq, props in zip(seqs, state.read_props(seqs), strict=True):
+        told = state.stories.get(seq)
+        known = told.priority if told is not None else None
+        known = state.table.slabs[seq >> SLAB_BITS].priority[seq & SLAB_MASK] if known is None else known
+        said = decode_props(props).extra.get("priority") if props else None
+        found.append(known)
+        given.append(said if isinstance(said, int) and 0 <= said <= 255 else known)
+    return () if given == found else given
 
 
 def _route(state: State, vhost: str, exchange: str, keys: Sequence[str], headers: dict[str, Any]) -> tuple[int, ...]:

@@ -170,6 +170,8 @@ class Moved(msgspec.Struct, gc=False):
     detail: str = ""
     exchange: str | None = None  # that led to the target; None: there was none
     routing_key: str | None = None  # that they were given for it; None: they keep theirs
+    #: That they were published with, if this queue took them at lower ones than the target may; empty: those they have.
+    priorities: Sequence[int] = ()
 
 
 class Copied(msgspec.Struct, gc=False):
@@ -186,6 +188,7 @@ class Copied(msgspec.Struct, gc=False):
     detail: str = ""
     exchange: str | None = None
     routing_key: str | None = None
+    priorities: Sequence[int] = ()
 
 
 class Removed(msgspec.Struct, gc=False):

@@ -44,8 +44,8 @@ def dead_lettered(state: State, e: DeadLettered) -> None:
 def moved(state: State, e: Moved) -> None:
     queue, target = state.queues[e.queue], state.queues[e.target]
     _check_next(state, e.first_seq)
-    for seq in e.seqs:
-        row, story, group = _carried(state, queue, seq, e)
+    for at, seq in enumerate(e.seqs):
+        row, story, group = _carried(state, queue, seq, e, at)
         state.leave(queue, seq)
         state.forget(seq)
         _arrive(state, target, row, story, group, e.at_ms)
@@ -59,20 +59,21 @@ def moved(state: State, e: Moved) -> None:
 def copied(state: State, e: Copied) -> None:
     queue, target = state.queues[e.queue], state.queues[e.target]
     _check_next(state, e.first_seq)
-    for seq in e.seqs:
-        _arrive(state, target, *_carried(state, queue, seq, e), e.at_ms)
+    for at, seq in enumerate(e.seqs):
+        _arrive(state, target, *_carried(state, queue, seq, e, at), e.at_ms)
     _count_arrivals(state, target, e)
 
 
-Row = tuple[int, int, int]  # location and size of the record, priority
+Row = tuple[int, int, int]  # location and size of the record, the priority it was published with
 
 
-def _carried(state: State, queue: Queue, seq: int, e: Moved | Copied) -> tuple[Row, Story, str]:
+def _carried(state: State, queue: Queue, seq: int, e: Moved | Copied, at: int) -> tuple[Row, Story, str]:
     """What a message that goes to another queue takes along: its row, its story so far, its group."""
     slab, i = state.table.slabs[seq >> SLAB_BITS], seq & SLAB_MASK
-    row = slab.location[i], slab.size[i], slab.priority[i]
     group = queue.group_of[seq].name if slab.flags[i] & GROUPED else ""
     told = state.stories.get(seq)
+    priority = slab.priority[i] if told is None or told.priority is None else told.priority
+    row = slab.location[i], slab.size[i], e.priorities[at] if e.priorities else priority
     if e.cause == Cause.REDRIVEN:
         assert told is not None
         return row, Story(told.record_seq, 0, told.deaths, redriven=len(told.deaths)), group or told.group
@@ -104,8 +105,12 @@ def _check_next(state: State, first_seq: int) -> None:
 
 
 def _arrive(state: State, target: Queue, row: Row, story: Story, group: str, at_ms: int) -> None:
-    """A message under a new number at the end of a queue, with the record and the story it has."""
-    location, size, priority = row
+    """A message under a new number at the end of a queue, with the record and the story it has. A queue takes it at its
+    own highest priority at most."""
+    location, size, published_with = row
+    priority = min(published_with, target.settings.max_priority)
+    if priority != published_with or story.priority is not None:
+        story = msgspec.structs.replace(story, priority=published_with if priority != published_with else None)
     new = state.table.next_seq
     state.table.append((location,), (size,), at_ms, target.number, (priority,), READY)
     state.extents[location >> 32] = state.extents.get(location >> 32, 0) + 1

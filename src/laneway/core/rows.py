@@ -3,9 +3,9 @@ without a Python loop. What does not fit in a row (records, names, documents) st
 
     row         0 u8  kind          events.Kind
                 1 u8  cause         events.Cause: why it was released, dead-lettered, moved, copied or removed
-                2 u8  priority      published
+                2 u8  priority      published · with flag 16: that it was published with (moved, copied)
                 3 u8  flags         1 continues the event of the row before · 2 has a group · 4 has a dedup id ·
-                                    8 came through an exchange (moved, copied)
+                                    8 came through an exchange (moved, copied) · 16 has a priority (moved, copied)
                 4 u32 queue         queue number, given when the queue was created, never reused
                 8 u64 seq           message number · epoch (opened) · first number kept (purged)
                16 u64 at_ms         when it happened
@@ -64,7 +64,7 @@ from laneway.core.message import RECORD_PREFIX_BYTES, decode_record, record_piec
 
 ROW = struct.Struct("<BBBBIQQQQQIIII")
 ROW_BYTES = ROW.size
-CONTINUES, HAS_GROUP, HAS_DEDUP, HAS_ROUTE = 1, 2, 4, 8
+CONTINUES, HAS_GROUP, HAS_DEDUP, HAS_ROUTE, HAS_PRIORITY = 1, 2, 4, 8, 16
 
 assert ROW_BYTES == 64
 
@@ -235,10 +235,16 @@ def _encode_moved(e: Moved | Copied, offset: int) -> tuple[bytes, Sequence[bytes
     blob, mark = e.detail.encode(), 0
     if e.exchange is not None:
         blob, mark = msgspec.msgpack.encode((e.detail, e.exchange, e.routing_key)), HAS_ROUTE
+    if e.priorities:
+        mark |= HAS_PRIORITY
     rows = [
-        _pack(e.kind, e.cause, 0, flag | mark, e.queue, seq, e.at_ms, 0, new, 0, 0, e.target, offset, len(blob))
-        for flag, seq, new in zip(
-            _flags(len(e.seqs)), e.seqs, range(e.first_seq, e.first_seq + len(e.seqs)), strict=True
+        _pack(e.kind, e.cause, priority, flag | mark, e.queue, seq, e.at_ms, 0, new, 0, 0, e.target, offset, len(blob))
+        for flag, seq, new, priority in zip(
+            _flags(len(e.seqs)),
+            e.seqs,
+            range(e.first_seq, e.first_seq + len(e.seqs)),
+            e.priorities or repeat(0, len(e.seqs)),
+            strict=True,
         )
     ]
     return b"".join(rows), (blob,) if blob else ()
@@ -358,13 +364,14 @@ def _decode_document_removed(rows: list[Row], blob: Blob, location: Location) ->
 def _decode_moved(rows: list[Row], blob: Blob, location: Location) -> Event:
     f = rows[0]
     words = blob(f[12], f[13])
-    route: tuple[str, str | None, str | None]
+    detail, exchange, key = "", None, None
     if f[3] & HAS_ROUTE:
-        route = msgspec.msgpack.decode(words, type=tuple[str, str, str | None])
+        detail, exchange, key = msgspec.msgpack.decode(words, type=tuple[str, str, str | None])
     else:
-        route = words.decode(), None, None
+        detail = words.decode()
     kind = Moved if f[0] == Kind.MOVED else Copied
-    return kind(f[4], f[6], _seqs(rows), Cause(f[1]), f[11], f[8], *route)
+    priorities = [r[2] for r in rows] if f[3] & HAS_PRIORITY else ()
+    return kind(f[4], f[6], _seqs(rows), Cause(f[1]), f[11], f[8], detail, exchange, key, priorities)
 
 
 def _decode_relocated(rows: list[Row], blob: Blob, location: Location) -> Event:

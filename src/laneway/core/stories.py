@@ -33,6 +33,7 @@ class Story(msgspec.Struct, frozen=True, array_like=True):
     exchange: str | None = None  # that it came through as a dead letter; None: that of its record
     routing_key: str | None = None  # that it was given then; None: those of its record
     redriven: int = 0  # so many of its deaths, the first ones, came before it was last redriven
+    priority: int | None = None  # that it was published with, if the queue it is in takes less
 
 
 def died(story: Story | None, seq: int, queue: str, cause: Cause, detail: str, receives: int, at_ms: int) -> Story:

@@ -25,6 +25,7 @@ MAX_TTL_MS = 14 * 86_400_000
 _NAMED = (
     "content_encoding",
     "delivery_mode",
+    "priority",  # it has one, but a queue may take the message at a lower one
     "reply_to",
     "expiration",
     "message_id",
