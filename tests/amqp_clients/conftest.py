@@ -17,9 +17,6 @@ from pika.adapters.blocking_connection import BlockingChannel
 from . import servers
 from .servers import Broker
 
-# Until Laneway speaks AMQP: only when it is asked for (LANEWAY_TEST_PEER=rabbitmq or laneway).
-collect_ignore_glob = [] if "LANEWAY_TEST_PEER" in os.environ else ["test_*.py"]
-
 AMQPLIB = "2.3.1"
 
 _numbers = itertools.count(1)
