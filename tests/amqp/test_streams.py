@@ -1,4 +1,4 @@
-"""The same stream of frames means the same however it is cut into reads: nothing is lost, doubled, mixed or reordered."""
+"""A stream of frames means the same however it is cut into reads: nothing is lost, doubled, mixed or reordered."""
 
 from __future__ import annotations
 
