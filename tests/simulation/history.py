@@ -34,6 +34,7 @@ class Picture:
             "next_queue": state.next_queue,
             "documents": {c: dict(d) for c, d in state.documents.items() if d},
             "moved": dict(state.moved),
+            "copies": {record: list(numbers) for record, numbers in state.copies.items()},
             "keys": dict(state.keys),
             "exchanges": {name: _exchange(x) for name, x in state.topology.exchanges.get("/", {}).items()},
             "queues": {number: _queue(queue) for number, queue in state.queues.items()},

@@ -49,6 +49,13 @@ QUEUES = {
     "narrow": QueueSettings(overflow="drop_oldest", max_messages=6, dead_letter_queue="graveyard", lease_ms=1_000),
     "tight": QueueSettings(overflow="reject", max_messages=8, max_bytes=3_000, max_receives=2, lease_ms=5_000),
     "brief": QueueSettings(message_ttl_ms=4_000, retention_ms=SHORT_RETENTION_MS, lease_ms=6_000, delay_ms=500),
+    "ladder": QueueSettings(
+        dead_letter_exchange="",
+        dead_letter_routing_key="graveyard",
+        message_ttl_ms=6_000,
+        max_receives=2,
+        lease_ms=2_000,
+    ),
     "passing": QueueSettings(message_ttl_ms=9_000, dead_letter_queue="graveyard", max_receives=1, lease_ms=1_500),
 }
 STEPS: dict[str, int] = {

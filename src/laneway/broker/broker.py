@@ -295,7 +295,7 @@ class Broker:
         self._check_shared(source)
         if source.settings.expires_ms is not None:
             self.sessions.used(source)
-        self._tick_if_due()
+        self.tick_if_due()
         if source.ready and source.number not in self._waiters:
             leased = self.lease_now(source, max_messages, lease_ms, consumer)
             if leased is not None:
@@ -413,7 +413,7 @@ class Broker:
         self.run_gathered()
         if not 1 <= len(settlements) <= MAX_BATCH:
             raise InvalidInput(f"a batch has 1 to {MAX_BATCH} entries, not {len(settlements)}")
-        self._tick_if_due()
+        self.tick_if_due()
         results: list[int | LanewayError] = []
         events = self.engine.run(commands.settle(self._state, source, settlements, self.now(), results))
         if events:
@@ -437,14 +437,14 @@ class Broker:
         if self._phase != "ready":
             return  # stopping, or failed: what is due waits for the next start
         if not self.committer.stuck:
-            self._tick_if_due()
+            self.tick_if_due()
         if self.committer.stuck:
             self._timer_ms = self.now() + 250
             self._timer = self._loop.call_later(0.25, self._on_timer)
         else:
             self._set_timer()
 
-    def _tick_if_due(self) -> None:
+    def tick_if_due(self) -> None:
         due_ms = self._state.deadlines.next_ms()
         if due_ms is None or due_ms > self.now():
             return
@@ -565,7 +565,7 @@ class Broker:
 
     def stats(self, vhost: str, name: str) -> QueueStats:
         q = self.open_queue(vhost, name)
-        self._tick_if_due()
+        self.tick_if_due()
         now_ms = self.now()
         table = self._state.table
         heads = [lane.peek(table) for lane in q.lanes.values() if lane.count]
@@ -589,7 +589,7 @@ class Broker:
     # Looking and dead letters
 
     def peek(self, vhost: str, name: str, query: PeekQuery) -> tuple[list[Glimpse], str | None]:
-        self._tick_if_due()
+        self.tick_if_due()
         return peeking.peek(self.engine, self.open_queue(vhost, name), query, self.now())
 
     async def delete_dead_letters(self, vhost: str, name: str, filter: DeadLetterFilter) -> int:

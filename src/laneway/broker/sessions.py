@@ -476,6 +476,7 @@ class Sessions:
         """The next message, None if there is none; told at once unless the message is not durable yet."""
         queue = self._broker.open_queue(vhost, name)
         self.used(queue)
+        self._broker.tick_if_due()  # what has expired is not handed out
         leased = self._broker.lease_now(queue, 1, None, of_session=True) if queue.ready else None
         batches = self._batches(queue, leased) if leased is not None else []
         if leased is None or not batches:
