@@ -232,7 +232,7 @@ class Workload:
         state = node.engine.state
         node.catch_up()
         while (due_ms := state.deadlines.next_ms()) is not None and due_ms <= node.broker.now():
-            node.broker._tick_if_due()  # it does no more than so much at once
+            node.broker.tick_if_due()  # it does no more than so much at once
         number = node.broker.find_queue("/", queue).number
         page, _ = node.broker.peek("/", queue, PeekQuery(states=("ready",), limit=10_000))
         at_home = [g for g in page if self.ledger.sent(g.body).queue == queue and not g.deaths]
