@@ -489,7 +489,7 @@ def test_one_lease_hands_out_a_bounded_number_of_bytes(run: Run) -> None:
             await b.publish(*[b"%d" % (i * 10 + k) + b"." * 250_000 for k in range(10)])
         first, second = await b.lease(80), await b.lease(80)
         assert 0 < len(first) < 80 and sum(len(d.body) for d in first) <= commands.MAX_LEASE_BYTES
-        assert [int(d.body.partition(b".")[0]) for d in first + second] == list(range(80))
+        assert [int(d.body.partition(b".")[0]) for d in (*first, *second)] == list(range(80))
         check_invariants(b.engine.state)
 
     run(scenario)

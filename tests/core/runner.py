@@ -9,7 +9,7 @@ from typing import Any
 from laneway.core import burial, clockwork, commands, rows, snapshot
 from laneway.core.deadlines import TTL
 from laneway.core.events import Event, Kind, Opened, Relocated
-from laneway.core.message import PLAIN, Draft, Properties, Receipt, Settlement, split_record
+from laneway.core.message import PLAIN, Draft, Properties, Receipt, Settlement, split_record, token
 from laneway.core.queue import DEDUPLICATED, TOTALS, Queue
 from laneway.core.settings import QueueSettings
 from laneway.core.state import State
@@ -130,7 +130,7 @@ class Core:
     def take(self, limit: int = 10, queue: str = "q", **options: Any) -> list[tuple[int, str]]:
         """Lease; (number, token) of each."""
         events = self.lease(limit, queue, **options)
-        return [(seq, commands.token(e.first_lease + i, seq)) for e in events for i, seq in enumerate(e.seqs)]  # type: ignore[union-attr]
+        return [(seq, token(e.first_lease + i, seq)) for e in events for i, seq in enumerate(e.seqs)]  # type: ignore[union-attr]
 
     def settle(self, *settlements: Settlement, queue: str = "q") -> tuple[list[Event], list[int | LanewayError]]:
         results: list[int | LanewayError] = []

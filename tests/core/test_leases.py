@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from laneway.core import commands
-from laneway.core.commands import MAX_BACKOFF_MS, MAX_LEASE_MS, check_lease, token
+from laneway.core.commands import MAX_BACKOFF_MS, MAX_LEASE_MS, check_lease
 from laneway.core.events import Acked, Cause, DeadLettered, Extended, Leased, Moved, Opened, Released
 from laneway.core.invariants import check_invariants
-from laneway.core.message import Settlement, message_id
+from laneway.core.message import Settlement, message_id, token
 from laneway.errors import InvalidInput
 from tests.core.runner import START_MS, TAG, Core, codes, draft
 

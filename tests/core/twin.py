@@ -17,7 +17,7 @@ from laneway.core.commands import MAX_SCHEDULE_MS
 from laneway.core.events import Cause, Copied, DeadLettered, Event, Moved, Released, Removed
 from laneway.core.exchanges import Binding
 from laneway.core.invariants import check_invariants
-from laneway.core.message import Death, Draft, Properties, Receipt, Settlement, encode_props, parse_message_id
+from laneway.core.message import Death, Draft, Properties, Receipt, Settlement, encode_props, parse_message_id, token
 from laneway.core.queue import TOTALS
 from laneway.core.settings import QueueSettings
 from laneway.core.state import State
@@ -146,7 +146,7 @@ class Twin:
         assert [seq for seq, _ in given] == [m.number for m in expected], "leased in another order or other messages"
         assert [r for e in events for r in e.receives] == [m.receives for m in expected]  # type: ignore[union-attr]
         for (seq, lease_id), m in zip(given, expected, strict=True):
-            self.deliveries.append((name, commands.token(lease_id, seq), seq, m.delivery))
+            self.deliveries.append((name, token(lease_id, seq), seq, m.delivery))
         self.ticked = self.ticked and lease_ms != 0
         return [len(self.deliveries) - len(given) + i for i in range(len(given))]
 

@@ -17,7 +17,7 @@ from laneway.frontends.rest.chunks import ChunkedBody
 from laneway.frontends.rest.errors import STATUSES, HttpError, error_object, status_of
 from laneway.frontends.rest.head import HeadCache, parse_head
 from laneway.frontends.rest.limits import RestLimits
-from laneway.frontends.rest.publishing import decode_publish, is_json_text
+from laneway.frontends.rest.publishing import PlainBatch, decode_publish, is_json_text
 from laneway.frontends.rest.times import Timestamps, at_ms_of
 from laneway.frontends.rest.words import WORDS, field_on_the_wire, sentence_on_the_wire
 
@@ -67,6 +67,8 @@ def test_a_name_that_comes_twice_is_always_found_and_nothing_else_is(
         assert ("comes twice" in refused.message and repeats) or ("needs payload" in refused.message and lacks_payload)
         return
     assert not repeats and not lacks_payload
+    if isinstance(decoded, PlainBatch):
+        decoded = decoded.drafts()
     drafts = decoded if isinstance(decoded, list) else [decoded]
     for draft, message in zip(drafts, messages, strict=True):
         said = dict(message)
@@ -92,7 +94,9 @@ def test_the_shortest_batch_needs_no_second_look(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(publishing, "check_names_once", lambda body: pytest.fail("looked twice"))
     body = b'[{"payload":{"a":":"}},{"priority":10,"payload":1},{"payload":"::","priority":9}]'
-    assert decode_publish(body) == [Draft(b'{"a":":"}'), Draft(b"1", 10), Draft(b'"::"', 9)]
+    decoded = decode_publish(body)
+    assert isinstance(decoded, PlainBatch)
+    assert decoded.drafts() == [Draft(b'{"a":":"}'), Draft(b"1", 10), Draft(b'"::"', 9)]
 
 
 # --- chunks

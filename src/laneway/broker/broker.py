@@ -34,7 +34,7 @@ from laneway.broker.vhosts import Vhosts
 from laneway.broker.waiting import Waiter
 from laneway.core import burial, commands
 from laneway.core.events import DocumentPut, DocumentRemoved, Event, Leased
-from laneway.core.message import Delivery, Draft, Glimpse, Receipt, Settlement, message_id, parse_message_id
+from laneway.core.message import Delivery, Draft, Glimpse, Receipt, Receipts, Settlement, message_id, parse_message_id
 from laneway.core.queue import RATED, TOTALS, Queue
 from laneway.core.settings import QueueSettings
 from laneway.core.table import SLAB_BITS, SLAB_MASK
@@ -211,6 +211,42 @@ class Broker:
         self.publish_now(target, drafts, now_ms, results)
         self.committer.when_durable(done, results)
 
+    def publish_bodies(
+        self,
+        vhost: str,
+        queue: str,
+        bodies: list[bytes],
+        priorities: Sequence[int | None],
+        done: Callable[[Receipts], None],
+    ) -> bool:
+        """Publish plain messages, bodies known to be valid JSON with at most a priority, as columns. False, and nothing
+        is done, if one of them or the queue wants a closer look."""
+        target = self._open_for_writing(vhost, queue)
+        settings = target.settings
+        usual = settings.priority_when_unset
+        chosen = [usual if priority is None else priority for priority in priorities]
+        if (
+            len(bodies) > MAX_BATCH
+            or max(chosen) > settings.max_priority
+            or not commands.takes_columns(target, max(map(len, bodies)))
+        ):
+            return False
+        self.run_gathered()
+        first, now_ms = self._state.table.next_seq, self.now()
+        seqs: Sequence[int] = range(first, first + len(bodies))
+        ordered, by_priority = bodies, chosen
+        if chosen.count(chosen[0]) != len(chosen):  # numbers go by priority, as in commands.publish
+            order = sorted(range(len(bodies)), key=chosen.__getitem__, reverse=True)
+            ordered, by_priority = [bodies[i] for i in order], [chosen[i] for i in order]
+            numbers = [0] * len(order)
+            for seq, i in enumerate(order, first):
+                numbers[i] = seq
+            seqs = numbers
+        plain = [b""] * len(bodies)
+        self.run_now(commands.publish_columns(self._state, target, plain, ordered, by_priority, now_ms))
+        self.committer.when_durable(done, Receipts(self._state.tag, seqs, chosen, now_ms))
+        return True
+
     def publish_now(
         self, target: Queue, drafts: Sequence[Draft], now_ms: int, results: list[Receipt | LanewayError]
     ) -> None:
@@ -279,7 +315,7 @@ class Broker:
         queue: str,
         *,
         max_messages: int,
-        done: Callable[[list[Delivery]], None],
+        done: Callable[[Sequence[Delivery]], None],
         lease_ms: int | None = None,
         wait_ms: int = 0,
         consumer: str = "",
@@ -420,6 +456,23 @@ class Broker:
             self._wake(events)
             self._set_timer()
         self.committer.when_durable(done, results)
+
+    def ack_tokens(self, vhost: str, queue: str, tokens: Sequence[str], done: Callable[[int], None]) -> bool:
+        """Ack all of these leases; `done` gets their number. False, and nothing is done, if one is not in order: then
+        settle() tells which."""
+        self._check_open()
+        source = commands.find_queue(self._state, vhost, queue)
+        parsed = commands.parse_tokens(tokens) if 1 <= len(tokens) <= MAX_BATCH else None
+        if parsed is None:
+            return False
+        self.run_gathered()
+        self._tick_if_due()
+        acked = commands.ack_held(self._state, source, *parsed, self.now())
+        if acked is None:
+            return False
+        self.run_now(iter((acked,)))
+        self.committer.when_durable(done, len(tokens))
+        return True
 
     # Time
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 import msgspec
 
 from laneway.core import clockwork, commands, snapshot
-from laneway.core.commands import token
 from laneway.core.events import Event, Kind, Leased, Opened
 from laneway.core.message import (
     PLAIN,
     Death,
+    Deliveries,
     Delivery,
     Glimpse,
     decode_props,
@@ -23,6 +23,7 @@ from laneway.core.message import (
     message_id_prefix,
     record_is_intact,
     split_record,
+    token,
 )
 from laneway.core.state import State, runs
 from laneway.core.stories import fill_in
@@ -272,9 +273,27 @@ class Engine:
                 found.append(None)
         return found
 
-    def deliveries(self, leased: Leased) -> list[Delivery]:
+    def deliveries(self, leased: Leased) -> Sequence[Delivery]:
         """What the consumer of a lease gets. A damaged message is left out: its lease will expire, and in the end
         it becomes a dead letter."""
+        columns = self.contents(leased.seqs)
+        if self.state.stories or None in columns[2]:
+            return self._deliveries_one_by_one(leased, columns)
+        return Deliveries(
+            self.state.tag,
+            leased.seqs,
+            leased.first_lease,
+            leased.deadline_ms,
+            leased.receives,
+            columns[0],
+            columns[1],
+            columns[2],  # type: ignore[arg-type]
+            self.state.table.priorities(leased.seqs),
+        )
+
+    def _deliveries_one_by_one(
+        self, leased: Leased, columns: tuple[list[int], list[bytes], list[bytes | None]]
+    ) -> list[Delivery]:
         out: list[Delivery] = []
         state = self.state
         stories, tag, slabs = state.stories, state.tag, state.table.slabs
@@ -283,7 +302,6 @@ class Engine:
         slab_number, priorities = -1, bytearray()
         block, properties = b"", PLAIN
         deaths: tuple[Death, ...] = ()
-        columns = self.contents(leased.seqs)
         for seq, receives, at_ms, props, body in zip(leased.seqs, leased.receives, *columns, strict=True):
             if body is not None:
                 if at_ms != prefix_ms:

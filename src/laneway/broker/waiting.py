@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from laneway.core.message import Delivery
@@ -24,7 +24,7 @@ class Waiter:
         limit: int,
         lease_ms: int | None,
         consumer: str,
-        done: Callable[[list[Delivery]], None],
+        done: Callable[[Sequence[Delivery]], None],
     ) -> None:
         self._broker = broker
         self.queue = queue

@@ -6,6 +6,7 @@ event of the same command sees what the earlier one did. What cannot be done is 
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -31,6 +32,7 @@ from laneway.core.events import (
 from laneway.core.message import (
     PLAIN,
     RECORD_PREFIX_BYTES,
+    TOKEN_CHARS,
     Draft,
     Receipt,
     Settlement,
@@ -456,14 +458,7 @@ def check_lease(lease_ms: int | None, consumer: str) -> None:
         raise InvalidInput(f"a consumer's name has at most {MAX_CONSUMER_BYTES} bytes", field="consumer")
 
 
-#: A token is the lease id and the message number, eight and six bytes in hexadecimal. A lease id is never given twice
-#: (its upper bits are the epoch), so a token is good for one delivery alone.
-TOKEN_CHARS = 28
 _SEQ_MASK = (1 << 48) - 1
-
-
-def token(lease_id: int, seq: int) -> str:
-    return (lease_id << 48 | seq).to_bytes(14, "big").hex()
 
 
 class _Settling:
@@ -510,6 +505,34 @@ def settle(
         yield Extended(queue.number, now_ms, seqs, deadline_ms)
     for (cause, detail), seqs in batch.buried.items():
         yield from bury(state, queue, seqs, cause, detail, now_ms)
+
+
+_TOKEN = struct.Struct(">QHI")
+
+
+def parse_tokens(texts: Sequence[str]) -> tuple[list[int], list[int]] | None:
+    """(message numbers, lease ids) of many receipt handles at once; None if one of them is none, or comes twice."""
+    joined = "".join(texts)
+    if set(map(len, texts)) != {TOKEN_CHARS} or not joined.isalnum():
+        return None
+    try:
+        parsed = list(_TOKEN.iter_unpack(bytes.fromhex(joined)))
+    except ValueError:
+        return None
+    seqs = [high << 32 | low for _, high, low in parsed]
+    return (seqs, [lease for lease, _, _ in parsed]) if len(set(seqs)) == len(seqs) else None
+
+
+def ack_held(state: State, queue: Queue, seqs: Sequence[int], leases: Sequence[int], now_ms: int) -> Acked | None:
+    """The event that acks all of these; None, if one of them is not held any more."""
+    if still_held(state, queue, seqs, leases) is not None:
+        return None
+    slabs = state.table.slabs
+    for first, count in runs(seqs):
+        i = first & SLAB_MASK
+        if min(slabs[first >> SLAB_BITS].due_ms[i : i + count]) <= now_ms:
+            return None
+    return Acked(queue.number, now_ms, seqs, leases)
 
 
 def settle_held(

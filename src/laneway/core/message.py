@@ -23,7 +23,7 @@ from __future__ import annotations
 import struct
 import uuid
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import msgspec
 import xxhash
@@ -113,6 +113,76 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     deadline_ms: int
     token: str
     deaths: tuple[Death, ...] = ()
+
+
+class Deliveries(Sequence[Delivery]):
+    """Leased messages in columns. Whoever wants them one by one has them made then; the hot paths never do."""
+
+    __slots__ = (
+        "bodies",
+        "deadline_ms",
+        "enqueued_at_ms",
+        "first_lease",
+        "priorities",
+        "props",
+        "receives",
+        "seqs",
+        "tag",
+    )
+
+    def __init__(
+        self,
+        tag: int,
+        seqs: Sequence[int],
+        first_lease: int,
+        deadline_ms: int,
+        receives: Sequence[int],
+        enqueued_at_ms: Sequence[int],
+        props: Sequence[bytes],
+        bodies: Sequence[bytes],
+        priorities: bytes,
+    ) -> None:
+        self.tag = tag  # of the store, for message ids
+        self.seqs = seqs  # none of them has a history
+        self.first_lease = first_lease
+        self.deadline_ms = deadline_ms
+        self.receives = receives
+        self.enqueued_at_ms = enqueued_at_ms
+        self.props = props
+        self.bodies = bodies
+        self.priorities = priorities
+
+    def __len__(self) -> int:
+        return len(self.seqs)
+
+    @overload
+    def __getitem__(self, i: int) -> Delivery: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[Delivery]: ...
+    def __getitem__(self, i: int | slice) -> Delivery | list[Delivery]:
+        if isinstance(i, slice):
+            return [self[at] for at in range(len(self))[i]]
+        i = range(len(self))[i]
+        seq = self.seqs[i]
+        return Delivery(
+            message_id(self.enqueued_at_ms[i], self.tag, seq),
+            self.priorities[i],
+            self.bodies[i],
+            decode_props(self.props[i]),
+            self.enqueued_at_ms[i],
+            self.receives[i],
+            self.deadline_ms,
+            token(self.first_lease + i, seq),
+        )
+
+
+class Receipts(msgspec.Struct, frozen=True, gc=False):
+    """What the publishers of plain messages get, in columns and in the order they gave them."""
+
+    tag: int
+    seqs: Sequence[int]
+    priorities: Sequence[int]
+    enqueued_at_ms: int
 
 
 class Glimpse(msgspec.Struct, frozen=True, gc=False):
@@ -247,6 +317,15 @@ def decode_props(props: bytes) -> Properties:
         rest.get("a", {}),
         rest.get("x", {}),
     )
+
+
+#: A token is the lease id and the message number, eight and six bytes in hexadecimal. A lease id is never given twice
+#: (its upper bits are the epoch), so a token is good for one delivery alone.
+TOKEN_CHARS = 28
+
+
+def token(lease_id: int, seq: int) -> str:
+    return (lease_id << 48 | seq).to_bytes(14, "big").hex()
 
 
 # Message ids are UUIDv7: 48 bits of milliseconds, then instead of random bits the store's tag (26 bits, drawn once

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 from laneway.access import Access
 from laneway.broker.broker import Broker
-from laneway.core.message import Delivery, Draft, Receipt, Settlement
+from laneway.core.message import Delivery, Draft, Receipt, Receipts, Settlement
 from laneway.errors import InvalidInput, LanewayError
 from laneway.frontends.rest.answers import encode
 from laneway.frontends.rest.errors import INTERNAL, InvalidRequest, encode_error
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.plan import Plan
 from laneway.frontends.rest.protocol import Call
-from laneway.frontends.rest.publishing import PublishOptions, colons_of, decode_publish, draft_of_bytes
+from laneway.frontends.rest.publishing import PlainBatch, PublishOptions, colons_of, decode_publish, draft_of_bytes
 from laneway.frontends.rest.wire import (
     AckOptions,
     AckRequest,
@@ -102,7 +102,7 @@ class HotPaths:
 
     def publish(self, call: Call) -> None:
         plan: Plan = call.head.plan
-        decoded: list[Draft] | Draft
+        decoded: PlainBatch | list[Draft] | Draft
         vhost, queue = plan.vhost, plan.queue
         self._access.check(call.account, vhost, queue, "write")
         if plan.is_json:
@@ -115,6 +115,13 @@ class HotPaths:
             decoded = self._draft_of_bytes(call, plan)
         key = call.head.idempotency_key
         idempotency = None if key is None else idempotency_of(call, key)
+        if isinstance(decoded, PlainBatch):
+            self._check_count(len(decoded.bodies))
+            if idempotency is None and self._broker.publish_bodies(
+                vhost, queue, decoded.bodies, decoded.priorities, partial(self._published_plain, call)
+            ):
+                return
+            decoded = decoded.drafts()
         if isinstance(decoded, list):
             self._check_count(len(decoded))
             self._broker.publish(vhost, queue, decoded, partial(self._published_many, call), idempotency=idempotency)
@@ -130,6 +137,10 @@ class HotPaths:
         body = self._writer.receipts(results, call.head.plan.queue_json)[0].encode()
         is_replay = result.duplicate and call.head.idempotency_key is not None
         call.answer(201, body, REPLAYED if is_replay else b"")
+
+    @answers_anyway
+    def _published_plain(self, call: Call, told: Receipts) -> None:
+        call.answer(201, self._writer.plain_receipts(told, call.head.plan.queue_json))
 
     @answers_anyway
     def _published_many(self, call: Call, results: list[Receipt | LanewayError]) -> None:
@@ -193,7 +204,7 @@ class HotPaths:
         return asked
 
     @answers_anyway
-    def _leased(self, call: Call, deliveries: list[Delivery]) -> None:
+    def _leased(self, call: Call, deliveries: Sequence[Delivery]) -> None:
         call.waiter = None
         if call.is_abandoned or call.response is not None:
             give_back(self._broker, call.head.plan, deliveries)
@@ -276,10 +287,18 @@ class HotPaths:
         body = call.body
         requests = form.decode_many(body)
         self._check_count(len(requests))
-        if colons_of(body) != len(requests):  # more than the receipt handles alone: see wire.decode_publish
+        if colons_of(body) != len(requests):  # more than the receipt handles alone: see publishing.decode_publish
             check_names_once(body)
+        elif form is ACK:
+            tokens = [request.receipt_handle for request in requests]
+            if self._broker.ack_tokens(plan.vhost, plan.queue, tokens, partial(self._acked_many, call)):
+                return
         settlements = list(map(form.to_settlement, requests))
         self._broker.settle(plan.vhost, plan.queue, settlements, partial(self._settled_many, call, form, settlements))
+
+    @answers_anyway
+    def _acked_many(self, call: Call, count: int) -> None:
+        call.answer(200, b"[%b]" % b",".join([ACK.plain_result] * count))
 
     @answers_anyway
     def _settled_many(

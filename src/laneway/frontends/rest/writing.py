@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import base64
+import sys
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
 from laneway.access import Account, KeyInfo
 from laneway.broker.values import QueueInfo, QueueStats, Task
-from laneway.core.message import JSON_TYPE, PLAIN, Death, Delivery, Glimpse, Properties, Receipt
+from laneway.core.message import (
+    JSON_TYPE,
+    PLAIN,
+    Death,
+    Deliveries,
+    Delivery,
+    Glimpse,
+    Properties,
+    Receipt,
+    Receipts,
+    message_id_prefix,
+)
 from laneway.errors import LanewayError
 from laneway.frontends.rest.answers import (
     AccountAnswer,
@@ -28,6 +41,16 @@ from laneway.frontends.rest.times import Timestamps
 from laneway.frontends.rest.words import BY_CORE, seconds
 
 _DUPLICATE = ',"duplicate":true}'
+_BEFORE_HANDLE = b',"attributes":{},"receipt_handle":"'
+
+
+def hex_of(seqs: Sequence[int]) -> list[str]:
+    """Message numbers as the twelve digits that end an id."""
+    words = array("Q", seqs)
+    if sys.byteorder == "little":
+        words.byteswap()
+    text = words.tobytes().hex()
+    return [text[at : at + 12] for at in range(4, len(text), 16)]
 
 
 class Writer:
@@ -38,6 +61,16 @@ class Writer:
         self._text = times.text
 
     # --- the frequent ones, as text and bytes
+
+    def plain_receipts(self, told: Receipts, queue_json: str) -> bytes:
+        """Hot: as receipts(), of columns."""
+        at = self._text(told.enqueued_at_ms)
+        prefix = message_id_prefix(told.enqueued_at_ms, told.tag)
+        tail = f'"enqueued_at":"{at}","visible_at":"{at}"}}'
+        head, between = f'{{"message_id":"{prefix}', f'","queue_name":{queue_json},"priority":'
+        pairs = zip(hex_of(told.seqs), told.priorities, strict=True)
+        texts = [f"{head}{number}{between}{priority},{tail}" for number, priority in pairs]
+        return f"[{','.join(texts)}]".encode()
 
     def receipts(self, results: Sequence[Receipt | LanewayError], queue_json: str) -> list[str]:
         """What each message of a publish came to. queue_json is the queue's name as JSON; ids need no escaping."""
@@ -59,6 +92,8 @@ class Writer:
 
     def deliveries(self, deliveries: Sequence[Delivery]) -> bytes:
         """Hot: one text a message, encoded all at once. Neighbours mostly share their times, so those are kept."""
+        if isinstance(deliveries, Deliveries) and not any(deliveries.props):
+            return self._plain_deliveries(deliveries)
         texts: list[str] = []
         since_ms, since, until_ms, until = -1, "", -1, ""
         for d in deliveries:
@@ -80,6 +115,33 @@ class Writer:
                     f'"receive_count":{d.receives},"visible_until":"{until}"}}'
                 )
         return f'{{"messages":[{",".join(texts)}]}}'.encode()
+
+    def _plain_deliveries(self, d: Deliveries) -> bytes:
+        """Hot: bodies that are known to be JSON and have nothing else, laid out in columns around them."""
+        heads = {at: f'{{"message_id":"{message_id_prefix(at, d.tag)}'.encode() for at in set(d.enqueued_at_ms)}
+        ranks = {priority: b'","priority":%d,"payload":' % priority for priority in set(d.priorities)}
+        until = self._text(d.deadline_ms)
+        tails = {
+            (at, receives): (
+                f'","enqueued_at":"{self._text(at)}","receive_count":{receives},"visible_until":"{until}"}},'
+            ).encode()
+            for at, receives in set(zip(d.enqueued_at_ms, d.receives, strict=True))
+        }
+        numbers = [number.encode() for number in hex_of(d.seqs)]
+        leases = array("Q", range(d.first_lease, d.first_lease + len(d)))
+        if sys.byteorder == "little":
+            leases.byteswap()
+        lease_text = leases.tobytes().hex().encode()
+        columns = [_BEFORE_HANDLE] * (8 * len(d))
+        columns[0::8] = [heads[at] for at in d.enqueued_at_ms]
+        columns[1::8] = numbers
+        columns[2::8] = [ranks[priority] for priority in d.priorities]
+        columns[3::8] = d.bodies
+        columns[5::8] = [lease_text[at : at + 16] for at in range(0, len(lease_text), 16)]
+        columns[6::8] = numbers
+        columns[7::8] = [tails[key] for key in zip(d.enqueued_at_ms, d.receives, strict=True)]
+        columns[-1] = columns[-1][:-1] + b"]}"
+        return b'{"messages":[' + b"".join(columns)
 
     def gotten(self, deliveries: Sequence[Delivery], *, with_handles: bool) -> bytes:
         """Deliveries, without their handles if they are settled already."""
