@@ -143,7 +143,7 @@ class Recovery(msgspec.Struct, frozen=True):
 
 
 class Engine:
-    def __init__(self, journal: Journal, *, new_tag: Callable[[], int], cache_bytes: int = 64 * 1024 * 1024) -> None:
+    def __init__(self, journal: Journal, *, new_tag: Callable[[], int], cache_bytes: int = 128 * 1024 * 1024) -> None:
         self.journal = journal
         self.state = State()
         self.cache = ContentCache(cache_bytes)
