@@ -27,7 +27,7 @@ from .faulty_files import FaultyFiles
 from .simulator import Failure, run_seed
 from .small import small_parts
 
-SEEDS = range(600)
+SEEDS = range(1_000)
 
 Plant = AbstractContextManager[Any]
 
