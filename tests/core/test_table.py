@@ -149,3 +149,11 @@ def test_a_change_copies_only_the_slab_it_touches() -> None:
 )
 def test_runs_are_neighbours_in_the_given_order(seqs: list[int], expected: list[tuple[int, int]]) -> None:
     assert list(runs(seqs)) == expected
+
+
+def test_priorities_are_told_in_the_order_that_was_asked_for() -> None:
+    table = Table()
+    table.append([1, 2, 3, 4], [1] * 4, 0, 1, [10, 20, 30, 40], READY)
+    assert list(table.priorities([1, 2, 3, 4])) == [10, 20, 30, 40]
+    assert list(table.priorities([1, 3, 2, 4])) == [10, 30, 20, 40]
+    assert list(table.priorities([4])) == [40]

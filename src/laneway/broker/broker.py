@@ -466,7 +466,7 @@ class Broker:
         if parsed is None:
             return False
         self.run_gathered()
-        self._tick_if_due()
+        self.tick_if_due()
         acked = commands.ack_held(self._state, source, *parsed, self.now())
         if acked is None:
             return False

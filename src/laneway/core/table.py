@@ -108,7 +108,8 @@ class Table:
     def priorities(self, seqs: Sequence[int]) -> bytes:
         """The priorities of messages; neighbours in one slab at once."""
         first, last = seqs[0], seqs[-1]
-        if last - first == len(seqs) - 1 and first >> SLAB_BITS == last >> SLAB_BITS:
+        is_one_slab = last - first == len(seqs) - 1 and first >> SLAB_BITS == last >> SLAB_BITS
+        if is_one_slab and list(seqs) == list(range(first, last + 1)):
             return bytes(self.slabs[first >> SLAB_BITS].priority[first & SLAB_MASK : (last & SLAB_MASK) + 1])
         slabs = self.slabs
         return bytes([slabs[seq >> SLAB_BITS].priority[seq & SLAB_MASK] for seq in seqs])
