@@ -50,12 +50,16 @@ class Consumer:
         ch.outbox.send(self._writer.write(batch, first))
 
     def cancelled(self, subscription: Subscription) -> None:
-        """The queue went."""
+        """The queue went. Told once that is durable, and after the reply to whoever deleted it."""
         ch = self.channel
         if ch.consumers.pop(self.tag, None) is self:
             ch.connection.consumer_count -= 1
             if ch.connection.client_capabilities.get("consumer_cancel_notify") is True:
-                ch.send("basic.cancel", self.tag, True)
+                ch.connection.call_soon(self._tell_cancelled)
+
+    def _tell_cancelled(self) -> None:
+        if not self.channel.is_closing:
+            self.channel.send_when_durable("basic.cancel", self.tag, True)
 
 
 def consume(ch: Channel, a: Arguments) -> None:

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 from laneway.errors import LanewayError
 from laneway.frontends.amqp import publishing
 from laneway.frontends.amqp.errors import AmqpError, precondition_failed
-from laneway.frontends.amqp.spec import Arguments
+from laneway.frontends.amqp.spec import BY_NAME, Arguments
 from laneway.frontends.amqp.unacked import Taken
 
 if TYPE_CHECKING:
     from laneway.frontends.amqp.channel import Channel
+
+
+_COMMIT_OK = BY_NAME["tx.commit-ok"]
 
 
 class Transaction:
@@ -49,10 +52,16 @@ class Transaction:
         refusals: list[LanewayError] = []
         for plan, body in publishes:
             self._publish(plan, body, refusals)
-        for action, taken in settlements:
-            ch.settling.settle(taken, action)
-        if refusals:
-            raise precondition_failed("partial tx completion")
+        slot = ch.outbox.hold()  # behind what came back, before what is delivered again
+        try:
+            for action, taken in settlements:
+                ch.settling.settle(taken, action)
+            if refusals:
+                raise precondition_failed("partial tx completion")
+        except (AmqpError, LanewayError):
+            slot.fill(b"")
+            raise
+        ch.broker.when_durable(slot.fill, _COMMIT_OK.encode(ch.number))
 
     def _publish(self, plan: publishing.Plan, body: bytes, refusals: list[LanewayError]) -> None:
         ch = self._channel
@@ -89,7 +98,6 @@ def select(ch: Channel, a: Arguments) -> None:
 
 def commit(ch: Channel, a: Arguments) -> None:
     _transaction(ch).commit()
-    ch.send_when_durable("tx.commit-ok")
 
 
 def rollback(ch: Channel, a: Arguments) -> None:
