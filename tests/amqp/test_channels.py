@@ -313,3 +313,33 @@ def test_a_confirm_never_overtakes_the_return_of_its_message(wire: Wire, queue: 
     wire.ask(1, "confirm.select")
     wire.send(method(1, "queue.declare", queue=f"{queue}.new") + publish(1, "nowhere", b"", mandatory=True))
     assert [wire.read().name for _ in range(4)] == ["queue.declare-ok", "basic.return", "header", "basic.ack"]
+
+
+def test_a_transaction_that_a_queue_refuses_in_part_ends_the_channel(wire: Wire, queue: str) -> None:
+    full = f"{queue}.full"
+    wire.ask(1, "queue.declare", queue=full, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    wire.ask(1, "tx.select")
+    wire.send(publish(1, full, b"1") + publish(1, full, b"2"))
+    close = wire.ask(1, "tx.commit")
+    assert close.fields["text"] == "PRECONDITION_FAILED - partial tx completion"
+    assert (close.fields["class-id"], close.fields["method-id"]) == (90, 20)
+
+
+def test_a_transaction_waits_as_a_whole_for_a_full_disk(own_serving) -> None:  # type: ignore[no-untyped-def]
+    own = own_serving()
+    journal = own.broker.engine.journal
+    with own.log_in() as wire, own.log_in() as other:
+        wire.ask(1, "queue.declare", queue="q")
+        wire.ask(1, "tx.select")
+        wire.send(publish(1, "q", b"x") * 3)
+        wire.ask(1, "basic.qos")
+        has_room = journal.has_room
+        journal.has_room = lambda: False
+        wire.expect("connection.blocked")
+        wire.send(method(1, "tx.commit"))
+        other.expect("connection.blocked")
+        assert other.ask(1, "queue.declare", queue="q", passive=1).fields["messages"] == 0
+        journal.has_room = has_room
+        assert {wire.read().name for _ in range(2)} == {"connection.unblocked", "tx.commit-ok"}
+        other.expect("connection.unblocked")
+        assert other.ask(1, "queue.declare", queue="q", passive=1).fields["messages"] == 3

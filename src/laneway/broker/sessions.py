@@ -315,20 +315,23 @@ class Sessions:
 
     def publish(self, numbers: Iterable[int], draft: Draft, done: Published) -> None:
         """One message into several queues, in one commit; `done(None)` once it is durable in all of them."""
+        refusals = self.publish_all([(numbers, draft)])
+        self._broker.when_durable(done, refusals[0] if refusals else None)
+
+    def publish_all(self, messages: Sequence[tuple[Iterable[int], Draft]]) -> list[LanewayError]:
+        """Several messages in one commit, and why some of them were refused by some queues. Whether the disk has room
+        is asked once, for all of them: it is all or nothing."""
         broker = self._broker
         broker.check_writable()
         broker.run_gathered()
         now_ms = broker.now()
-        trouble: LanewayError | None = None
-        for number in numbers:
-            queue = broker.engine.state.queues.get(number)
-            if queue is None:
-                continue
-            results: list[Receipt | LanewayError] = []
-            broker.publish_now(queue, (_fitting(draft, queue),), now_ms, results)
-            if isinstance(results[0], LanewayError):
-                trouble = results[0]
-        broker.when_durable(done, trouble)
+        results: list[Receipt | LanewayError] = []
+        for numbers, draft in messages:
+            for number in numbers:
+                queue = broker.engine.state.queues.get(number)
+                if queue is not None:
+                    broker.publish_now(queue, (_fitting(draft, queue),), now_ms, results)
+        return [result for result in results if isinstance(result, LanewayError)]
 
     def takes_columns(self, numbers: Iterable[int], size: int) -> bool:
         """Whether messages of this size with encoded properties, and nothing special about them, may go into these

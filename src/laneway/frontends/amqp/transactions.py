@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from laneway.errors import LanewayError
+from laneway.errors import DiskFull, LanewayError
 from laneway.frontends.amqp import publishing
 from laneway.frontends.amqp.errors import AmqpError, precondition_failed
 from laneway.frontends.amqp.spec import BY_NAME, Arguments
@@ -46,13 +46,18 @@ class Transaction:
 
     def commit(self) -> None:
         ch = self._channel
-        publishes, self._publishes = self._publishes, []
-        settlements, self._settlements = self._settlements, []
-        self._bytes = 0
-        refusals: list[LanewayError] = []
-        for plan, body in publishes:
-            self._publish(plan, body, refusals)
+        there = [(plan.queues, publishing.draft_of(ch, plan, body)) for plan, body in self._publishes if plan.queues]
+        try:
+            refusals = ch.broker.sessions.publish_all(there)
+        except DiskFull:
+            ch.connection.block(self.commit)
+            return
+        for plan, body in self._publishes:
+            if plan.mandatory and not plan.queues:
+                publishing.give_back(ch, plan, body)
         slot = ch.outbox.hold()  # behind what came back, before what is delivered again
+        settlements = self._settlements
+        self.forget()
         try:
             for action, taken in settlements:
                 ch.settling.settle(taken, action)
@@ -63,29 +68,15 @@ class Transaction:
             raise
         ch.broker.when_durable(slot.fill, _COMMIT_OK.encode(ch.number))
 
-    def _publish(self, plan: publishing.Plan, body: bytes, refusals: list[LanewayError]) -> None:
-        ch = self._channel
-        if not plan.queues:
-            if plan.mandatory:
-                publishing.give_back(ch, plan, body)
-            return
-
-        def done(refusal: LanewayError | None) -> None:
-            """Known by now, told when durable: nobody is left to hear it."""
-
-        try:
-            ch.broker.sessions.publish(plan.queues, publishing.draft_of(ch, plan, body), done)
-        except LanewayError as refusal:
-            refusals.append(refusal)
+    def forget(self) -> None:
+        self._publishes, self._settlements, self._bytes = [], [], 0
 
     def restore(self) -> None:
         """Forget what was to be published, and hold again what was to be settled."""
         for _, taken in self._settlements:
             for part in taken:
                 self._channel.unacked.restore(part)
-        self._publishes.clear()
-        self._settlements.clear()
-        self._bytes = 0
+        self.forget()
 
 
 def select(ch: Channel, a: Arguments) -> None:
