@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from laneway.config import load_config
+from laneway.config import Address, load_config
 from laneway.errors import ConfigInvalid
-from laneway.node import tls_context
+from laneway.node import Node, tls_context
 from tests.amqp.serving import Serving
 from tests.amqp.wire import HEADER, Wire, method
 
@@ -92,6 +93,28 @@ def test_who_does_not_speak_tls_learns_nothing(tls_serving: Serving) -> None:
     with Wire(tls_serving.tls_address) as wire:
         wire.send(HEADER)
         assert b"AMQP" not in wire.read_until_closed()
+
+
+async def _where(flags: dict[str, str]) -> dict[str, Address]:
+    async with Node(load_config(flags, {})) as node:
+        return dict(node.addresses)
+
+
+def test_a_node_serves_what_it_is_told_to(certificates: Path, tmp_path: Path) -> None:
+    flags = {"data": str(tmp_path / "data"), "http": "127.0.0.1:0", "amqp": "localhost:0", "amqps": "127.0.0.1:0"}
+    where = asyncio.run(_where(flags))
+    assert list(where) == ["http", "amqp"] and where["amqp"].port
+    tls = {"tls_cert": str(certificates / "server.pem"), "tls_key": str(certificates / "server.key")}
+    assert list(asyncio.run(_where(flags | tls))) == ["http", "amqp", "amqps"]
+    assert list(asyncio.run(_where(flags | tls | {"amqp": "off", "amqps": "off"}))) == ["http"]
+
+
+def test_localhost_is_both_address_families(own_serving: Callable[..., Serving]) -> None:
+    own = own_serving()
+    port = own.run(own.server.start("localhost", 0))[1]
+    for host in ("127.0.0.1", "::1"):
+        with Wire((host, port)) as wire:
+            wire.log_in()
 
 
 def test_a_certificate_that_cannot_be_used_is_named(tmp_path: Path) -> None:

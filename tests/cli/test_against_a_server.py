@@ -559,8 +559,18 @@ def test_a_port_in_use_is_refused_with_one_line(start_server: StartServer, tmp_p
     assert "cannot listen on" in said and "--http" in said
 
 
-def test_listening_beyond_loopback_with_guest_alone_is_refused(tmp_path: Path) -> None:
-    assert "`laneway account create" in fails_to_serve("--http", "0.0.0.0:0", cwd=tmp_path)
+@pytest.mark.parametrize("setting", ["http", "amqp"])
+def test_listening_beyond_loopback_with_guest_alone_is_refused(tmp_path: Path, setting: str) -> None:
+    said = fails_to_serve("--http", "127.0.0.1:0", f"--{setting}", "0.0.0.0:0", cwd=tmp_path)
+    assert f"{setting} is 0.0.0.0:0" in said and "`laneway account create" in said
+
+
+def test_a_port_of_amqp_in_use_is_refused_with_one_line(start_server: StartServer, tmp_path: Path) -> None:
+    server = start_server()
+    used = re.search(r"amqp://(\S+)", server.output)
+    assert used is not None
+    said = fails_to_serve("--data", "other", "--http", "127.0.0.1:0", "--amqp", used[1], cwd=tmp_path)
+    assert "cannot listen on" in said and "--amqp HOST:PORT, or off" in said
 
 
 def test_settings_come_from_the_file_and_the_environment(start_server: StartServer, tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ class Connection(asyncio.Protocol):
     def hold(self) -> None:
         """Read nothing more until as many releases came."""
         self._holds += 1
-        if self._holds == 1 and not self.is_gone:
+        if self._holds == 1 and not self.is_gone and not self._transport.is_closing():
             self._incoming.is_held = True
             self._transport.pause_reading()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import secrets
 import ssl
 
@@ -50,8 +51,8 @@ class AmqpServer:
                     ssl=tls,
                     ssl_handshake_timeout=self.shared.limits.handshake_ms / 1000 if tls is not None else None,
                 )
-            except OSError:
-                if first is None:
+            except OSError as trouble:
+                if first is None or trouble.errno == errno.EADDRINUSE:
                     raise
                 continue  # a machine without the other address family
             self._servers.append(server)
