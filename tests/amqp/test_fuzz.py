@@ -15,7 +15,7 @@ _FUZZ = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
-_QUEUES = ("fuzz", "", "amq.x", "ä", "\0", "x" * 255)
+_QUEUES = ("fuzz", "", "amq.x", "ä", "\0", "\udcff", "x" * 255)
 #: Nothing that others of this worker's server would notice.
 _NAMES = [name for name in SPEC if not name.startswith("connection.")]
 
