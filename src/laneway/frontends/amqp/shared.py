@@ -24,6 +24,7 @@ log = logging.getLogger("laneway.amqp")
 #: Some libraries choose their behaviour by product and version: kombu, and with it Celery, asks for a prefetch of the
 #: whole channel only if this says RabbitMQ, and would otherwise wait for a meaning that RabbitMQ never had.
 PRODUCT, VERSION = "RabbitMQ", "4.0.0"
+PLATFORM = f"Laneway {version('laneway')}"  # looked up once: it takes longer than the rest of a handshake
 
 
 class Shared:
@@ -78,8 +79,8 @@ class Shared:
             },
             "cluster_name": "laneway",
             "copyright": "",
-            "information": f"Laneway {version('laneway')}, which speaks AMQP 0-9-1 as RabbitMQ does",
-            "platform": f"Laneway {version('laneway')}",
+            "information": f"{PLATFORM}, which speaks AMQP 0-9-1 as RabbitMQ does",
+            "platform": PLATFORM,
             "product": PRODUCT,
             "version": VERSION,
         }
