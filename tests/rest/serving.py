@@ -20,8 +20,8 @@ import uvloop
 from laneway.access import Access
 from laneway.broker.broker import Broker
 from laneway.broker.engine import Engine
+from laneway.frontends.http.protocol import Connection
 from laneway.frontends.rest.limits import RestLimits
-from laneway.frontends.rest.protocol import Connection
 from laneway.frontends.rest.server import RestServer
 from laneway.journal.segments.journal import SegmentJournal
 

@@ -9,9 +9,9 @@ import httpx
 import msgspec
 import pytest
 
+from laneway.frontends.http.browsers import is_loopback
+from laneway.frontends.http.protocol import Connection
 from laneway.frontends.rest.answers import AccountAnswer, AccountsAnswer, KeysAnswer, NewKeyAnswer
-from laneway.frontends.rest.credentials import is_loopback
-from laneway.frontends.rest.protocol import Connection
 from tests.rest.serving import RecordingTransport, Serving, Wire, request, take_responses
 from tests.rest.test_consume import dequeue, error, publish
 

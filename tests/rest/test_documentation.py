@@ -20,7 +20,8 @@ from tests.rest.serving import Serving
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "http-api.md").read_text()
-SOURCES = "\n".join(path.read_text() for path in (ROOT / "src" / "laneway" / "frontends" / "rest").glob("*.py"))
+FRONTENDS = ROOT / "src" / "laneway" / "frontends"
+SOURCES = "\n".join(path.read_text() for kind in ("http", "rest") for path in (FRONTENDS / kind).glob("*.py"))
 
 
 def section(title: str) -> str:

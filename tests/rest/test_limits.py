@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from laneway.errors import ConfigInvalid
+from laneway.frontends.http.protocol import Connection
 from laneway.frontends.rest.limits import RestLimits
-from laneway.frontends.rest.protocol import Connection
 from tests.rest.serving import RecordingTransport, Serving, request, take_responses, wait_for
 from tests.rest.test_consume import dequeue, error, publish
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from laneway.frontends.rest.protocol import Connection
-from laneway.frontends.rest.responses import Framer
+from laneway.frontends.http.protocol import Connection
+from laneway.frontends.http.responses import Framer
 from tests.rest.serving import RecordingTransport, Serving, Wire, request, take_responses, wait_for
 
 ROOT = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -316,7 +316,7 @@ def test_virtual_hosts_keep_queues_apart(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "respond",
     [
-        lambda framer: framer.json(200, b"{}"),
+        lambda framer: framer.usual(200, b"{}"),
         lambda framer: framer.no_content(),
         lambda framer: framer.special(200, b"", b"", connection=b"", omit_body=False),
     ],
@@ -336,7 +336,7 @@ def test_a_mistake_of_our_own_ends_the_connection_and_nothing_else(
     def broken(*_: object) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr("laneway.frontends.rest.protocol.parse_head", broken)
+    monkeypatch.setattr("laneway.frontends.http.protocol.parse_head", broken)
     with serving.connect() as wire:
         wire.send(b"GET /never-seen-before HTTP/1.1\r\nHost: localhost\r\n\r\n")
         with pytest.raises((ConnectionError, AssertionError)):

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from laneway.core.settings import QueueSettings
-from laneway.frontends.rest.protocol import Connection
+from laneway.frontends.http.protocol import Connection
 from tests.rest.serving import DEADLINE_S, RecordingTransport, Serving, request, take_responses
 
 GOOD = [

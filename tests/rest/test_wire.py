@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from laneway.core.message import Draft
 from laneway.core.settings import RANGES, QueueSettings, check_settings
 from laneway.errors import InvalidInput, LanewayError, LeaseStale, QueueFull, Refused, Unavailable
-from laneway.frontends.rest.chunks import ChunkedBody
-from laneway.frontends.rest.errors import STATUSES, HttpError, error_object, status_of
-from laneway.frontends.rest.head import HeadCache, parse_head
+from laneway.frontends.http.chunks import ChunkedBody
+from laneway.frontends.http.errors import HttpError
+from laneway.frontends.http.head import HeadCache, parse_head
+from laneway.frontends.rest.errors import STATUSES, error_object, status_of
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.publishing import PlainBatch, decode_publish, is_json_text
 from laneway.frontends.rest.times import Timestamps, at_ms_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from laneway.access import Access
 from laneway.errors import AccountNotFound
+from laneway.frontends.http.protocol import Call
 from laneway.frontends.rest.admin import read_body
 from laneway.frontends.rest.answers import AccountsAnswer, KeysAnswer, NewKeyAnswer, encode
-from laneway.frontends.rest.protocol import Call
 from laneway.frontends.rest.routing import Reply
 from laneway.frontends.rest.wire import AccountRequest, KeyRequest, decoder
 from laneway.frontends.rest.writing import Writer

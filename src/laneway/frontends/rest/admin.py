@@ -13,6 +13,7 @@ from laneway.broker.broker import Broker
 from laneway.broker.values import PeekQuery, QueueInfo
 from laneway.core.settings import QueueSettings
 from laneway.errors import InvalidInput
+from laneway.frontends.http.protocol import Call
 from laneway.frontends.rest.answers import (
     DeletedAnswer,
     PurgeAnswer,
@@ -23,7 +24,6 @@ from laneway.frontends.rest.answers import (
 from laneway.frontends.rest.cursors import decode_cursor, encode_cursor
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.plan import Plan
-from laneway.frontends.rest.protocol import Call
 from laneway.frontends.rest.routing import Reply
 from laneway.frontends.rest.wire import (
     DeleteDeadLettersBody,

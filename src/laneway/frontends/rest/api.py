@@ -11,19 +11,20 @@ from typing import Any
 from laneway.access import Access
 from laneway.broker.broker import Broker
 from laneway.errors import LanewayError, Unavailable
+from laneway.frontends.http.errors import HttpError
+from laneway.frontends.http.head import Head
+from laneway.frontends.http.protocol import Call
 from laneway.frontends.rest import answers as a
 from laneway.frontends.rest.accounts import Accounts
 from laneway.frontends.rest.admin import Administration
 from laneway.frontends.rest.bindings import Bindings, binding_routes
-from laneway.frontends.rest.errors import INTERNAL, HttpError
+from laneway.frontends.rest.errors import INTERNAL, encode_error, headers_of, status_of
 from laneway.frontends.rest.exchanges import Exchanges, exchange_message_routes, exchange_routes
 from laneway.frontends.rest.getting import Getting, get_routes
-from laneway.frontends.rest.head import Head
 from laneway.frontends.rest.hot import HotPaths
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.openapi import openapi_document
 from laneway.frontends.rest.plan import Plan
-from laneway.frontends.rest.protocol import Call
 from laneway.frontends.rest.routes import account_routes, message_routes, queue_routes
 from laneway.frontends.rest.routing import Reply, Route, Router
 from laneway.frontends.rest.times import Timestamps
@@ -59,6 +60,9 @@ class RestApi:
         self._router = Router(self._routes)
         self._openapi = a.encode(openapi_document(self._routes, limits, self._version))
 
+    def takes(self, head: Head) -> bool:
+        return True
+
     def plan(self, head: Head) -> Plan:
         return Plan(head, self._router)
 
@@ -81,6 +85,9 @@ class RestApi:
 
     def end_wait(self, call: Call) -> None:
         self._hot.end_wait(call)
+
+    def refusal(self, error: LanewayError) -> tuple[int, bytes, bytes]:
+        return status_of(error), encode_error(error), headers_of(error)
 
     def _dispatch(self, call: Call, plan: Plan) -> None:
         if plan.fast is not None:

@@ -13,11 +13,11 @@ from laneway.access import Access
 from laneway.broker.broker import Broker
 from laneway.broker.values import Binding
 from laneway.errors import BindingNotFound, ExchangeNotFound
+from laneway.frontends.http.protocol import Call
 from laneway.frontends.rest.admin import read_body
 from laneway.frontends.rest.answers import BindingAnswer, BindingsAnswer, encode
 from laneway.frontends.rest.cursors import decode_cursor, encode_cursor
 from laneway.frontends.rest.plan import Plan
-from laneway.frontends.rest.protocol import Call
 from laneway.frontends.rest.publishing import ShortText, attribute_from_wire
 from laneway.frontends.rest.routing import Reply, Route
 from laneway.frontends.rest.wire import PageOptions, decoder

@@ -1,17 +1,14 @@
-"""Who is asking: from the Authorization header to a question that the access layer answers, and the guard that keeps
-web pages from asking as guest."""
+"""Who is asking: from the Authorization header to a question that the access layer answers."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-import re
 
 from laneway.access import Access, Account
 from laneway.errors import Forbidden, LanewayError, Unauthenticated
-from laneway.frontends.rest.head import Head
-
-_LOCAL_HOST = re.compile(rb"(localhost\.?|127\.\d{1,3}\.\d{1,3}\.\d{1,3}|\[::1\])(:\d*)?", re.IGNORECASE)
+from laneway.frontends.http.browsers import browser_refusal
+from laneway.frontends.http.head import Head
 
 
 class Credentials:
@@ -26,7 +23,7 @@ class Credentials:
         self._password = ""
         self._refusal: LanewayError | None = None
         if head.authorization is None:
-            self._refusal = _browser_refusal(head)
+            self._refusal = browser_refusal(head)
             return
         scheme, _, value = head.authorization.partition(b" ")
         value = value.strip()
@@ -63,35 +60,3 @@ class Credentials:
     async def account_later(self, access: Access, from_loopback: bool) -> Account:
         assert self._name is not None
         return await access.authenticate_password(self._name, self._password, from_loopback=from_loopback)
-
-
-def _browser_refusal(head: Head) -> Forbidden | None:
-    """Without credentials a caller on this machine acts as guest, and any page in a browser on this machine is such a
-    caller. Browsers give themselves away: by Origin or Sec-Fetch-Site, and by the Host of a name that was re-bound to
-    127.0.0.1."""
-    host = head.host or b""
-    if head.host is not None and not _LOCAL_HOST.fullmatch(host):
-        return Forbidden(
-            "without credentials this server is reached as localhost or 127.0.0.1 only, not as "
-            f"{host.decode('latin-1')!r}: send an API key or a name and password",
-            field="Host",
-        )
-    if head.origin is not None and head.origin.lower() not in (b"http://" + host.lower(), b"https://" + host.lower()):
-        return Forbidden(
-            f"a page of {head.origin.decode('latin-1')!r} may not act here without credentials:"
-            " send an API key or a name and password",
-            field="Origin",
-        )
-    # Not every request that a page makes has an Origin: an image's has none, and a GET can take messages from a queue.
-    if head.fetch_site is not None and head.fetch_site.lower() not in (b"same-origin", b"none"):
-        return Forbidden(
-            "a page of another site may not act here without credentials: send an API key or a name and password",
-            field="Sec-Fetch-Site",
-        )
-    return None
-
-
-def is_loopback(address: str) -> bool:
-    """127.0.0.0/8, ::1, and the former written as the latter's kind."""
-    address = address.removeprefix("::ffff:")
-    return address.startswith("127.") or address == "::1"

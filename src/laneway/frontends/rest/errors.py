@@ -19,6 +19,7 @@ from laneway.errors import (
     Refused,
     Unauthenticated,
 )
+from laneway.frontends.http.errors import HttpError
 from laneway.frontends.rest.words import field_on_the_wire, sentence_on_the_wire
 
 #: The nearest class above an error decides; what is not below any of these is a 500.
@@ -38,33 +39,8 @@ STATUSES: dict[type[LanewayError], int] = {
 CHALLENGE = b'WWW-Authenticate: Bearer realm="laneway"\r\nWWW-Authenticate: Basic realm="laneway", charset="UTF-8"\r\n'
 
 
-class HttpError(LanewayError):
-    """What only this protocol can get wrong: its grammar, its limits, its paths."""
-
-    def __init__(
-        self,
-        status: int,
-        code: str,
-        message: str,
-        *,
-        field: str | None = None,
-        headers: bytes = b"",
-        closes: bool = False,
-        **details: object,
-    ) -> None:
-        super().__init__(message, field=field, **details)
-        self.status = status
-        self.code = code
-        self.headers = headers  # whole lines
-        self.closes = closes  # what follows on the connection cannot be made sense of
-
-
 class InvalidRequest(InvalidInput):
     """Found before the broker was asked, so it speaks of the wire's names already."""
-
-
-def malformed(message: str) -> HttpError:
-    return HttpError(400, "malformed_request", message, closes=True)
 
 
 def status_of(error: LanewayError) -> int:

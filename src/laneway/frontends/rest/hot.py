@@ -16,11 +16,11 @@ from laneway.access import Access
 from laneway.broker.broker import Broker
 from laneway.core.message import Delivery, Draft, Receipt, Receipts, Settlement
 from laneway.errors import InvalidInput, LanewayError
+from laneway.frontends.http.protocol import Call
 from laneway.frontends.rest.answers import encode
 from laneway.frontends.rest.errors import INTERNAL, InvalidRequest, encode_error
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.plan import Plan
-from laneway.frontends.rest.protocol import Call
 from laneway.frontends.rest.publishing import PlainBatch, PublishOptions, colons_of, decode_publish, draft_of_bytes
 from laneway.frontends.rest.wire import (
     AckOptions,

@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from laneway.core.message import JSON_TYPE
+from laneway.frontends.http.errors import HttpError
+from laneway.frontends.http.head import Head
 from laneway.frontends.rest.credentials import Credentials
-from laneway.frontends.rest.errors import HttpError
-from laneway.frontends.rest.head import Head
 from laneway.frontends.rest.routing import Route, Router, convert_query
 
 #: A body of these types is read as JSON: none at all, JSON, and what `curl -d` calls everything unless told otherwise.

@@ -11,8 +11,9 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 import msgspec
 
 from laneway.errors import InvalidInput
-from laneway.frontends.rest.errors import HttpError, invalid_json
-from laneway.frontends.rest.protocol import Call
+from laneway.frontends.http.errors import HttpError
+from laneway.frontends.http.protocol import Call
+from laneway.frontends.rest.errors import invalid_json
 
 DEFAULT_VHOST = "/"
 

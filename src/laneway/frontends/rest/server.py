@@ -1,24 +1,18 @@
-"""The HTTP server: listens, sweeps out connections that take too long, and stops without cutting anyone off."""
+"""An HTTP server with the API alone on it, as tests and tools want it; a node puts several front ends on one port."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 
 from laneway.access import Access
 from laneway.broker.broker import Broker
+from laneway.frontends.http.server import HttpServer
 from laneway.frontends.rest.api import RestApi
 from laneway.frontends.rest.limits import RestLimits
-from laneway.frontends.rest.protocol import Connection, Shared, Ticks
-from laneway.frontends.rest.responses import Framer
-
-_BACKLOG = 4096
-_LONGEST_SWEEP_MS = 1000
-_SWEEPS_A_TIMEOUT = 4  # so that a time limit is kept to a quarter of itself
 
 
-class RestServer:
+class RestServer(HttpServer):
     def __init__(
         self,
         broker: Broker,
@@ -27,61 +21,5 @@ class RestServer:
         *,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._limits = limits or RestLimits()
-        shortest_ms = min(self._limits.idle_timeout_ms, self._limits.receive_timeout_ms, self._limits.send_timeout_ms)
-        self._sweep_ms = max(10, min(_LONGEST_SWEEP_MS, shortest_ms // _SWEEPS_A_TIMEOUT))
-        self._shared = Shared(
-            RestApi(broker, access, self._limits), self._limits, Framer(now), Ticks(self._limits, self._sweep_ms)
-        )
-        self._shared.on_connection = self._sweep_later
-        self._server: asyncio.Server | None = None
-        self._sweep_timer: asyncio.TimerHandle | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    @property
-    def connection_count(self) -> int:
-        return len(self._shared.connections)
-
-    async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen; the address that was bound (port 0 takes a free one)."""
-        self._loop = asyncio.get_running_loop()
-        self._server = await self._loop.create_server(
-            lambda: Connection(self._shared), host, port, backlog=_BACKLOG, reuse_address=True
-        )
-        bound = self._server.sockets[0].getsockname()
-        return bound[0], bound[1]
-
-    async def stop(self, grace_ms: int) -> None:
-        """Accept no more, answer what is being worked on, end long polls with empty answers, close what is idle; cut
-        off what is left after the grace."""
-        shared = self._shared
-        shared.is_stopping = True
-        if self._server is not None:
-            self._server.close()
-        loop = asyncio.get_running_loop()
-        all_gone = loop.create_future()
-        shared.on_empty = lambda: None if all_gone.done() else all_gone.set_result(None)
-        for connection in list(shared.connections):
-            connection.stop()
-        if shared.connections:
-            await asyncio.wait([all_gone], timeout=grace_ms / 1000)
-        for connection in [*shared.connections, *shared.turned_away]:
-            connection.abort()
-        if self._sweep_timer is not None:
-            self._sweep_timer.cancel()
-        if self._server is not None:
-            await self._server.wait_closed()
-
-    # One timer for all connections, and none while there are none.
-
-    def _sweep_later(self) -> None:
-        if self._sweep_timer is None and self._loop is not None:
-            self._sweep_timer = self._loop.call_later(self._sweep_ms / 1000, self._sweep)
-
-    def _sweep(self) -> None:
-        self._sweep_timer = None
-        shared = self._shared
-        for connection in [*shared.connections, *shared.turned_away]:
-            connection.sweep()
-        if shared.connections or shared.turned_away:
-            self._sweep_later()
+        limits = limits or RestLimits()
+        super().__init__([RestApi(broker, access, limits)], limits, now=now)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from laneway.access import OPERATOR, Access
 from laneway.broker.broker import Broker
+from laneway.frontends.http.protocol import Call
 from laneway.frontends.rest.answers import VhostAnswer, VhostsAnswer, encode
-from laneway.frontends.rest.protocol import Call
 from laneway.frontends.rest.routing import Reply, Route
 
 

@@ -9,9 +9,9 @@ Extensions and trailers are read and forgotten.
 
 from __future__ import annotations
 
-from laneway.frontends.rest.errors import malformed
-from laneway.frontends.rest.head import body_too_large
-from laneway.frontends.rest.limits import RestLimits
+from laneway.frontends.http.errors import malformed
+from laneway.frontends.http.head import body_too_large
+from laneway.frontends.http.limits import HttpLimits
 
 _LINE_BYTES = 1024  # of a size with its extension, or of all trailers together
 _HEX = frozenset(b"0123456789abcdefABCDEF")
@@ -22,7 +22,7 @@ _SIZE, _DATA, _DATA_END, _TRAILER = range(4)
 class ChunkedBody:
     __slots__ = ("_limits", "_line", "_missing", "_received", "_size_bytes", "_state", "_trailer_bytes", "is_complete")
 
-    def __init__(self, limits: RestLimits) -> None:
+    def __init__(self, limits: HttpLimits) -> None:
         self._limits = limits
         self._state = _SIZE
         self._line = b""  # the part of a line that has come so far

@@ -16,16 +16,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 from laneway.errors import LanewayError
-from laneway.frontends.rest.chunks import ChunkedBody
-from laneway.frontends.rest.credentials import is_loopback
-from laneway.frontends.rest.errors import HttpError, encode_error, headers_of, status_of
-from laneway.frontends.rest.head import Head, HeadCache, check_beginning, parse_head
-from laneway.frontends.rest.limits import RestLimits
-from laneway.frontends.rest.responses import CONTINUE, Framer
+from laneway.frontends.http.browsers import is_loopback
+from laneway.frontends.http.chunks import ChunkedBody
+from laneway.frontends.http.errors import HttpError
+from laneway.frontends.http.head import Head, HeadCache, check_beginning, parse_head
+from laneway.frontends.http.limits import HttpLimits
+from laneway.frontends.http.responses import CONTINUE, JSON, Framer
 
 log = logging.getLogger("laneway.http")
 
@@ -39,6 +39,11 @@ class Cancellable(Protocol):
 
 
 class Application(Protocol):
+    """What answers requests. Several may share a port: each head goes to the first that takes it."""
+
+    def takes(self, head: Head) -> bool:
+        """Whether requests with this head are for this application; the last one takes every head."""
+
     def plan(self, head: Head) -> object:
         """All that can be said about a head without its body; kept as head.plan as long as the head is remembered."""
 
@@ -48,11 +53,14 @@ class Application(Protocol):
     def end_wait(self, call: Call) -> None:
         """Answer a call that is waiting for something (call.waiter is set) with what there is."""
 
+    def refusal(self, error: LanewayError) -> tuple[int, bytes, bytes]:
+        """(status, body, header lines) that tell of an error."""
+
 
 class Ticks:
     """The time limits of a connection, counted in sweeps of the server: one timer for all connections."""
 
-    def __init__(self, limits: RestLimits, sweep_ms: int) -> None:
+    def __init__(self, limits: HttpLimits, sweep_ms: int) -> None:
         self.idle = -(-limits.idle_timeout_ms // sweep_ms)
         self.receive = -(-limits.receive_timeout_ms // sweep_ms)
         self.send = -(-limits.send_timeout_ms // sweep_ms)
@@ -61,8 +69,8 @@ class Ticks:
 class Shared:
     """What all connections of one server have in common."""
 
-    def __init__(self, application: Application, limits: RestLimits, framer: Framer, ticks: Ticks) -> None:
-        self.application = application
+    def __init__(self, applications: Sequence[Application], limits: HttpLimits, framer: Framer, ticks: Ticks) -> None:
+        self.applications = applications  # the last one takes every head, and what is no head at all
         self.limits = limits
         self.framer = framer
         self.ticks = ticks
@@ -93,24 +101,27 @@ class Call:
         """Nobody is there to read the answer, or soon will be."""
         return self.connection.is_gone or self.connection.is_closing
 
-    def answer(self, status: int, body: bytes = b"", headers: bytes = b"") -> None:
+    def answer(self, status: int, body: bytes = b"", headers: bytes = b"", content_type: bytes = JSON) -> None:
         connection = self.connection
         if self.response is not None or self.is_abandoned:
             return
         framer = connection.shared.framer
         if self.head.is_plain and not headers and not connection.shared.is_stopping:
-            self.response = framer.no_content() if status == 204 else framer.json(status, body)
+            self.response = framer.no_content() if status == 204 else framer.usual(status, body, content_type)
         else:
             self.is_last = self.is_last or connection.is_ending_with(self)
-            self.response = self._special(framer, status, body, headers)
+            self.response = self._special(framer, status, body, headers, content_type)
         connection.answered(self)
 
     def refuse(self, error: LanewayError) -> None:
-        self.answer(status_of(error), encode_error(error), headers_of(error))
+        application: Application = self.head.application or self.connection.shared.applications[-1]
+        self.answer(*application.refusal(error))
 
-    def _special(self, framer: Framer, status: int, body: bytes, headers: bytes) -> bytes:
+    def _special(self, framer: Framer, status: int, body: bytes, headers: bytes, content_type: bytes) -> bytes:
         word = b"close" if self.is_last else b"keep-alive" if self.head.version == "1.0" else b""
-        return framer.special(status, body, headers, connection=word, omit_body=self.head.method == "HEAD")
+        return framer.special(
+            status, body, headers, connection=word, omit_body=self.head.method == "HEAD", content_type=content_type
+        )
 
 
 class Connection(asyncio.Protocol):
@@ -162,7 +173,7 @@ class Connection(asyncio.Protocol):
             sentence = f"there are {self._limits.connection_count} connections already: use fewer, and keep them open"
         error = HttpError(503, "too_many_connections", sentence, headers=b"Retry-After: 1\r\n")
         response = self.shared.framer.special(
-            503, encode_error(error), error.headers, connection=b"close", omit_body=False
+            *self.shared.applications[-1].refusal(error), connection=b"close", omit_body=False
         )
         self._is_deaf = True
         self._transport.write(response)
@@ -271,7 +282,9 @@ class Connection(asyncio.Protocol):
     def _parse(self, raw: bytes) -> Head | None:
         head = parse_head(raw, self._limits)
         if head is not None:
-            head.plan = self.shared.application.plan(head)
+            head.application = next(one for one in self.shared.applications if one.takes(head))
+            head.plan = head.application.plan(head)
+            head.headers = []  # whoever wanted them all has looked
             self.shared.heads.remember(raw, head)
         return head
 
@@ -329,7 +342,7 @@ class Connection(asyncio.Protocol):
         self._slots.append(call)
         if not head.keep_alive:
             self._is_deaf = True
-        self.shared.application.handle(call)
+        head.application.handle(call)
 
     def _refuse(self, error: HttpError) -> None:
         """Answer what cannot be read as a request, after the answers before it; then there is no next request."""
@@ -448,7 +461,7 @@ class Connection(asyncio.Protocol):
     def _end_waits(self) -> None:
         for call in list(self._slots):
             if call.waiter is not None:
-                self.shared.application.end_wait(call)
+                call.head.application.end_wait(call)
 
     def is_ending_with(self, call: Call) -> bool:
         """The server stops and this is the last request that came: no other is read after it."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import httptools
 
-from laneway.frontends.rest.errors import HttpError, malformed
-from laneway.frontends.rest.limits import RestLimits
+from laneway.frontends.http.errors import HttpError, malformed
+from laneway.frontends.http.limits import HttpLimits
 
 _REMEMBERED_HEADS = 4096
 _REMEMBERED_HEAD_BYTES = 2048  # longer ones carry tokens or cookies that rarely come twice
@@ -27,18 +27,21 @@ _READ_HEADERS = frozenset(
         b"idempotency-key",
         b"expect",
         b"transfer-encoding",
+        b"x-amz-target",
     }
 )
 
 
 class Head:
     __slots__ = (
+        "application",
         "authorization",
         "chunked",
         "content_length",
         "content_type",
         "expects_continue",
         "fetch_site",
+        "headers",
         "host",
         "idempotency_key",
         "is_plain",
@@ -48,6 +51,7 @@ class Head:
         "plan",
         "target",
         "version",
+        "x_amz_target",
     )
 
     def __init__(self, method: str, target: bytes, version: str, keep_alive: bool) -> None:
@@ -64,7 +68,10 @@ class Head:
         self.authorization: bytes | None = None
         self.content_type: bytes | None = None
         self.idempotency_key: bytes | None = None
+        self.x_amz_target: bytes | None = None
+        self.headers: list[tuple[bytes, bytes]] = []  # all of them as they came, until the head is planned
         self.is_plain = keep_alive and version == "1.1" and method != "HEAD"  # its answer needs nothing special
+        self.application: Any = None  # who answers requests with this head
         self.plan: Any = None  # what the application made of this head, remembered with it
 
 
@@ -107,7 +114,7 @@ class _Collector:
         self.keep_alive = self.parser.should_keep_alive()  # only told while the head is being read
 
 
-def parse_head(raw: bytes, limits: RestLimits) -> Head | None:
+def parse_head(raw: bytes, limits: HttpLimits) -> Head | None:
     """The request whose head ends with these bytes; None if they are nothing but empty lines between requests."""
     if not raw.strip(b"\r\n"):
         return None
@@ -133,7 +140,7 @@ def parse_head(raw: bytes, limits: RestLimits) -> Head | None:
     return head
 
 
-def check_beginning(raw: bytes, limits: RestLimits) -> None:
+def check_beginning(raw: bytes, limits: HttpLimits) -> None:
     """Raise if the beginning of a head shows already that it will be none, or that it will be too large."""
     read = _Collector()
     try:
@@ -143,7 +150,7 @@ def check_beginning(raw: bytes, limits: RestLimits) -> None:
     _check_size(raw, read, limits)
 
 
-def body_too_large(size_bytes: int, limits: RestLimits) -> HttpError:
+def body_too_large(size_bytes: int, limits: HttpLimits) -> HttpError:
     return HttpError(
         413,
         "body_too_large",
@@ -153,7 +160,7 @@ def body_too_large(size_bytes: int, limits: RestLimits) -> HttpError:
     )
 
 
-def _check_size(raw: bytes, read: _Collector, limits: RestLimits) -> None:
+def _check_size(raw: bytes, read: _Collector, limits: HttpLimits) -> None:
     if len(read.target) > limits.target_bytes:
         raise HttpError(
             414,
@@ -208,3 +215,5 @@ def _take_headers(head: Head, headers: list[tuple[bytes, bytes]]) -> None:
     head.authorization = seen.get(b"authorization")
     head.content_type = seen.get(b"content-type")
     head.idempotency_key = seen.get(b"idempotency-key")
+    head.x_amz_target = seen.get(b"x-amz-target")
+    head.headers = headers

@@ -15,16 +15,17 @@ class Framer:
         self._now = now  # seconds since 1970
         self._second = -1
         self._date = b""
-        self._json: dict[int, bytes] = {}  # status -> everything up to the length, for JSON
+        self._starts: dict[tuple[int, bytes], bytes] = {}  # (status, type) -> everything up to the length
         self._empty = b""
 
-    def json(self, status: int, body: bytes) -> bytes:
-        """The usual answer: JSON, on a connection that stays open."""
+    def usual(self, status: int, body: bytes, content_type: bytes = JSON) -> bytes:
+        """The usual answer, on a connection that stays open."""
         if int(self._now()) != self._second:
             self._new_second()
-        start = self._json.get(status)
+        start = self._starts.get((status, content_type))
         if start is None:
-            start = self._json[status] = self._start(status) + b"Content-Type: application/json\r\nContent-Length: "
+            start = b"%bContent-Type: %b\r\nContent-Length: " % (self._start(status), content_type)
+            self._starts[status, content_type] = start
         return b"%b%d\r\n\r\n%b" % (start, len(body), body)
 
     def no_content(self) -> bytes:
@@ -34,7 +35,16 @@ class Framer:
             self._empty = self._start(204) + b"\r\n"
         return self._empty
 
-    def special(self, status: int, body: bytes, headers: bytes, *, connection: bytes, omit_body: bool) -> bytes:
+    def special(
+        self,
+        status: int,
+        body: bytes,
+        headers: bytes,
+        *,
+        connection: bytes,
+        omit_body: bool,
+        content_type: bytes = JSON,
+    ) -> bytes:
         """Any answer: with further header lines, a word about the connection, or without its body (to HEAD)."""
         if int(self._now()) != self._second:
             self._new_second()
@@ -42,7 +52,7 @@ class Framer:
             headers += b"Connection: %b\r\n" % connection
         if status == 204:
             return self._start(status) + headers + b"\r\n"
-        start = self._start(status) + b"Content-Type: application/json\r\n" + headers
+        start = b"%bContent-Type: %b\r\n%b" % (self._start(status), content_type, headers)
         return b"%bContent-Length: %d\r\n\r\n%b" % (start, len(body), b"" if omit_body else body)
 
     def _start(self, status: int) -> bytes:
@@ -52,5 +62,5 @@ class Framer:
         now = self._now()
         self._second = int(now)
         self._date = formatdate(now, usegmt=True).encode()
-        self._json.clear()
+        self._starts.clear()
         self._empty = b""
