@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from laneway.errors import Unavailable
 from tests.amqp.serving import Serving, wait_for
 from tests.amqp.wire import Frame, Wire, method, publish
 
@@ -288,10 +289,13 @@ def test_when_the_disk_is_full_publishers_wait_and_are_told(serving: Serving, ow
         assert wire.expect("connection.blocked").fields["reason"] == "low on disk"
         other.expect("connection.blocked")
         wire.send(publish(1, "q", b"waits") + method(1, "basic.qos"))
-        with own.log_in(channels=0) as late:
-            late.expect("connection.blocked")
-        assert other.ask(1, "queue.declare", queue="q", passive=1).fields["messages"] == 0
-        journal.has_room = has_room
+        with own.log_in(channels=0) as declarer:
+            declarer.expect("connection.blocked")
+            assert declarer.ask(1, "channel.open").name == "channel.open-ok"
+            declarer.send(method(1, "queue.declare", queue="later"))
+            assert other.ask(1, "queue.declare", queue="q", passive=1).fields["messages"] == 0
+            journal.has_room = has_room
+            assert {declarer.read().name for _ in range(2)} == {"connection.unblocked", "queue.declare-ok"}
         other.expect("connection.unblocked")
         told = {wire.read().name for _ in range(3)}
         assert told == {"connection.unblocked", "basic.ack", "basic.qos-ok"}
@@ -343,3 +347,26 @@ def test_a_transaction_waits_as_a_whole_for_a_full_disk(own_serving) -> None:  #
         assert {wire.read().name for _ in range(2)} == {"connection.unblocked", "tx.commit-ok"}
         other.expect("connection.unblocked")
         assert other.ask(1, "queue.declare", queue="q", passive=1).fields["messages"] == 3
+
+
+def test_publishers_wait_for_a_disk_that_does_not_keep_up(own_serving) -> None:  # type: ignore[no-untyped-def]
+    own = own_serving()
+    with own.log_in() as wire:
+        wire.ask(1, "queue.declare", queue="q")
+        wire.ask(1, "confirm.select")
+        check, refusals = own.broker.check_writable, []
+
+        def refuse() -> None:
+            refusals.append(1)
+            if len(refusals) <= 2:
+                raise Unavailable("the disk does not keep up")
+            check()
+
+        own.broker.check_writable = refuse
+        wire.send(b"".join(publish(1, "q", str(n).encode()) for n in range(50)))
+        last = 0
+        while last < 50:
+            last = wire.expect("basic.ack").fields["delivery"]
+        own.broker.check_writable = check
+        assert len(refusals) > 2
+        assert [found[1] for _ in range(50) if (found := get(wire, "q"))] == [str(n).encode() for n in range(50)]

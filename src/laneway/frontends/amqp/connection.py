@@ -17,7 +17,7 @@ from laneway.access import Account
 from laneway.errors import LanewayError
 from laneway.frontends.amqp import publishing
 from laneway.frontends.amqp.channel import Channel
-from laneway.frontends.amqp.errors import AmqpError, amqp_error
+from laneway.frontends.amqp.errors import NOT_NOW, AmqpError, amqp_error
 from laneway.frontends.amqp.handshake import Handshake, common_name
 from laneway.frontends.amqp.incoming import Incoming
 from laneway.frontends.amqp.lookalikes import Run
@@ -28,6 +28,7 @@ from laneway.frontends.amqp.spec import (
     HEARTBEAT_FRAME,
     METHODS,
     PROTOCOL_HEADER,
+    Arguments,
     Method,
     encode,
 )
@@ -73,7 +74,7 @@ class Connection(asyncio.Protocol):
         self._is_flush_planned = False
         self._is_reading = False
         self._after_read: list[Callable[[], None]] = []
-        self._blocked: list[Callable[[], None]] = []  # publishes that wait for space on the disk
+        self._blocked: list[Callable[[], None]] = []  # what waits for the disk
         # In sweeps of the server, which counts time for all connections
         self._quiet_in = self._quiet_out = self._age = self._stuck = 0
 
@@ -192,7 +193,7 @@ class Connection(asyncio.Protocol):
             self.release()
 
     def block(self, call: Callable[[], None]) -> None:
-        """The disk is full: what was to be published waits, and so does all that follows it."""
+        """The disk takes nothing now: what was to be done waits for a later sweep, and so does all behind it."""
         if not self._blocked:
             self.hold()
         self._blocked.append(call)
@@ -203,6 +204,8 @@ class Connection(asyncio.Protocol):
             try:
                 for call in todo:
                     call()
+            except AmqpError as error:
+                self.end(error)
             except LanewayError as error:
                 self.end(amqp_error(error))
             self.release()
@@ -303,15 +306,21 @@ class Connection(asyncio.Protocol):
         elif method.number == _CHANNEL_OPEN and not channel.is_closing:
             raise AmqpError(504, "second 'channel.open' seen")
         elif not channel.is_closing:
-            try:
-                channel.on_method(self._decode(method, payload))
-            except AmqpError as error:
-                self._end_channel(number, error)
-            except LanewayError as error:
-                self._end_channel(number, amqp_error(error))
+            self._carry_out(channel, self._decode(method, payload))
+
+    def _carry_out(self, channel: Channel, arguments: Arguments) -> None:
+        self._method = arguments.method.number
+        try:
+            channel.on_method(arguments)
+        except NOT_NOW:
+            self.block(lambda: self._carry_out(channel, arguments))
+        except AmqpError as error:
+            self._end_channel(channel.number, error)
+        except LanewayError as error:
+            self._end_channel(channel.number, amqp_error(error))
 
     @staticmethod
-    def _decode(method: Method, payload: bytes) -> Any:
+    def _decode(method: Method, payload: bytes) -> Arguments:
         try:
             return method.decode(payload)
         except Malformed:
@@ -452,6 +461,8 @@ class Connection(asyncio.Protocol):
         self._quiet_in += 1
         self._quiet_out += 1
         self._age += 1
+        if self._blocked and not self.shared.is_blocked:
+            self.unblock()
         if self._is_closing:
             if self._age > (limits.linger_ms if self._is_lingering else limits.closing_ms) / 1000 * sweeps_a_second:
                 self._transport.close() if self._is_lingering else self._transport.abort()

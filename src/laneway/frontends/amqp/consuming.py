@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from laneway.broker.sessions import Credit, Subscription
 from laneway.broker.values import Batch, QueueSettings
-from laneway.errors import LanewayError, QueueInUse
+from laneway.errors import LanewayError, QueueInUse, Unavailable
 from laneway.frontends.amqp import replies
 from laneway.frontends.amqp.delivering import Writer, get_ok_frames, message
 from laneway.frontends.amqp.errors import AmqpError, access_refused, not_allowed, not_implemented, resource
@@ -95,6 +95,8 @@ def consume(ch: Channel, a: Arguments) -> None:
         )
     except QueueInUse:
         raise access_refused(f"{resource('queue', name, ch.vhost)} in exclusive use") from None
+    except Unavailable as refusal:
+        raise AmqpError(506, refusal.message) from None
     ch.consumers[tag] = consumer
     ch.connection.consumer_count += 1
     if ch.connection.is_writing_paused:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from laneway.errors import (
     Conflict,
+    DiskFull,
     Forbidden,
     InvalidInput,
     LanewayError,
@@ -36,6 +37,9 @@ CONNECTION_CODES = {
     540: "NOT_IMPLEMENTED",
     541: "INTERNAL_ERROR",
 }
+#: The disk is full or does not keep up: clients wait, and are not told off.
+NOT_NOW = (DiskFull, Unavailable)
+
 _NAMES = CHANNEL_CODES | CONNECTION_CODES
 
 

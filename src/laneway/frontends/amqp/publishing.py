@@ -14,10 +14,11 @@ from laneway.broker.exchanges import message_delay_ms
 from laneway.broker.sessions import Columns
 from laneway.broker.values import Draft
 from laneway.core.message import encode_props
-from laneway.errors import DiskFull, InvalidInput, LanewayError
+from laneway.errors import InvalidInput, LanewayError
 from laneway.frontends.amqp import delivering, properties, replies
 from laneway.frontends.amqp.confirms import Confirms
 from laneway.frontends.amqp.errors import (
+    NOT_NOW,
     AmqpError,
     access_refused,
     amqp_error,
@@ -161,7 +162,7 @@ def carry_out_columns(ch: Channel, runs: list[Columns], first: int, last: int) -
     connection.writing(size)
     try:
         ch.broker.sessions.publish_columns(runs)
-    except DiskFull:
+    except NOT_NOW:
         connection.written(size)
         connection.block(lambda: carry_out_columns(ch, runs, first, last))
     except LanewayError:
@@ -240,7 +241,7 @@ def carry_out(ch: Channel, plan: Plan, body: bytes, number: int) -> None:
     connection.writing(size)
     try:
         ch.broker.sessions.publish(plan.queues, draft_of(ch, plan, body), done)
-    except DiskFull:
+    except NOT_NOW:
         connection.written(size)
         connection.block(lambda: carry_out(ch, plan, body, number))
     except LanewayError as refusal:

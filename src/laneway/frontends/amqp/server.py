@@ -108,5 +108,3 @@ class AmqpServer:
             self.shared.is_blocked = is_blocked
             for connection in list(self.shared.connections):
                 connection.tell_blocked()
-                if not is_blocked:
-                    connection.unblock()

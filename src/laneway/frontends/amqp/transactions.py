@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from laneway.errors import DiskFull, LanewayError
+from laneway.errors import LanewayError
 from laneway.frontends.amqp import publishing
-from laneway.frontends.amqp.errors import AmqpError, precondition_failed
+from laneway.frontends.amqp.errors import NOT_NOW, AmqpError, precondition_failed
 from laneway.frontends.amqp.spec import BY_NAME, Arguments
 from laneway.frontends.amqp.unacked import Taken
 
@@ -49,7 +49,7 @@ class Transaction:
         there = [(plan.queues, publishing.draft_of(ch, plan, body)) for plan, body in self._publishes if plan.queues]
         try:
             refusals = ch.broker.sessions.publish_all(there)
-        except DiskFull:
+        except NOT_NOW:
             ch.connection.block(self.commit)
             return
         for plan, body in self._publishes:
