@@ -39,7 +39,7 @@ class DamageSimulation(Simulation):
     def __init__(self, seed: int, kinds: tuple[str, ...]) -> None:
         super().__init__(seed)
         self.sizes.durability = "commit"  # without syncs there are no marks either: damage may look like a torn tail
-        self.workload = Workload(self.random, self.ledger, disk_full=False)
+        self.workload = Workload(self.random, self.ledger, disk_full=False, sessions=False)
         self.kinds = kinds
         self.outcomes: Counter[str] = Counter()
 

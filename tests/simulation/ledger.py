@@ -9,17 +9,31 @@ After a restart whatever was in doubt is looked up once, and from then on it is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 import msgspec
 
 from laneway.core.message import Delivery, Draft, Glimpse, Receipt
+from laneway.core.state import SESSION_LEASE
 from laneway.errors import IdempotencyConflict, LanewayError
 
 from .loop import Clock
 
+#: Queues that get messages with equal bodies, one each.
+FANNED = ("left", "right")
+
 #: A settlement may wait for others a moment; it counts from when the first of them came.
 GRACE_MS = 1_000
+
+
+_Named = TypeVar("_Named", Delivery, Glimpse, Draft)
+
+
+def marked(queue: str, seen: _Named) -> _Named:
+    """A message as the ledger knows it: every body is there once."""
+    return msgspec.structs.replace(seen, body=seen.body + b"@" + queue.encode()) if queue in FANNED else seen
 
 
 def death_count(seen: Delivery | Glimpse) -> int:
@@ -52,9 +66,9 @@ class Sent:
 
 
 class Batch:
-    """One publish: all of it or nothing."""
+    """One publish or one transaction: all of it or nothing."""
 
-    __slots__ = ("idempotency", "is_plain", "queue", "queue_number", "sent", "sent_at_ms")
+    __slots__ = ("idempotency", "is_plain", "queue", "queue_number", "sent", "sent_at_ms", "settled")
 
     def __init__(
         self,
@@ -70,6 +84,7 @@ class Batch:
         self.sent_at_ms = sent_at_ms
         self.is_plain = is_plain  # nothing in it could be refused on its own
         self.sent: list[Sent] = []
+        self.settled: list[Sent] = []  # acked in the same transaction
 
 
 class Held:
@@ -82,6 +97,7 @@ class Held:
         "incarnation",
         "latest_ms",
         "lease_id",
+        "lease_number",
         "queue",
         "sent",
         "settling",
@@ -94,6 +110,7 @@ class Held:
         self.queue = queue
         self.token = delivery.token
         self.lease_id = int(delivery.token[:16], 16)
+        self.lease_number = self.lease_id & ~SESSION_LEASE  # in the order they were given
         self.deadline_ms = delivery.deadline_ms
         self.latest_ms = delivery.deadline_ms  # the deadline, if all that was asked for was done
         self.deaths = death_count(delivery)
@@ -179,12 +196,22 @@ class Ledger:
     ) -> Batch:
         batch = Batch(queue, queue_number, idempotency, now_ms, is_plain)
         for draft in drafts:
-            self.order += 1
-            sent = Sent(self.order, queue, draft, batch)
-            batch.sent.append(sent)
-            self.by_body[draft.body] = sent
+            self.add(batch, queue, draft)
         self.open_batches[id(batch)] = batch
         return batch
+
+    def add(self, batch: Batch, queue: str, draft: Draft) -> Sent:
+        self.order += 1
+        sent = Sent(self.order, queue, draft, batch)
+        batch.sent.append(sent)
+        self.by_body[draft.body] = sent
+        return sent
+
+    def confirmed(self, batch: Batch) -> None:
+        """All of it is durable, and nobody was told under which ids."""
+        del self.open_batches[id(batch)]
+        for sent in batch.sent:
+            sent.confirmed = True
 
     def refused(self, batch: Batch) -> None:
         """The whole publish was refused at once: none of it exists."""
@@ -256,7 +283,11 @@ class Ledger:
 
     # Leasing and settling
 
-    def delivered(self, queue: str, deliveries: Iterable[Delivery], now_ms: int) -> None:
+    def delivered(
+        self, queue: str, deliveries: Iterable[Delivery], now_ms: int, kind: type[Held] | None = None
+    ) -> list[Held]:
+        """What a consumer holds now; if of a kind of its own, whoever wants it keeps it."""
+        holds = []
         for d in deliveries:
             sent = self.sent(d.body)
             self.check_content(sent, d)
@@ -264,13 +295,17 @@ class Ledger:
             sent.confirmed = True  # whoever has seen it may rely on it
             self.by_id.setdefault(d.message_id, sent)
             assert not sent.gone, f"{sent} was delivered after its end was answered"
-            hold = Held(sent, queue, d, self.incarnation)
-            assert hold.lease_id not in self.lease_ids, f"lease id {hold.lease_id:x} was given twice, now for {sent}"
-            self.lease_ids.add(hold.lease_id)
-            self.holds[d.token] = hold
+            hold = (kind or Held)(sent, queue, d, self.incarnation)
+            assert hold.lease_number not in self.lease_ids, (
+                f"lease id {hold.lease_id:x} was given twice, now for {sent}"
+            )
+            self.lease_ids.add(hold.lease_number)
+            holds.append(hold)
+            if kind is None:
+                self.holds[d.token] = hold
             sent.deaths = max(sent.deaths, death_count(d))
             before = self.held.get(d.body)
-            if before is not None and before.lease_id > hold.lease_id:
+            if before is not None and before.lease_number > hold.lease_number:
                 hold.superseded = True  # handed over late, because others of its batch had to become durable first
                 continue
             if before is not None:
@@ -278,6 +313,7 @@ class Ledger:
                 assert not (still and before.deadline_ms > now_ms), f"{sent} was delivered while leased"
                 before.superseded = True
             self.held[d.body] = hold
+        return holds
 
     def check_content(self, sent: Sent, seen: Delivery | Glimpse) -> None:
         draft = sent.draft
@@ -334,6 +370,10 @@ class Ledger:
             there = [sent for sent in batch.sent if sent.draft.body in found]
             absent = [sent for sent in batch.sent if sent.draft.body not in found and not sent.leaving]
             assert not (batch.is_plain and there and absent), f"of one publish {there} are there, {absent} are not"
+            if batch.sent and not any(sent.leaving for sent in batch.sent):
+                for acked in [sent for sent in batch.settled if sent.leaving == 1 and not sent.gone]:
+                    is_there = acked.draft.body in found
+                    assert is_there is not bool(there), f"of one transaction {there} are there, and {acked} {is_there}"
         self.open_batches.clear()
         for body, glimpse in found.items():
             sent = self.sent(body)

@@ -22,6 +22,7 @@ from laneway.journal.segments.files import FileSystem
 from . import small
 from .faulty_files import FaultyFiles, SimulatedCrash
 from .history import History
+from .ledger import marked
 from .loop import Clock, SimulatedLoop
 
 FOLDER = "/data"
@@ -100,9 +101,13 @@ class WatchedEngine(Engine):
     def watch(self, history: History, look: Callable[[], None]) -> None:
         self._history, self._look = history, look
 
+    def replay(self, now_ms: int) -> Recovery:
+        recovery = super().replay(now_ms)
+        self._history.recovered(recovery.position, self.state, now_ms)
+        return recovery
+
     def recover(self, now_ms: int) -> Recovery:
         recovery = super().recover(now_ms)
-        self._history.recovered(recovery.position, self.state, now_ms)
         self._look()
         return recovery
 
@@ -205,7 +210,9 @@ class Node:
         found = self.engine.glimpses(seqs)
         missing = [seq for seq, glimpse in zip(seqs, found, strict=True) if glimpse is None]
         assert not missing, f"the records of messages {missing} cannot be read"
-        return [glimpse for glimpse in found if glimpse is not None]
+        queues, slabs = self.engine.state.queues, self.engine.state.table.slabs
+        names = [queues[slabs[seq >> small.SLAB_BITS].queue[seq & small.SLAB_MASK]].name for seq in seqs]
+        return [marked(name, glimpse) for name, glimpse in zip(names, found, strict=True) if glimpse is not None]
 
     def messages(self) -> dict[bytes, Glimpse]:
         """All the messages there are, read back from the journal; each must be there once."""

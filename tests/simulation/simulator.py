@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 from laneway.core.invariants import check_invariants
+from laneway.core.state import SESSION_LEASE
+from laneway.core.table import LEASED
 from laneway.errors import JournalFailed
 
 from .faulty_files import FaultyFiles, SimulatedCrash
@@ -196,6 +198,9 @@ class Simulation:
             ledger.forgive(node.messages())
             self._forgive = False
         ledger.look_up(node.messages(), node.clock.latest_ms(), {"brief": SHORT_RETENTION_MS})
+        for slab in state.table.slabs.values():
+            held = [lease for found, lease in zip(slab.state, slab.lease, strict=False) if found == LEASED]
+            assert not any(lease & SESSION_LEASE for lease in held), "a connection of before still holds a message"
         ledger.documents.look_up("document", state.documents.get(COLLECTION, {}))
         ledger.queues.look_up("queue", {queue.name: queue.settings for queue in state.queues.values()})
         declared = state.topology.exchanges.get("/", {})

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from unittest import mock
 
 SLAB_BITS = 4
+SLAB_MASK = (1 << SLAB_BITS) - 1
 
 # module -> constants; those of the table are looked for everywhere, because others import them by value.
 SMALL: dict[str, dict[str, object]] = {
@@ -28,7 +29,7 @@ SMALL: dict[str, dict[str, object]] = {
     "laneway.journal.segments.scan": {"PIECE_BYTES": 1 << 12},
     "laneway.journal.segments.snapshots": {"PIECE_BYTES": 1 << 9},
 }
-TABLE = {"SLAB_BITS": SLAB_BITS, "SLAB_ROWS": 1 << SLAB_BITS, "SLAB_MASK": (1 << SLAB_BITS) - 1}
+TABLE = {"SLAB_BITS": SLAB_BITS, "SLAB_ROWS": 1 << SLAB_BITS, "SLAB_MASK": SLAB_MASK}
 
 
 @contextlib.contextmanager

@@ -11,8 +11,10 @@ from unittest import mock
 
 import pytest
 
+from laneway.broker.broker import Broker
 from laneway.broker.committer import Committer
 from laneway.broker.engine import Engine
+from laneway.broker.sessions import Sessions, Subscription
 from laneway.broker.upkeep import Upkeep
 from laneway.core import commands, rows, snapshot, table
 from laneway.core.events import Acked, Event, Kind, Moved, Opened, Relocated, Removed
@@ -248,6 +250,73 @@ def disk_full_is_never_over() -> Plant:
     return mock.patch.object(Space, "_set_room", lambda self, room, why: original(self, room and self.room, why))
 
 
+def connections_of_before_keep_what_they_held() -> Plant:
+    return mock.patch.object(commands, "end_sessions", lambda state, now_ms: iter(()))
+
+
+def transaction_in_two_commits() -> Plant:
+    original = Sessions.publish
+
+    def publish(self: Any, *args: Any) -> None:
+        original(self, *args)
+        self._broker.committer._flush()
+
+    return mock.patch.object(Sessions, "publish", publish)
+
+
+def acks_of_a_transaction_in_another_commit() -> Plant:
+    original = Sessions.settle
+
+    def settle(self: Any, *args: Any, **options: Any) -> None:
+        self._broker.committer._flush()
+        original(self, *args, **options)
+
+    return mock.patch.object(Sessions, "settle", settle)
+
+
+def copies_for_several_queues_in_several_commits() -> Plant:
+    original = Broker.publish_now
+
+    def publish_now(self: Any, *args: Any) -> None:
+        original(self, *args)
+        self.committer._flush()
+
+    return mock.patch.object(Broker, "publish_now", publish_now)
+
+
+def last_of_a_run_lost() -> Plant:
+    original = commands.publish_columns
+
+    def publish_columns(state: Any, queue: Any, *columns: Any) -> Iterator[Event]:
+        *columns, now_ms = columns  # type: ignore[assignment]
+        return original(state, queue, *(column[:-1] or column for column in columns), now_ms)
+
+    return mock.patch.object(commands, "publish_columns", publish_columns)
+
+
+def deliveries_overtake_those_that_wait_for_the_disk() -> Plant:
+    return mock.patch.object(Subscription, "on_its_way", property(lambda self: 0, lambda self, value: None))
+
+
+def credit_not_charged() -> Plant:
+    original = Subscription.charge
+
+    def charge(self: Any, count: int) -> None:
+        original(self, 0)
+        self.on_its_way += count
+
+    return mock.patch.object(Subscription, "charge", charge)
+
+
+def lease_ids_not_compared() -> Plant:
+    """What another holds by now is settled as well."""
+
+    def still_held(state: Any, queue: Any, seqs: Any, leases: Any) -> list[bool]:
+        return [seq in state.table and state.table.state(seq) == table.LEASED for seq in seqs]
+
+    return mock.patch.object(commands, "still_held", still_held)
+
+
 LOST = "is lost|cannot be read|was durable|given twice"
 DIFFERENT = "recovered differently|KeyError|is next|is lost|came back|unwritten"
 
@@ -276,6 +345,14 @@ PLANTS: dict[Callable[[], Plant], str] = {
     released_message_goes_to_the_end: "out of order",
     stop_that_does_not_wait: DIFFERENT,
     disk_full_is_never_over: "publishing is still refused",
+    connections_of_before_keep_what_they_held: "a connection of before still holds",
+    transaction_in_two_commits: "of one publish",
+    acks_of_a_transaction_in_another_commit: "of one transaction",
+    copies_for_several_queues_in_several_commits: "of one publish",
+    last_of_a_run_lost: "is lost",
+    deliveries_overtake_those_that_wait_for_the_disk: "overtook another",
+    credit_not_charged: "may be outstanding",
+    lease_ids_not_compared: "a token that had ended",
 }
 
 

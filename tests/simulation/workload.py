@@ -28,8 +28,9 @@ from laneway.errors import (
     Unavailable,
 )
 
-from .ledger import Batch, Held, Ledger
+from .ledger import Batch, Held, Ledger, marked
 from .node import Node
+from .sessions import SETTINGS, SessionWorkload
 
 COLLECTION = "notes"
 SHORT_RETENTION_MS = 60_000
@@ -62,6 +63,7 @@ STEPS: dict[str, int] = {
     "publish": 30,
     "lease": 26,
     "settle": 26,
+    "session": 60,
     "document": 3,
     "change_queue": 2,
     "purge": 1,
@@ -76,7 +78,7 @@ STEPS: dict[str, int] = {
 
 
 class Workload:
-    def __init__(self, random: Random, ledger: Ledger, *, disk_full: bool = True) -> None:
+    def __init__(self, random: Random, ledger: Ledger, *, disk_full: bool = True, sessions: bool = True) -> None:
         self.random = random
         self.ledger = ledger
         self.failures: list[str] = []  # what was found in a callback
@@ -86,9 +88,13 @@ class Workload:
         self.settings = {
             name: msgspec.structs.replace(QUEUES[name], dedup_window_ms=DEDUP_WINDOW_MS) for name in self.names
         }
+        self.all_names = [*self.names, *SETTINGS] if sessions else self.names
+        self.settings.update(SETTINGS)
         weights = {name: weight * random.choice((0.2, 1, 1, 3)) for name, weight in STEPS.items()}
         if not disk_full or random.random() < 0.7:
             weights["fill_disk"] = 0
+        if not sessions:
+            weights["session"] = 0
         self._steps = list(weights)
         self._weights = list(weights.values())
         self._body_bytes = random.choice((20, 60, 200, 500))
@@ -97,6 +103,7 @@ class Workload:
         self._bodies = 0
         self.full_until_step: int | None = None
         self.step_count = 0
+        self.sessions = SessionWorkload(self)
         self._steps_done: dict[str, Callable[[Node], Awaitable[None]]] = {
             name: getattr(self, f"_{name}") for name in STEPS
         }
@@ -139,7 +146,7 @@ class Workload:
 
     async def open_queues(self, node: Node) -> None:
         """Create those of the seed's queues that are not there."""
-        for name in self.names:
+        for name in self.all_names:
             if ("/", name) not in node.engine.state.by_name:
                 await self._put_queue(node, name, self.settings[name])
 
@@ -189,12 +196,8 @@ class Workload:
 
     def _draft(self, queue: str, *, plain: bool) -> Draft:
         random = self.random
-        self._bodies += 1
-        body = b"%d:" % self._bodies + random.randbytes(random.randint(0, self._body_bytes))
-        if random.random() < 0.01:
-            body += random.randbytes(3_000)  # more than a segment
         top = self.settings[queue].max_priority
-        draft = Draft(body, priority=None if random.random() < 0.3 else random.choice((0, 1, top)))
+        draft = self.a_body(Draft(b"", priority=None if random.random() < 0.3 else random.choice((0, 1, top))))
         group = random.choice("abc") if queue == "groups" and random.random() < 0.7 else ""
         dedup_id = f"once-{random.randrange(8)}" if not plain and random.random() < 0.1 else ""
         attributes = {"n": random.randrange(3)} if random.random() < 0.1 else {}
@@ -204,6 +207,15 @@ class Workload:
             draft.delay_ms = random.choice((0, 5, 100, 3_000))
         if random.random() < 0.1:
             draft.ttl_ms = random.choice((0, 50, 2_000, 8_000))
+        return draft
+
+    def a_body(self, draft: Draft) -> Draft:
+        """With a body that no other message has."""
+        random = self.random
+        self._bodies += 1
+        draft.body = b"%d:" % self._bodies + random.randbytes(random.randint(0, self._body_bytes))
+        if random.random() < 0.01:
+            draft.body += random.randbytes(3_000)  # more than a segment
         return draft
 
     # Leasing
@@ -235,6 +247,7 @@ class Workload:
             node.broker.tick_if_due()  # it does no more than so much at once
         number = node.broker.find_queue("/", queue).number
         page, _ = node.broker.peek("/", queue, PeekQuery(states=("ready",), limit=10_000))
+        page = [marked(queue, g) for g in page]
         at_home = [g for g in page if self.ledger.sent(g.body).queue == queue and not g.deaths]
         keys = [(-g.priority, self.ledger.sent(g.body).order) for g in at_home]
         assert keys == sorted(keys), f"{queue} is out of order: {[g.body[:8] for g in at_home]}"
@@ -247,6 +260,7 @@ class Workload:
         self, node: Node, queue: str, deliveries: list[Delivery], expected: list[Glimpse] | None, limit: int
     ) -> None:
         self.counts["delivered"] += len(deliveries)
+        deliveries = [marked(queue, d) for d in deliveries]
         if expected is not None:
             wanted = [g.message_id for g in expected[:limit]]
             assert [d.message_id for d in deliveries] == wanted, f"{queue}: {deliveries} instead of {wanted}"
@@ -358,6 +372,11 @@ class Workload:
             hold.latest_ms = max(hold.latest_ms, result) if hold.settling else result
             return
         hold.ended = True
+
+    # Connections
+
+    async def _session(self, node: Node) -> None:
+        self.sessions.step(node)
 
     # Administration
 

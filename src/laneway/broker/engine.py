@@ -153,7 +153,15 @@ class Engine:
         self._new_tag = new_tag
 
     def recover(self, now_ms: int) -> Recovery:
-        """Rebuild the state from the journal and stage the event that opens a new epoch."""
+        """Rebuild the state from the journal, and stage what begins a new life with it: no connection of the old one is
+        left, so what belonged to them goes, and what they held goes back."""
+        recovery = self.replay(now_ms)
+        self.run(drop_transient(self.state, now_ms))
+        self.run(commands.end_sessions(self.state, now_ms))
+        return recovery
+
+    def replay(self, now_ms: int) -> Recovery:
+        """The state as it was, but for the event that opens a new epoch."""
         found = self.journal.load_snapshot()
         start = 0
         if found is not None:
@@ -169,8 +177,6 @@ class Engine:
         epoch = self.state.epoch + 1
         self.state.read_props = self.props
         self.run(iter([Opened(now_ms, epoch, self.state.tag or self._new_tag())]))
-        self.run(drop_transient(self.state, now_ms))
-        self.run(commands.end_sessions(self.state, now_ms))
         return Recovery(start, end, event_count, epoch)
 
     def run(self, command: Iterator[Event]) -> list[Event]:

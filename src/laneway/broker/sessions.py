@@ -226,6 +226,7 @@ class Sessions:
         self.audiences: dict[int, _Audience] = {}  # by queue number
         self._owners: dict[int, object] = {}
         self._expiries: dict[int, asyncio.TimerHandle] = {}
+        self._is_stopped = False
         self._planned: set[int] = set()  # queues to be looked at in the next turn of the loop
 
     # Queues
@@ -235,6 +236,8 @@ class Sessions:
             self.used(queue)
 
     def stop(self) -> None:
+        """Hand out nothing more. What is settled from now on counts as long as there is a commit to go with."""
+        self._is_stopped = True
         for timer in self._expiries.values():
             timer.cancel()
         self._expiries.clear()
@@ -454,6 +457,8 @@ class Sessions:
         audience = self.audiences.get(number)
         queue = self._broker.engine.state.queues.get(number)
         share = turns = 0
+        if self._is_stopped:
+            return
         while audience is not None and queue is not None and queue.ready:
             turn = audience.next()
             if turn is None:
@@ -498,9 +503,10 @@ class Sessions:
         *,
         lease_ms: int = 0,
     ) -> None:
-        """Ack, release, reject or extend what a session holds; what it no longer holds is passed over."""
+        """Ack, release, reject or extend what a session holds; what it no longer holds is passed over. So is all when
+        the last commit is under way: the next start gives it back."""
         queue = self._broker.engine.state.queues.get(number)
-        if queue is not None:
+        if queue is not None and not self._broker.engine.closed:
             command = commands.settle_held(
                 self._broker.engine.state, queue, seqs, leases, action, self._broker.now(), lease_ms
             )
