@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-import msgspec
-
 from laneway.core.message import Delivery, Draft, Glimpse, Receipt
 from laneway.core.state import SESSION_LEASE
 from laneway.errors import IdempotencyConflict, LanewayError

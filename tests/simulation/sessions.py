@@ -15,7 +15,7 @@ import msgspec
 from laneway.broker.sessions import Credit, Subscription
 from laneway.broker.values import Batch as Columns
 from laneway.core import commands
-from laneway.core.message import Delivery, Draft, Properties, Settlement, decode_props, encode_props, message_id
+from laneway.core.message import Delivery, Draft, Properties, Settlement, decode_props, encode_props, message_id, token
 from laneway.core.settings import QueueSettings
 from laneway.core.stories import fill_in
 from laneway.core.table import LEASED
@@ -401,7 +401,7 @@ def deliveries_of(node: Node, batch: Columns) -> list[Delivery]:
         row = seq & SLAB_MASK
         still = slab is not None and slab.state[row] == LEASED and slab.lease[row] == lease_id
         deadline_ms = slab.due_ms[row] if still else 0  # its time may have come while it was on its way
-        token = commands.token(lease_id, seq)
+        held_by = token(lease_id, seq)
         out.append(
             Delivery(
                 text,
@@ -411,7 +411,7 @@ def deliveries_of(node: Node, batch: Columns) -> list[Delivery]:
                 at_ms,
                 batch.receives[i],
                 deadline_ms,
-                token,
+                held_by,
                 deaths,
             )
         )
