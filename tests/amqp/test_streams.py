@@ -173,3 +173,20 @@ def test_acks_count_however_they_are_cut(serving: Serving, wire: Wire, seed: int
         assert consumer.ask(1, "channel.close").name == "channel.close-ok"
         assert [int(body) for _, body in take_all(wire, queue)] == sorted(left)
     wire.ask(1, "queue.delete", queue=queue)
+
+
+def test_what_follows_a_mistake_in_the_same_read_is_not_published(serving: Serving, wire: Wire) -> None:
+    queue = f"s{next(_numbers)}"
+    wire.ask(1, "queue.declare", queue=queue)
+    with serving.log_in(channels=2) as publisher:
+        publisher.send(b"".join(publish(1, queue, b"%d" % n) for n in range(3)))  # from here on they are look-alikes
+        publisher.ask(2, "basic.qos")
+        learnt = b"".join(publish(1, queue, b"%d" % n) for n in range(3, 6))
+        publisher.send(learnt + method(1, "basic.ack", delivery=77) + publish(1, queue, b"6") + publish(1, queue, b"7"))
+        assert publisher.expect("channel.close").fields["text"] == "PRECONDITION_FAILED - unknown delivery tag 77"
+        publisher.send(publish(1, queue, b"8") + method(1, "channel.close-ok"))
+        publisher.ask(1, "channel.open")
+        publisher.send(publish(1, queue, b"9"))
+        publisher.ask(1, "basic.qos")
+    assert [int(body) for _, body in take_all(wire, queue)] == [0, 1, 2, 3, 4, 5, 9]
+    wire.ask(1, "queue.delete", queue=queue)

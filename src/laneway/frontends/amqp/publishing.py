@@ -130,7 +130,10 @@ def publish_runs(runs: list[Run]) -> list[tuple[Channel, AmqpError]]:
     """Publish what look-alikes brought, highest priority first; the channels that must end, and why."""
     by_channel: dict[Channel, list[Run]] = {}
     for run in runs:
-        by_channel.setdefault(run.channel, []).append(run)
+        if run.channel.is_closing:  # an error ended it in this very read
+            run.clear()
+        else:
+            by_channel.setdefault(run.channel, []).append(run)
     errors: list[tuple[Channel, AmqpError]] = []
     for ch, own in by_channel.items():
         columns = [(run.queues, run.priorities, run.props(), run.bodies) for run in own]
