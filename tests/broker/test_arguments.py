@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from laneway.broker.arguments import ArgumentInvalid, settings_from_arguments
-from laneway.core.settings import DAY_MS, QueueSettings, check_settings
+from laneway.core.settings import QueueSettings, check_settings
 
 
 def settings(**arguments: Any) -> QueueSettings:
@@ -21,7 +21,7 @@ def test_a_queue_without_arguments_is_as_rabbitmq_has_it() -> None:
     assert (made.durable, made.exclusive, made.auto_delete) == (True, False, False)
     assert (made.max_priority, made.priority_when_unset, made.max_receives) == (0, 0, None)
     assert (made.keep_dead, made.overflow, made.message_ttl_ms) == (False, "drop_oldest", None)
-    assert (made.retention_ms, made.lease_ms, made.max_message_bytes) == (14 * DAY_MS, 1_800_000, 5_000_000)
+    assert (made.retention_ms, made.lease_ms, made.max_message_bytes) == (None, 1_800_000, 5_000_000)
     assert made.arguments == {}
 
 
@@ -30,7 +30,7 @@ def test_a_queue_without_arguments_is_as_rabbitmq_has_it() -> None:
     [
         ("message_ttl", 0, "message_ttl_ms", 0),
         ("message_ttl", 60_000, "message_ttl_ms", 60_000),
-        ("message_ttl", (1 << 32) - 1, "message_ttl_ms", 14 * DAY_MS),
+        ("message_ttl", (1 << 32) - 1, "message_ttl_ms", (1 << 32) - 1),
         ("expires", 1_800_000, "expires_ms", 1_800_000),
         ("max_length", 0, "max_messages", 0),
         ("max_length", 1 << 62, "max_messages", 1 << 40),

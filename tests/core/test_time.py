@@ -257,3 +257,11 @@ def test_a_mass_outlives_its_retention_in_several_ticks() -> None:
     assert [len(e.seqs) for e in core.tick()] == [TICK_MESSAGES]
     assert [len(e.seqs) for e in core.tick(1)] == [10]
     check_invariants(core.state)
+
+
+def test_without_a_retention_a_message_is_kept() -> None:
+    core = Core()
+    core.put(retention_ms=None)
+    core.publish(b"old")
+    assert core.tick(400 * 86_400_000) == []
+    assert [seq for seq, _ in core.take(1)] == [1]

@@ -53,8 +53,7 @@ def settings_from_arguments(
         max_priority=values.get("x-max-priority", 0),
         default_priority=0,
         lease_ms=min(values.get("x-consumer-timeout", ACK_TIMEOUT_MS), RANGES["lease_ms"][1]),
-        retention_ms=RANGES["retention_ms"][1],
-        # No message lives longer than the retention: a longer time to live would end there as well.
+        retention_ms=None,
         message_ttl_ms=None if ttl_ms is None else min(ttl_ms, RANGES["message_ttl_ms"][1]),
         max_receives=None if limit is None else min(limit + 1, RANGES["max_receives"][1]),
         max_messages=_at_most(values.get("x-max-length"), "max_messages"),

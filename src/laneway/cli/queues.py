@@ -22,7 +22,7 @@ SETTINGS: tuple[tuple[str, str, Any, str], ...] = (
     ("--max-priority", "max_priority", kinds.number, "Highest priority, up to 255."),
     ("--default-priority", "default_priority", kinds.number_or_none, "Of messages that name none; none: the middle."),
     ("--lease", "visibility_timeout", kinds.duration, "How long a message is leased, up to 12h."),
-    ("--retention", "retention_seconds", kinds.duration, "How long a message is kept, up to 14d."),
+    ("--retention", "retention_seconds", kinds.duration_or_none, "How long a message is kept, up to 14d, or none."),
     ("--delay", "delay_seconds", kinds.duration, "How long a new message stays hidden, up to 15m."),
     ("--ttl", "message_ttl_seconds", kinds.duration_or_none, "After which a message expires, or none."),
     ("--max-receives", "max_receive_count", kinds.number_or_none, "Receives before a message is dead, or none."),

@@ -53,6 +53,7 @@ TOTALS = (
 
 RATED = ("published", "delivered", "acked")
 RATE_WINDOW_S = 300
+FOREVER_MS = 1 << 42  # over a hundred years
 STALE_OFFERS = 1_000  # so many offers that no longer hold are tolerated
 
 
@@ -129,7 +130,8 @@ class Queue:
 
     def keeps_until(self, since_ms: int) -> int:
         """When the retention of a message of this age ends; rounded, so that a sweep finds many at once."""
-        return coarse(since_ms + self.settings.retention_ms, since_ms)
+        retention_ms = self.settings.retention_ms
+        return coarse(since_ms + (FOREVER_MS if retention_ms is None else retention_ms), since_ms)
 
     def count(self, total: int, at_ms: int, count: int, rated: int = -1) -> None:
         self.totals[total] += count

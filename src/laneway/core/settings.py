@@ -18,7 +18,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "lease_ms": (0, 43_200 * SECOND_MS),
     "retention_ms": (60 * SECOND_MS, 14 * DAY_MS),
     "delay_ms": (0, 900 * SECOND_MS),
-    "message_ttl_ms": (0, 14 * DAY_MS),
+    "message_ttl_ms": (0, (1 << 32) - 1),
     "max_receives": (1, 1_000_000),
     "max_messages": (0, 1 << 40),
     "max_bytes": (0, 1 << 50),
@@ -36,7 +36,7 @@ class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     max_priority: int = 10
     default_priority: int | None = None  # None: the middle, (max_priority + 1) // 2
     lease_ms: int = 30 * SECOND_MS
-    retention_ms: int = 7 * DAY_MS
+    retention_ms: int | None = 7 * DAY_MS  # None: a message is kept until it is settled
     delay_ms: int = 0
     message_ttl_ms: int | None = None
     max_receives: int | None = 5

@@ -14,12 +14,13 @@ import msgspec
 
 from laneway.broker.arguments import MAX_EXPIRY_MS
 from laneway.broker.values import Properties
+from laneway.core.settings import RANGES
 from laneway.frontends.amqp import properties
 from laneway.frontends.amqp.errors import AmqpError, precondition_failed
 from laneway.frontends.amqp.tables import TYPE_NAMES, Malformed, split_table
 
 UNKNOWN_TYPE = "application/octet-stream"
-MAX_TTL_MS = 14 * 86_400_000
+MAX_TTL_MS = RANGES["message_ttl_ms"][1]
 
 #: Properties that Laneway has no field for.
 _NAMED = (

@@ -168,7 +168,7 @@ class QueueAnswer(Answer):
     max_priority: int
     default_priority: int | None
     visibility_timeout: float
-    retention_seconds: float
+    retention_seconds: float | None
     delay_seconds: float
     message_ttl_seconds: float | None
     max_receive_count: int | None

@@ -95,7 +95,7 @@ class QueueSettingsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=T
     max_priority: Annotated[int, _range("max_priority")] | UnsetType = UNSET
     default_priority: Annotated[int, _range("default_priority")] | UnsetType | None = UNSET
     visibility_timeout: Annotated[float, _range("lease_ms")] | UnsetType = UNSET
-    retention_seconds: Annotated[float, _range("retention_ms")] | UnsetType = UNSET
+    retention_seconds: Annotated[float, _range("retention_ms")] | UnsetType | None = UNSET
     delay_seconds: Annotated[float, _range("delay_ms")] | UnsetType = UNSET
     message_ttl_seconds: Annotated[float, _range("message_ttl_ms")] | UnsetType | None = UNSET
     max_receive_count: Annotated[int, _range("max_receives")] | UnsetType | None = UNSET
