@@ -370,3 +370,13 @@ def test_publishers_wait_for_a_disk_that_does_not_keep_up(own_serving) -> None: 
         own.broker.check_writable = check
         assert len(refusals) > 2
         assert [found[1] for _ in range(50) if (found := get(wire, "q"))] == [str(n).encode() for n in range(50)]
+
+
+def test_an_acknowledgement_timeout_of_nothing_is_a_second(wire: Wire, queue: str) -> None:
+    short = f"{queue}.short"
+    wire.ask(1, "queue.declare", queue=short, arguments={"x-consumer-timeout": 0})
+    wire.send(publish(1, short, b"x"))
+    wire.ask(1, "basic.consume", queue=short, arguments={"x-consumer-timeout": -5})
+    assert deliveries(wire, 1) == [(1, b"x")]
+    nothing_comes(wire)
+    assert deliveries(wire, 1) == [(2, b"x")]

@@ -15,6 +15,7 @@ from laneway.errors import InvalidInput, QueueExists
 
 MAX_EXPIRY_MS = 10 * 365 * 86_400_000
 ACK_TIMEOUT_MS = 30 * 60 * 1000
+MIN_ACK_TIMEOUT_MS = 1000
 QUEUE_TYPES = ("classic", "quorum")
 EXCHANGE_TYPES = ("direct", "topic", "fanout", "headers")
 DELAYED_TYPE = "x-delayed-message"
@@ -52,7 +53,7 @@ def settings_from_arguments(
         auto_delete=auto_delete,
         max_priority=values.get("x-max-priority", 0),
         default_priority=0,
-        lease_ms=min(values.get("x-consumer-timeout", ACK_TIMEOUT_MS), RANGES["lease_ms"][1]),
+        lease_ms=ack_timeout_ms(values.get("x-consumer-timeout", ACK_TIMEOUT_MS)),
         retention_ms=None,
         message_ttl_ms=None if ttl_ms is None else min(ttl_ms, RANGES["message_ttl_ms"][1]),
         max_receives=None if limit is None else min(limit + 1, RANGES["max_receives"][1]),
@@ -112,6 +113,11 @@ def exchange_from_arguments(
         delayed=delayed,
         arguments=given,
     )
+
+
+def ack_timeout_ms(asked_ms: int) -> int:
+    """A second at least: with less, a message would go round without ever being consumed."""
+    return max(MIN_ACK_TIMEOUT_MS, min(asked_ms, RANGES["lease_ms"][1]))
 
 
 def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from laneway.broker.arguments import ack_timeout_ms
 from laneway.broker.sessions import Credit, Subscription
 from laneway.broker.values import Batch, QueueSettings
 from laneway.errors import LanewayError, QueueInUse, Unavailable
@@ -91,7 +92,7 @@ def consume(ch: Channel, a: Arguments) -> None:
             priority=priority,
             exclusive=a.exclusive,
             no_ack=a.no_ack,
-            lease_ms=lease_ms,
+            lease_ms=None if lease_ms is None else ack_timeout_ms(lease_ms),
         )
     except QueueInUse:
         raise access_refused(f"{resource('queue', name, ch.vhost)} in exclusive use") from None

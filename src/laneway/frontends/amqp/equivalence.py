@@ -17,21 +17,25 @@ def check_field(where: str, name: str, received: Any, current: Any) -> None:
 
 
 def check_argument(where: str, name: str, a: Arguments, current: dict[str, Any]) -> None:
-    received = a.arguments.get(name)
-    kept = current.get(name)
-    if (name in a.arguments) == (name in current):
-        if received == kept and isinstance(received, str | bool) == isinstance(kept, str | bool):
-            return
-        if isinstance(received, str) == isinstance(kept, str):
-            check_field(where, name, received, kept)
+    is_given, is_kept = name in a.arguments, name in current
+    received, kept = a.arguments.get(name), current.get(name)
+    if is_given and is_kept:
+        if _is_same(received, kept):
             return
         shown = f"received '{_shown(received)}' but current is '{_shown(kept)}'"
-    elif name in a.arguments:
+    elif is_given:
         kind = table_types(a.raw, a.table_at)[name]
         shown = f"received the value '{_shown(received)}' of type '{kind}' but current is none"
-    else:
+    elif is_kept:
         shown = f"received none but current is the value '{_shown(kept)}' of type '{_type_of(kept)}'"
+    else:
+        return
     raise precondition_failed(f"inequivalent arg '{name}' for {where}: {shown}")
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Numbers of all sizes are alike; true is not 1."""
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
 
 
 def _shown(value: Any) -> str:
