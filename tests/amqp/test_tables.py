@@ -115,9 +115,7 @@ def test_a_property_list_comes_back_as_it_was(values: dict[str, Any]) -> None:
     raw = properties.encode(values)
     assert properties.decode(raw) == values
     assert properties.change(raw, {}) == raw
-    assert properties.decode(properties.change_headers(raw, (), {})) == {
-        name: value for name, value in values.items() if name != "headers" or value
-    }
+    assert properties.change_headers(raw, (), {}) == raw
 
 
 @given(_lists, _lists)

@@ -220,6 +220,12 @@ def test_cc_and_bcc_route_to_more_queues_and_only_cc_is_shown(
         assert message.method.routing_key == queues[0]
 
 
+def test_nothing_but_bcc_leaves_no_headers(confirming: BlockingChannel, name: Callable[[str], str]) -> None:
+    confirming.queue_declare(name("bcc"))
+    publish(confirming, name("to"), b"x", headers={"BCC": [name("bcc")]})
+    assert get(confirming, name("bcc")).properties.headers == {}
+
+
 def test_a_queue_named_twice_gets_one_copy(confirming: BlockingChannel, queue: str) -> None:
     confirming.queue_declare(queue)
     publish(confirming, queue, b"once", headers={"CC": [queue, queue]})

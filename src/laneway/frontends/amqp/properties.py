@@ -131,7 +131,7 @@ def change_headers(raw: bytes, without: tuple[str, ...], added: dict[str, Any]) 
     table = _U32.pack(len(content)) + content
     flags = sum(_FLAGS[name] for name in spans if name != "headers")
     parts = [raw[slice(*span)] for name, span in spans.items() if name != "headers"]
-    if content:
+    if content or "headers" in spans:
         flags |= _FLAGS["headers"]
         before = sum(1 for name in spans if name in ("content_type", "content_encoding"))
         parts.insert(before, table)
