@@ -434,6 +434,7 @@ class Connection(asyncio.Protocol):
         self._age = 0
 
     def _end_channels(self) -> None:
+        self._incoming.forget(0)  # what still comes is not recognised as something to publish
         try:
             self._end_read()
             for channel in list(self.channels.values()):

@@ -124,8 +124,11 @@ class Incoming:
         return at
 
     def forget(self, channel: int) -> None:
-        """The channel ended: what it began to publish is not published."""
+        """The channel ended: what it began to publish is not published, and what comes now is not recognised."""
         self._contents.pop(channel, None)
+        if self.alikes.has_runs:
+            self._sink.on_runs()  # they came before the end
+        self.alikes.forget()
 
     def _frame(self, kind: int, channel: int, payload: bytes, start: int) -> None:
         if kind == METHOD and len(payload) >= 4:

@@ -39,12 +39,17 @@ class Settling:
         return taken
 
     def take_range(self, first: int, last: int) -> list[Taken]:
-        """What neighbouring delivery tags stand for; an AmqpError names the first that stands for nothing."""
-        taken = self._channel.unacked.take_range(first, last)
+        """What neighbouring delivery tags stand for; an AmqpError names the first that stands for nothing. Those before
+        it are acknowledged then, and those behind it are not, as if they had come one by one."""
+        unacked = self._channel.unacked
+        taken = unacked.take_range(first, last)
         if sum(len(part.seqs) for part in taken) != last - first + 1:
             known = {tag for part in taken for tag in part.tags}
-            self.ack(taken)
-            raise _unknown(next(tag for tag in range(first, last + 1) if tag not in known))
+            unknown = next(tag for tag in range(first, last + 1) if tag not in known)
+            for part in taken:
+                unacked.restore(part)
+            self.ack(unacked.take_range(first, unknown - 1))
+            raise _unknown(unknown)
         return taken
 
     def ack(self, taken: Sequence[Taken]) -> None:
