@@ -214,3 +214,21 @@ def test_an_exclusive_name_that_went_to_somebody_else_stays(own_serving: OwnServ
         first.close()
         wait_for(lambda: serving.server.connection_count == 1, "the first is gone")
         assert second.ask(1, "queue.declare", queue="q", passive=1).name == "queue.declare-ok"
+
+
+def test_who_takes_little_at_a_time_is_not_cut_off(own_serving: OwnServing) -> None:
+    serving = own_serving(unsent_bytes=65536, send_timeout_ms=1000, body_bytes=200_000)
+    with serving.log_in() as publisher, serving.log_in() as consumer:
+        publisher.ask(1, "queue.declare", queue="q")
+        publisher.ask(1, "confirm.select")
+        for _ in range(200):
+            publisher.send(publish(1, "q", bytes(100_000)))
+        last = 0
+        while last < 200:
+            last = publisher.expect("basic.ack").fields["delivery"]
+        consumer.send(method(1, "basic.consume", queue="q"))
+        end = time.monotonic() + 3
+        while time.monotonic() < end:  # several times the limit
+            consumer.read_bytes(100_000)
+            time.sleep(0.02)
+        assert serving.server.connection_count == 2

@@ -77,6 +77,7 @@ class Connection(asyncio.Protocol):
         self._blocked: list[Callable[[], None]] = []  # what waits for the disk
         # In sweeps of the server, which counts time for all connections
         self._quiet_in = self._quiet_out = self._age = self._stuck = 0
+        self._unsent = 0  # bytes at the last sweep
 
     # --- asyncio's calls
 
@@ -471,7 +472,8 @@ class Connection(asyncio.Protocol):
             if self._age > limits.handshake_ms / 1000 * sweeps_a_second:
                 self._transport.abort()
         elif self.is_writing_paused:
-            self._stuck += 1
+            unsent, self._unsent = self._unsent, self._transport.get_write_buffer_size()
+            self._stuck = self._stuck + 1 if self._unsent >= unsent else 0  # a slow client is not a dead one
             if self._stuck > limits.send_timeout_ms / 1000 * sweeps_a_second:
                 self._transport.abort()
         elif self.heartbeat_s:
