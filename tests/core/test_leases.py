@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from laneway.core import commands
-from laneway.core.commands import MAX_BACKOFF_MS, MAX_LEASE_MS, check_lease
+from laneway.core.commands import MAX_BACKOFF_MS, MAX_LEASE_MS, check_lease, parse_tokens
 from laneway.core.events import Acked, Cause, DeadLettered, Extended, Leased, Moved, Opened, Released
 from laneway.core.invariants import check_invariants
 from laneway.core.message import Settlement, message_id, token
@@ -452,3 +452,11 @@ def test_a_lease_the_journal_does_not_take_leaves_everything_as_it_was() -> None
     refused = core.lease_refused(3)
     assert refused == [5, 1, 2]
     assert core.lease(10)[0].seqs == [5, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("wrong", ["", "zz" * 14, "ab" * 13, "ab" * 15, " a" * 14, "ab" * 13 + "  ", "é" * 28])
+def test_handles_are_parsed_together_or_not_at_all(wrong: str) -> None:
+    good = [token(1 << 40 | 7, 5), token(1 << 40 | 8, 6)]
+    assert parse_tokens(good) == ([5, 6], [1 << 40 | 7, 1 << 40 | 8])
+    assert parse_tokens([*good, wrong]) is None
+    assert parse_tokens([*good, good[0]]) is None

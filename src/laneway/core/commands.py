@@ -512,13 +512,15 @@ _TOKEN = struct.Struct(">QHI")
 
 def parse_tokens(texts: Sequence[str]) -> tuple[list[int], list[int]] | None:
     """(message numbers, lease ids) of many receipt handles at once; None if one of them is none, or comes twice."""
-    joined = "".join(texts)
-    if set(map(len, texts)) != {TOKEN_CHARS} or not joined.isalnum():
+    if set(map(len, texts)) != {TOKEN_CHARS}:
         return None
     try:
-        parsed = list(_TOKEN.iter_unpack(bytes.fromhex(joined)))
+        joined = bytes.fromhex("".join(texts))
     except ValueError:
         return None
+    if 2 * len(joined) != TOKEN_CHARS * len(texts):  # blanks, which fromhex() passes over
+        return None
+    parsed = list(_TOKEN.iter_unpack(joined))
     seqs = [high << 32 | low for _, high, low in parsed]
     return (seqs, [lease for lease, _, _ in parsed]) if len(set(seqs)) == len(seqs) else None
 
