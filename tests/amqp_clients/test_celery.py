@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
@@ -26,28 +28,33 @@ WAIT_S = 30.0
 @pytest.fixture(scope="module")
 def tasks(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     """The application's module, with a worker of two processes running beside it."""
-    prefix = f"celery.{os.getpid()}"
-    os.environ.update(LANEWAY_TEST_BROKER_URL=url(broker), LANEWAY_TEST_PREFIX=prefix)
-    from . import celery_app
+    with worker("celery_app", broker, tmp_path_factory.mktemp("celery")) as module:
+        yield module
 
-    log_path = tmp_path_factory.mktemp("celery") / "worker.log"
-    program = [sys.executable, "-m", "celery", "-A", celery_app.__name__, "worker", "--concurrency", "2"]
+
+@contextmanager
+def worker(module: str, broker: Broker, folder: Path) -> Iterator[ModuleType]:
+    prefix = f"{module}.{os.getpid()}"
+    os.environ.update(LANEWAY_TEST_BROKER_URL=url(broker), LANEWAY_TEST_PREFIX=prefix)
+    application = importlib.import_module(f"tests.amqp_clients.{module}")
+    log_path = folder / "worker.log"
+    program = [sys.executable, "-m", "celery", "-A", application.__name__, "worker", "--concurrency", "2"]
     options = ["--loglevel", "INFO", "--hostname", f"{prefix}@test"]
     with log_path.open("wb") as log:
-        worker = subprocess.Popen([*program, *options], cwd=ROOT, stdout=log, stderr=log)
+        process = subprocess.Popen([*program, *options], cwd=ROOT, stdout=log, stderr=log)
     try:
         eventually(
             "the worker",
-            lambda: worker.poll() is None and " ready." in log_path.read_text(errors="replace"),
+            lambda: process.poll() is None and " ready." in log_path.read_text(errors="replace"),
             within_s=WAIT_S,
         )
-        yield celery_app
+        yield application
     except AssertionError:
         print(log_path.read_text(errors="replace")[-3000:])
         raise
     finally:
-        celery_app.app.close()
-        end(worker)
+        application.app.close()
+        end(process)
 
 
 def test_a_result_comes_back(tasks: ModuleType) -> None:
@@ -163,3 +170,14 @@ def test_purge_tells_how_many_it_removed(tasks: ModuleType) -> None:
         for number in range(3):
             tasks.add.apply_async((number, 0), queue=lonely)
         assert queue(connection.default_channel).channel.queue_purge(lonely) == 3
+
+
+def test_quorum_queues_delay_tasks_in_the_broker(broker: Broker, tmp_path: Path) -> None:
+    with worker("celery_quorum_app", broker, tmp_path) as quorum:
+        started_s = time.time()
+        late = quorum.now.apply_async(countdown=3)
+        soon = quorum.now.apply_async()
+        assert soon.get(timeout=WAIT_S)["at_s"] < started_s + 3
+        ran = late.get(timeout=WAIT_S)
+        assert ran["at_s"] >= started_s + 3
+        assert ran["deaths"] == 2  # it waited for two seconds and for one
