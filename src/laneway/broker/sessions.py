@@ -7,7 +7,7 @@ Everything here is done at once, on the loop; whoever must know that it is durab
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -471,28 +471,34 @@ class Sessions:
             if leased is None:
                 return
             has_more_coming = subscription.on_its_way > 0
-            subscription.charge(len(leased.seqs))
             batches = self._batches(queue, leased)
+            count = sum([len(batch.seqs) for batch in batches])  # those that are whole
+            if not count:
+                continue
+            subscription.charge(count)
             if subscription.no_ack:
-                self._broker.engine.run(iter([_all_acked(leased)]))
+                self._broker.engine.run(_all_acked(batches, leased.at_ms))
             if has_more_coming:  # stay behind those, whose messages may not be durable yet
-                self._broker.when_durable(_deliver, (subscription, batches, len(leased.seqs)))
+                self._broker.when_durable(_deliver, (subscription, batches, count))
             else:
-                self._broker.hand_over(leased, _deliver, (subscription, batches, len(leased.seqs)))
+                self._broker.hand_over(leased, _deliver, (subscription, batches, count))
 
     def get(self, vhost: str, name: str, done: Callable[[Batch | None], None], *, no_ack: bool = False) -> None:
         """The next message, None if there is none; told at once unless the message is not durable yet."""
         queue = self._broker.open_queue(vhost, name)
         self.used(queue)
         self._broker.tick_if_due()  # what has expired is not handed out
-        leased = self._broker.lease_now(queue, 1, None, of_session=True) if queue.ready else None
-        batches = self._batches(queue, leased) if leased is not None else []
-        if leased is None or not batches:
-            done(None)
-            return
-        if no_ack:
-            self._broker.engine.run(iter([_all_acked(leased)]))
-        self._broker.hand_over(leased, done, batches[0])
+        while queue.ready:
+            leased = self._broker.lease_now(queue, 1, None, of_session=True)
+            if leased is None:
+                break
+            batches = self._batches(queue, leased)
+            if batches:
+                if no_ack:
+                    self._broker.engine.run(_all_acked(batches, leased.at_ms))
+                self._broker.hand_over(leased, done, batches[0])
+                return
+        done(None)
 
     def settle(
         self,
@@ -550,9 +556,10 @@ def _fitting(draft: Draft, queue: Queue) -> Draft:
     return msgspec.structs.replace(draft, priority=highest)
 
 
-def _all_acked(leased: Leased) -> Event:
-    leases = range(leased.first_lease, leased.first_lease + len(leased.seqs))
-    return Acked(leased.queue, leased.at_ms, leased.seqs, leases)
+def _all_acked(batches: list[Batch], at_ms: int) -> Iterator[Event]:
+    for batch in batches:
+        leases = range(batch.first_lease, batch.first_lease + len(batch.seqs))
+        yield Acked(batch.queue, at_ms, batch.seqs, leases)
 
 
 def _deliver(what: tuple[Subscription, list[Batch], int]) -> None:
