@@ -235,5 +235,5 @@ def test_a_silent_client_is_dropped(broker: Broker, connect: Connect, queue: str
     returned: list[object] = []
     watching.add_on_return_callback(lambda *what: returned.append(what))
     eventually("the end of its exclusive queue", is_gone)
-    assert 1.5 < time.monotonic() - started_s < 6
+    assert 1.5 < time.monotonic() - started_s < 12
     silent.collect()

@@ -372,7 +372,7 @@ def test_a_delayed_exchange_holds_a_message_back(broker: Broker, confirming: Blo
     confirming.exchange_declare(queue, exchange_type="x-delayed-message", arguments={"x-delayed-type": "topic"})
     confirming.queue_declare(queue)
     confirming.queue_bind(queue, queue, routing_key="a.*")
-    confirming.basic_publish(queue, "a.b", b"later", pika.BasicProperties(headers={"x-delay": 300}))
+    confirming.basic_publish(queue, "a.b", b"later", pika.BasicProperties(headers={"x-delay": 1000}))
     confirming.basic_publish(queue, "a.b", b"now")
     assert get(confirming, queue).body == b"now"
     assert get_now(confirming, queue) is None

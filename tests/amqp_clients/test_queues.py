@@ -272,36 +272,36 @@ def test_an_unused_queue_expires(connection: pika.BlockingConnection, queue: str
 
 def test_a_consumer_keeps_its_queue_from_expiring(connection: pika.BlockingConnection, queue: str) -> None:
     channel = connection.channel()
-    channel.queue_declare(queue, arguments={"x-expires": 300})
+    channel.queue_declare(queue, arguments={"x-expires": 700})
     consumer = Consumer(channel, queue, auto_ack=True)
-    connection.process_data_events(time_limit=0.9)
+    connection.process_data_events(time_limit=1.5)
     publish(channel, queue, b"still here")
     assert consumer.wait(1) == [b"still here"]
     channel.basic_cancel(consumer.tag)
-    eventually("its end", lambda: connection.process_data_events(0.5) or not is_there(connection, queue))
+    eventually("its end", lambda: connection.process_data_events(0.9) or not is_there(connection, queue))
 
 
 # --- time to live
 
 
 def test_a_message_of_a_queue_with_a_time_to_live_expires(confirming: BlockingChannel, queue: str) -> None:
-    confirming.queue_declare(queue, arguments={"x-message-ttl": 150})
+    confirming.queue_declare(queue, arguments={"x-message-ttl": 500})
     started_s = time.monotonic()
     publish(confirming, queue, b"brief")
     assert count(confirming, queue) == 1
     eventually("its end", lambda: count(confirming, queue) == 0)
-    assert time.monotonic() - started_s > 0.14
+    assert time.monotonic() - started_s > 0.45
 
 
 def test_a_message_with_an_expiration_expires(confirming: BlockingChannel, queue: str) -> None:
     confirming.queue_declare(queue)
-    publish(confirming, queue, b"brief", expiration="150")
+    publish(confirming, queue, b"brief", expiration="500")
     assert count(confirming, queue) == 1
     eventually("its end", lambda: count(confirming, queue) == 0)
 
 
 def test_the_shorter_time_to_live_counts(confirming: BlockingChannel, queue: str) -> None:
-    confirming.queue_declare(queue, arguments={"x-message-ttl": 150})
+    confirming.queue_declare(queue, arguments={"x-message-ttl": 500})
     publish(confirming, queue, b"brief", expiration="60000")
     assert count(confirming, queue) == 1
     eventually("its end", lambda: count(confirming, queue) == 0)
@@ -317,10 +317,10 @@ def test_a_time_to_live_of_0_reaches_only_a_waiting_consumer(confirming: Blockin
 
 
 def test_a_held_message_does_not_expire_but_does_once_it_is_back(confirming: BlockingChannel, queue: str) -> None:
-    confirming.queue_declare(queue, arguments={"x-message-ttl": 150})
+    confirming.queue_declare(queue, arguments={"x-message-ttl": 500})
     publish(confirming, queue, b"held")
     message = get(confirming, queue, ack=False)
-    confirming.connection.process_data_events(time_limit=0.3)
+    confirming.connection.process_data_events(time_limit=0.8)
     confirming.basic_nack(message.tag, requeue=True)
     eventually("its end", lambda: get_now(confirming, queue) is None)
 
