@@ -175,6 +175,7 @@ class Ledger:
         self.exchanges = Register()
         self.incarnation = 0
         self.order = 0
+        self.unacked: set[str] = set()  # queues with a consumer that does not ack: what it gets is gone at once
 
     def sent(self, body: bytes) -> Sent:
         assert body in self.by_body, f"there is a body that nobody sent: {body!r}"
@@ -365,6 +366,8 @@ class Ledger:
     def look_up(self, found: dict[bytes, Glimpse], now_ms: int, retired_after_ms: dict[str, int]) -> None:
         """Compare with all the messages there are after a restart, and settle what was in doubt."""
         for batch in self.open_batches.values():
+            if any(sent.queue in self.unacked for sent in batch.sent):
+                continue
             there = [sent for sent in batch.sent if sent.draft.body in found]
             absent = [sent for sent in batch.sent if sent.draft.body not in found and not sent.leaving]
             assert not (batch.is_plain and there and absent), f"of one publish {there} are there, {absent} are not"
@@ -388,6 +391,8 @@ class Ledger:
             if sent.confirmed:
                 age_ms = now_ms - sent.batch.sent_at_ms + self._clock.set_back_ms
                 retired = age_ms >= retired_after_ms.get(sent.queue, 1 << 60)
-                assert sent.leaving or retired, f"{sent} was confirmed and is lost"
+                is_taken = sent.queue in self.unacked
+                assert sent.leaving or retired or is_taken, f"{sent} was confirmed and is lost"
             sent.gone, sent.leaving = True, 0
+        self.unacked.clear()
         self.holds = {token: hold for token, hold in self.holds.items() if not hold.sent.gone or hold.ended}

@@ -32,12 +32,13 @@ SETTINGS = {
     "left": QueueSettings(max_receives=None, lease_ms=4_000, max_priority=3, default_priority=0),
     "right": QueueSettings(max_receives=3, lease_ms=1_000_000, single_active_consumer=True),
 }
+UNACKED = "left"  # the queue that may have consumers without acks
 ACTIONS = {
     "subscribe": 6,
     "send": 10,
-    "transact": 8,
-    "settle": 14,
-    "get": 4,
+    "transact": 12,
+    "settle": 12,
+    "get": 6,
     "hang_up": 1,
     "cancel": 1,
     "pause": 1,
@@ -73,9 +74,10 @@ class Connection:
 class Consumer:
     """One subscription, and what it has to say about the order and the number of what it gets."""
 
-    def __init__(self, connection: Connection, queue: str, credit: int) -> None:
+    def __init__(self, connection: Connection, queue: str, credit: int, *, no_ack: bool) -> None:
         self.connection = connection
         self.queue = queue
+        self.no_ack = no_ack
         self.credit = credit
         self.outstanding = 0
         self.last_lease = 0
@@ -85,6 +87,8 @@ class Consumer:
     def check(self, batch: Columns) -> None:
         assert batch.first_lease > self.last_lease, f"{self.queue}: a batch overtook another on its way to a consumer"
         self.last_lease = batch.first_lease + len(batch.seqs) - 1
+        if self.no_ack:
+            return
         self.outstanding += len(batch.seqs)
         assert not self.credit or self.outstanding <= self.credit, (
             f"{self.credit} may be outstanding, not {self.outstanding}"
@@ -149,7 +153,9 @@ class SessionWorkload:
         names, connection = self._queues(node), self._connection()
         if not names or len(connection.consumers) >= 4:
             return
-        consumer = Consumer(connection, self.random.choice(names), self.random.choice((0, 1, 3, 20)))
+        queue = self.random.choice(names)
+        no_ack = queue == UNACKED and self.random.random() < 0.1
+        consumer = Consumer(connection, queue, self.random.choice((0, 1, 3, 20)) * (not no_ack), no_ack=no_ack)
         try:
             consumer.subscription = node.broker.sessions.subscribe(
                 "/",
@@ -162,12 +168,19 @@ class SessionWorkload:
                 priority=self.random.choice((0, 0, 1)),
                 exclusive=self.random.random() < 0.05,
                 lease_ms=self.random.choice((None, None, 300, 600_000)),
+                no_ack=no_ack,
             )
         except QueueInUse:
             return
+        if no_ack:
+            self.ledger.unacked.add(queue)
         connection.consumers.append(consumer)
 
     def _delivered(self, node: Node, consumer: Consumer, batch: Columns) -> None:
+        if consumer.no_ack:
+            consumer.check(batch)
+            self._gone(node, self._note(node, None, batch))
+            return
         if consumer.connection.is_closing:
             self._settle_now(node, self._note(node, consumer, batch), "release")
             return
@@ -175,6 +188,21 @@ class SessionWorkload:
         for hold, delivery in self._note(node, consumer, batch, with_deliveries=True):
             consumer.connection.held[hold.token] = hold
             consumer.check_order(hold.sent, delivery)
+
+    def _gone(self, node: Node, holds: list[SessionHeld]) -> None:
+        """They were acked when they were handed out."""
+        self.work.counts["not acked"] += len(holds)
+        for hold in holds:
+            hold.sent.leaving += 1
+            hold.settling += 1
+
+        def durable(_: None) -> None:
+            for hold in holds:
+                hold.settling -= 1
+                hold.sent.leaving -= 1
+                hold.sent.gone = hold.ended = True
+
+        node.broker.when_durable(self.work.guarded(node, durable), None)
 
     def _note(self, node: Node, consumer: Consumer | None, batch: Columns, *, with_deliveries: bool = False) -> Any:
         self.work.counts["pushed" if consumer is not None else "got"] += len(batch.seqs)
@@ -189,16 +217,23 @@ class SessionWorkload:
         if not names:
             return
 
+        queue = self.random.choice(names)
+        no_ack = queue == UNACKED and self.random.random() < 0.1
+        if no_ack:
+            self.ledger.unacked.add(queue)
+
         def got(batch: Columns | None) -> None:
             if batch is not None:
                 assert len(batch.seqs) == 1
                 holds = self._note(node, None, batch)
-                if connection.is_closing:
+                if no_ack:
+                    self._gone(node, holds)
+                elif connection.is_closing:
                     self._settle_now(node, holds, "release")
                 else:
                     connection.held.update((hold.token, hold) for hold in holds)
 
-        node.broker.sessions.get("/", self.random.choice(names), self.work.guarded(node, got))
+        node.broker.sessions.get("/", queue, self.work.guarded(node, got), no_ack=no_ack)
 
     def _cancel(self, node: Node) -> None:
         consumers = [consumer for connection in self.connections for consumer in connection.consumers]

@@ -36,7 +36,7 @@ def test_the_seeds_reach_every_kind_of_moment() -> None:
         *("snapshot", "dropped segment", "relocated", "torn tail", "refused, disk full", "refused, stale"),
         *("published", "leased", "acked", "released", "extended", "dead_lettered", "moved", "removed"),
         *("queue_put", "queue_deleted", "queue_purged", "key_remembered", "document_put", "document_removed"),
-        *("pushed", "got", "columns", "session transact", "session hang_up", "session settle_stale"),
+        *("pushed", "got", "columns", "not acked", "session transact", "session hang_up", "session settle_stale"),
         *("exchange_put", "exchange_deleted", "bound", "unbound"),
     }
     assert not wanted - {name for name, count in counts.items() if count}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
+from random import Random
 from typing import Any
 from unittest import mock
 
@@ -26,6 +27,7 @@ from laneway.journal.segments.snapshots import Snapshot
 from laneway.journal.segments.space import Space
 
 from .faulty_files import FaultyFiles
+from .node import Sizes
 from .simulator import Failure, run_seed
 from .small import small_parts
 
@@ -116,7 +118,16 @@ def lease_ids_begin_anew_after_a_restart() -> Plant:
 
 def new_epoch_not_synced() -> Plant:
     """Where commits are not synced one by one, a power cut then takes the epoch with it."""
-    return mock.patch.object(SegmentJournal, "sync", lambda self: None)
+    original = Sizes.__init__
+
+    def init(self: Any, random: Random) -> None:
+        original(self, random)
+        self.durability = "none"
+
+    stack = ExitStack()
+    stack.enter_context(mock.patch.object(Sizes, "__init__", init))
+    stack.enter_context(mock.patch.object(SegmentJournal, "sync", lambda self: None))
+    return stack
 
 
 def stale_token_taken() -> Plant:
