@@ -106,6 +106,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 2_000_000
 
+    # SQS, on the HTTP port
+    sqs_account_id: Annotated[str, Meta(description="twelve digits: the account in queue URLs and ARNs")] = (
+        "000000000000"
+    )
+    sqs_region: Annotated[
+        str, Meta(description="the region whose queues are those of the virtual host /; others have one each")
+    ] = "us-east-1"
+    sqs_anonymous: Annotated[
+        bool, Meta(description="SQS clients on this machine need no key, as long as guest is the only account")
+    ] = False
+
     # Limits
     max_message_bytes: Annotated[
         int, Meta(ge=1, le=256 * MIB, description="largest message any queue may be set to take")

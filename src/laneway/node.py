@@ -24,8 +24,11 @@ from laneway.config import Address, Config
 from laneway.errors import ConfigInvalid, StartError
 from laneway.frontends.amqp.limits import AmqpLimits
 from laneway.frontends.amqp.server import AmqpServer
+from laneway.frontends.http.server import HttpServer
+from laneway.frontends.rest.api import RestApi
 from laneway.frontends.rest.limits import RestLimits
-from laneway.frontends.rest.server import RestServer
+from laneway.frontends.sqs.api import SqsApi
+from laneway.frontends.sqs.names import SqsOptions
 from laneway.journal.segments.journal import SegmentJournal
 
 log = logging.getLogger("laneway.node")
@@ -70,7 +73,7 @@ class Node:
             idle_ms=config.sync_interval_ms if config.durability == "interval" else 20,
         )
         self.access: Access | None = None
-        self.rest: RestServer | None = None
+        self.http: HttpServer | None = None
         self.amqp: AmqpServer | None = None
         self.addresses: dict[str, Address] = {}  # where it listens, by setting
 
@@ -87,10 +90,12 @@ class Node:
         )
         self.access = Access(self.broker, now_ms=wall_clock_ms)
         self._refuse_open_doors(self.access)
-        self.rest = RestServer(self.broker, self.access, self._rest_limits())
+        limits = self._rest_limits()
+        sqs = SqsApi(self.broker, self.access, self._sqs_options())
+        self.http = HttpServer([sqs, RestApi(self.broker, self.access, limits)], limits)
         self.amqp = AmqpServer(self.broker, self.access, self._amqp_limits())
         tls = tls_context(self.config)
-        await self._listen("http", self.config.http, self.rest.start)
+        await self._listen("http", self.config.http, self.http.start)
         await self._listen("amqp", self.config.amqp, self.amqp.start)
         if tls is not None:
             await self._listen("amqps", self.config.amqps, partial(self.amqp.start, tls=tls))
@@ -130,12 +135,16 @@ class Node:
             receive_timeout_ms=int(c.request_timeout_seconds * 1000),
         )
 
+    def _sqs_options(self) -> SqsOptions:
+        c = self.config
+        return SqsOptions(account_id=c.sqs_account_id, region=c.sqs_region, is_anonymous=c.sqs_anonymous)
+
     def _amqp_limits(self) -> AmqpLimits:
         return AmqpLimits(connection_count=self.config.max_connections, body_bytes=self.config.max_message_bytes)
 
     async def stop(self) -> None:
         grace_ms = int(self.config.shutdown_grace_seconds * 1000)
-        await asyncio.gather(*(server.stop(grace_ms) for server in (self.rest, self.amqp) if server is not None))
+        await asyncio.gather(*(server.stop(grace_ms) for server in (self.http, self.amqp) if server is not None))
         await self.broker.stop()
 
     async def __aenter__(self) -> Node:

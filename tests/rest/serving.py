@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 import uvloop
@@ -21,6 +21,7 @@ from laneway.access import Access
 from laneway.broker.broker import Broker
 from laneway.broker.engine import Engine
 from laneway.frontends.http.protocol import Connection
+from laneway.frontends.http.server import HttpServer
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.server import RestServer
 from laneway.journal.segments.journal import SegmentJournal
@@ -182,7 +183,7 @@ class Serving:
         self.ahead_ms = 0  # how far the broker's clock is moved ahead
         self.broker: Broker
         self.access: Access
-        self.server: RestServer
+        self.server: HttpServer
         self.address: tuple[str, int]
 
     def now_ms(self) -> int:
@@ -199,17 +200,20 @@ class Serving:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        self.broker = Broker(Engine(SegmentJournal(self._folder), new_tag=lambda: 7), now_ms=self.now_ms)
-        await self.broker.start()
-        self.access = Access(self.broker, now_ms=self.now_ms)
-        self.server = RestServer(self.broker, self.access, self._limits)
-        self.address = await self.server.start("127.0.0.1", 0)
+        await self._start()
         self._started.set()
         await self._stop.wait()
         await self.server.stop(2000)
         await self.broker.stop()
 
-    def __enter__(self) -> Serving:
+    async def _start(self) -> None:
+        self.broker = Broker(Engine(SegmentJournal(self._folder), new_tag=lambda: 7), now_ms=self.now_ms)
+        await self.broker.start()
+        self.access = Access(self.broker, now_ms=self.now_ms)
+        self.server = RestServer(self.broker, self.access, self._limits)
+        self.address = await self.server.start("127.0.0.1", 0)
+
+    def __enter__(self) -> Self:
         self._thread.start()
         assert self._started.wait(DEADLINE_S)
         if self._failure is not None:

@@ -11,6 +11,7 @@ from laneway.access.accounts import (
     AccessLimits,
     Account,
     KeyInfo,
+    KeyKind,
     Need,
     Permission,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "Account",
     "DocumentStore",
     "KeyInfo",
+    "KeyKind",
     "Need",
     "Permission",
 ]

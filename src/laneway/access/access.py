@@ -23,6 +23,7 @@ from laneway.access.accounts import (
     AccessLimits,
     Account,
     KeyInfo,
+    KeyKind,
     Need,
     Permission,
     StoredAccount,
@@ -52,6 +53,7 @@ from laneway.errors import (
 ACCOUNTS = "accounts"
 KEYS = "keys"
 KEY_PREFIX = "lw_"
+ACCESS_KEY_PREFIX = "AKIA"
 
 _T = TypeVar("_T")
 _SEEING: tuple[Need, ...] = ("stats", "write", "configure")
@@ -108,6 +110,7 @@ class Access:
         self._accounts: dict[str, _Held] = {}
         self._keys: dict[bytes, KeyInfo] = {}  # by the SHA-256 of the key
         self._key_hashes: dict[str, dict[str, bytes]] = {}  # account -> key id -> SHA-256
+        self._access_keys: dict[str, StoredKey] = {}  # AWS's kind, by key id
         self._secret = random_bytes(32)  # of this process: what it remembers of passwords is of no use elsewhere
         self._nobody = unmatchable_hash(random_bytes)
         self._changing = asyncio.Lock()
@@ -125,7 +128,7 @@ class Access:
         stored = {name: decode_account(name, doc) for name, doc in self._store.documents(ACCOUNTS).items()}
         stored.setdefault(GUEST, _WELL_KNOWN)
         self._accounts = {name: _Held(one) for name, one in stored.items() if not one.deleted}
-        self._keys, self._key_hashes = {}, {}
+        self._keys, self._key_hashes, self._access_keys = {}, {}, {}
         for key_id, document in self._store.documents(KEYS).items():
             key = decode_key(key_id, document)
             if key.info.account in self._accounts:
@@ -180,6 +183,12 @@ class Access:
         if held is None:
             raise Unauthenticated("this API key is not known: it may have been deleted")
         return held.account
+
+    def signing_key(self, key_id: str) -> tuple[Account, str] | None:
+        """The account and the secret of an AWS access key; None if there is no such key."""
+        key = self._access_keys.get(key_id)
+        held = self._accounts.get(key.info.account) if key is not None else None
+        return (held.account, key.secret) if key is not None and held is not None else None
 
     def anonymous(self, *, from_loopback: bool) -> Account:
         """Guest, for a caller on this machine without credentials, as long as nobody set up anything else."""
@@ -356,12 +365,12 @@ class Access:
 
     # --- API keys
 
-    async def create_key(self, account_name: str, label: str = "") -> tuple[str, str]:
-        """(key id, the key): the only time the key itself is seen."""
+    async def create_key(self, account_name: str, label: str = "", kind: KeyKind = "api") -> tuple[str, str]:
+        """(key id, the key or the secret): the only time that is seen."""
         check_label(label, self._limits)
-        return await self._to_the_end(self._create_key(account_name, label))
+        return await self._to_the_end(self._create_key(account_name, label, kind))
 
-    async def _create_key(self, account_name: str, label: str) -> tuple[str, str]:
+    async def _create_key(self, account_name: str, label: str, kind: KeyKind) -> tuple[str, str]:
         async with self._changing:
             self._known(account_name)
             if account_name == GUEST:
@@ -372,16 +381,23 @@ class Access:
                     f"account {account_name!r} has {self._limits.keys_per_account} keys already: delete one first",
                     field="name",
                 )
-            key = KEY_PREFIX + _base64url(self._random_bytes(32))
-            info = KeyInfo("k" + self._random_bytes(8).hex(), account_name, label, self._now_ms())
-            stored = StoredKey(info=info, sha256=_key_hash(key).hex())
-            await self._store.put_document(KEYS, info.key_id, encode_document(stored))
+            if kind == "aws":  # as long as AWS's own, for clients and people who check
+                key = base64.b64encode(self._random_bytes(30)).decode()
+                key_id = ACCESS_KEY_PREFIX + base64.b32encode(self._random_bytes(10)).decode()
+                stored = StoredKey(info=KeyInfo(key_id, account_name, label, self._now_ms(), kind), secret=key)
+            else:
+                key = KEY_PREFIX + _base64url(self._random_bytes(32))
+                key_id = "k" + self._random_bytes(8).hex()
+                info = KeyInfo(key_id, account_name, label, self._now_ms())
+                stored = StoredKey(info=info, sha256=_key_hash(key).hex())
+            await self._store.put_document(KEYS, key_id, encode_document(stored))
             self._hold_key(stored)
-            return info.key_id, key
+            return key_id, key
 
     def keys(self, account_name: str) -> list[KeyInfo]:
         self._known(account_name)
         mine = [self._keys[sha256] for sha256 in self._key_hashes.get(account_name, {}).values()]
+        mine += [key.info for key in self._access_keys.values() if key.info.account == account_name]
         return sorted(mine, key=lambda info: (info.created_at_ms, info.key_id))
 
     async def delete_key(self, account_name: str, key_id: str) -> None:
@@ -397,9 +413,15 @@ class Access:
 
     async def _remove_key(self, info: KeyInfo) -> None:
         await self._store.remove_document(KEYS, info.key_id)
+        if info.kind == "aws":
+            del self._access_keys[info.key_id]
+            return
         del self._keys[self._key_hashes[info.account].pop(info.key_id)]
 
     def _hold_key(self, key: StoredKey) -> None:
+        if key.info.kind == "aws":
+            self._access_keys[key.info.key_id] = key
+            return
         sha256 = bytes.fromhex(key.sha256)
         self._keys[sha256] = key.info
         self._key_hashes.setdefault(key.info.account, {})[key.info.key_id] = sha256

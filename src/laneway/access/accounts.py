@@ -60,13 +60,19 @@ class Account(msgspec.Struct, frozen=True):
     created_at_ms: int = 0
 
 
+KeyKind = Literal["api", "aws"]
+"""`api`: one word that is sent as it is (Bearer). `aws`: an access key id, and a secret that requests are signed with
+and that is never sent."""
+
+
 class KeyInfo(msgspec.Struct, frozen=True):
-    """An API key as it may be shown: never the key itself."""
+    """A key as it may be shown: never the key itself, or the secret."""
 
     key_id: str
     account: str
     label: str
     created_at_ms: int
+    kind: KeyKind = "api"
 
 
 class StoredAccount(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,10 +84,12 @@ class StoredAccount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredKey(msgspec.Struct, frozen=True, kw_only=True):
-    """The document of an API key: of the key itself only the SHA-256, in hex, is kept."""
+    """The document of a key. Of an API key only the SHA-256, in hex, is kept. The secret of an AWS access key is kept
+    as it is: a signature is an HMAC under the secret, so whoever verifies one needs the secret itself."""
 
     info: KeyInfo
-    sha256: str
+    sha256: str = ""
+    secret: str = ""
 
 
 def encode_document(document: StoredAccount | StoredKey) -> bytes:
@@ -99,7 +107,7 @@ def decode_key(key: str, document: bytes) -> StoredKey:
     try:
         return msgspec.json.decode(document, type=StoredKey)
     except msgspec.DecodeError as error:
-        raise StartError(f"the stored API key {key!r} cannot be read: {error}") from error
+        raise StartError(f"the stored key {key!r} cannot be read: {error}") from error
 
 
 def check_name(name: str, limits: AccessLimits) -> str:

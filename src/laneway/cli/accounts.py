@@ -193,19 +193,27 @@ def key() -> None:
 @key.command("create", short_help="Create an API key and print it: it is shown this once.")
 @account_argument
 @click.option("--label", default="", metavar="TEXT", help="To recognise it by.")
+@click.option("--aws", is_flag=True, help="An access key id and a secret, for SQS clients.")
 @talks_to_a_server
 @pass_session
-def create_key(session: Session, name: str, label: str) -> None:
+def create_key(session: Session, name: str, label: str, aws: bool) -> None:
     """Create an API key of the account NAME and print it: it is shown this once, only its hash is kept.
+
+    With --aws it is an access key for SQS clients, printed as the two variables that they read.
 
     \b
     laneway key create shop --label 'checkout, production'
     export LANEWAY_KEY=$(laneway key create shop)
+    export $(laneway key create shop --aws)
     """
     with session.client() as client:
-        made = client.create_key(name, label)
+        made = client.create_key(name, label, "aws" if aws else "api")
     if session.json:
         print_json(made)
+        return
+    if aws:
+        click.echo(f"AWS_ACCESS_KEY_ID={made['key_id']}\nAWS_SECRET_ACCESS_KEY={made['key']}")
+        click.echo(f"laneway: access key of {name}; keep the secret now, it is not shown again", err=True)
         return
     click.echo(made["key"])
     click.echo(f"laneway: key {made['key_id']} of {name}; keep it now, it is not shown again", err=True)

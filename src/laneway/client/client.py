@@ -375,9 +375,10 @@ class Client:
     def keys(self, account: str) -> list[dict[str, Any]]:
         return list(self._call("GET", f"/accounts/{_quoted(account)}/keys")["keys"])
 
-    def create_key(self, account: str, label: str = "") -> dict[str, Any]:
-        """A new API key; the answer is the only place where the key itself is ever shown."""
-        return dict(self._call("POST", f"/accounts/{_quoted(account)}/keys", body={"label": label}))
+    def create_key(self, account: str, label: str = "", kind: str = "api") -> dict[str, Any]:
+        """A new API key, or with the kind aws an access key id and its secret; the answer is the only place where the
+        key or the secret is ever shown."""
+        return dict(self._call("POST", f"/accounts/{_quoted(account)}/keys", body={"label": label, "kind": kind}))
 
     def delete_key(self, account: str, key_id: str) -> None:
         self._call("DELETE", f"/accounts/{_quoted(account)}/keys/{_quoted(key_id)}")

@@ -85,13 +85,14 @@ class Shared:
 class Call:
     """One request and its answer; also its place in the order of answers."""
 
-    __slots__ = ("account", "body", "connection", "head", "is_last", "response", "waiter")
+    __slots__ = ("account", "body", "connection", "head", "is_last", "response", "state", "waiter")
 
     def __init__(self, connection: Connection, head: Head, body: bytes) -> None:
         self.connection = connection
         self.head = head
         self.body = body
         self.account: Any = None  # who is asking, once the application knows
+        self.state: Any = None  # what the application wants to find again while the call waits
         self.waiter: Cancellable | None = None  # set while the answer waits for something that may never come
         self.response: bytes | None = None
         self.is_last = not head.keep_alive

@@ -69,8 +69,8 @@ class Accounts:
     async def create_key(self, call: Call) -> Reply:
         name = self._check_keys(call)
         body: KeyRequest = read_body(call, self._decode_key, KeyRequest())
-        key_id, key = await self._access.create_key(name, body.label)
-        return Reply(201, encode(NewKeyAnswer(key_id=key_id, key=key, account=name, label=body.label)))
+        key_id, key = await self._access.create_key(name, body.label, body.kind)
+        return Reply(201, encode(NewKeyAnswer(key_id=key_id, key=key, account=name, label=body.label, kind=body.kind)))
 
     async def delete_key(self, call: Call) -> Reply:
         name = self._check_keys(call)

@@ -5,7 +5,7 @@ The frequent ones are put together from pieces of text by writing.py; tests deco
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -348,6 +348,7 @@ class KeyAnswer(Answer):
     key_id: str
     account: str
     label: str
+    kind: Literal["api", "aws"]
     created_at: Time
 
 
@@ -356,12 +357,13 @@ class KeysAnswer(Answer):
 
 
 class NewKeyAnswer(Answer):
-    """The only place where the key itself is ever shown."""
+    """The only place where the key itself is ever shown; of the kind aws, it is the secret that goes with key_id."""
 
     key_id: str
     key: str
     account: str
     label: str
+    kind: Literal["api", "aws"]
 
 
 class HealthAnswer(Answer):

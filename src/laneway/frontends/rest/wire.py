@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -226,6 +226,7 @@ class AccountRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 class KeyRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     label: str = ""
+    kind: Literal["api", "aws"] = "api"
 
 
 # --- decoding

@@ -291,7 +291,11 @@ class Writer:
 
     def key(self, info: KeyInfo) -> KeyAnswer:
         return KeyAnswer(
-            key_id=info.key_id, account=info.account, label=info.label, created_at=self._text(info.created_at_ms)
+            key_id=info.key_id,
+            account=info.account,
+            label=info.label,
+            kind=info.kind,
+            created_at=self._text(info.created_at_ms),
         )
 
 

@@ -1,0 +1,220 @@
+"""The SQS service: which requests are its own, who asks, and the way from an action to its handler."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+from laneway.access import Access, Account
+from laneway.broker.broker import Broker
+from laneway.errors import LanewayError, Unauthenticated, Unavailable
+from laneway.frontends.http.browsers import browser_refusal
+from laneway.frontends.http.head import Head
+from laneway.frontends.http.protocol import Call
+from laneway.frontends.sqs import wire as w
+from laneway.frontends.sqs.ask import Action, Ask, Form, refuse
+from laneway.frontends.sqs.errors import SqsError, sqs_error
+from laneway.frontends.sqs.json_form import TARGET_PREFIX, JsonForm
+from laneway.frontends.sqs.messages import Messages
+from laneway.frontends.sqs.moving import Moving
+from laneway.frontends.sqs.names import Names, SqsOptions
+from laneway.frontends.sqs.query_form import QueryForm
+from laneway.frontends.sqs.queues import Queues
+from laneway.frontends.sqs.signing import Signature, SigningKeys, is_signed
+
+_QUEUE_PATH = re.compile(rb"/\d{12}/[^/]+/?")
+_SLOW_COUNT = 256  # rare actions worked on at once, over all connections
+_FORM_TYPE = b"application/x-www-form-urlencoded"
+
+
+def _target(head: Head) -> tuple[bytes, bytes]:
+    """(path, query)"""
+    target = head.target
+    if not target.startswith(b"/"):  # the form with a scheme and host that proxies are sent
+        target = b"/" + target.partition(b"://")[2].partition(b"/")[2]
+    path, _, query = target.partition(b"?")
+    return path, query
+
+
+class Plan:
+    """What can be said about a request from its head alone."""
+
+    __slots__ = ("action", "base", "browser", "path", "query", "refusal", "region", "signature")
+
+    def __init__(self, head: Head, options: SqsOptions) -> None:
+        self.path, self.query = _target(head)
+        self.action = (head.x_amz_target or b"").removeprefix(TARGET_PREFIX).decode("latin-1")
+        self.refusal: SqsError | None = None
+        self.signature: Signature | None = None
+        self.region = options.region
+        self.browser = browser_refusal(head)
+        scheme = "http"
+        for name, value in head.headers:
+            if name.lower() == b"x-forwarded-proto" and value.strip().lower() == b"https":
+                scheme = "https"
+        self.base = f"{scheme}://{(head.host or b'localhost').decode('latin-1')}"
+        try:
+            if is_signed(head, self.query):
+                self.signature = Signature(head, self.path, self.query)
+                self.region = self.signature.region
+        except SqsError as error:
+            self.refusal = error
+
+
+class SqsApi:
+    """What http.protocol.Connection calls an application."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        access: Access,
+        options: SqsOptions | None = None,
+        *,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._access = access
+        self._options = options or SqsOptions()
+        self._names = Names(self._options)
+        self._now_s = now_s
+        self._json, self._query = JsonForm(), QueryForm()
+        self._signing_keys = SigningKeys()
+        self._messages = Messages(broker)
+        self._actions = _actions(self._messages, Queues(broker), Moving(broker))
+        self._tasks: set[asyncio.Task[None]] = set()
+        stem = secrets.token_hex(10)
+        self._request_stem = f"{stem[:8]}-{stem[8:12]}-{stem[12:16]}-{stem[16:]}-"
+        self._request_numbers = itertools.count(1)
+
+    def takes(self, head: Head) -> bool:
+        if head.x_amz_target is not None:
+            return head.x_amz_target.startswith(TARGET_PREFIX)
+        path, query = _target(head)
+        if is_signed(head, query) or _QUEUE_PATH.fullmatch(path):
+            return True
+        if path != b"/":
+            return False
+        return (head.method == "POST" and (head.content_type or b"").lower().startswith(_FORM_TYPE)) or (
+            b"Action=" in query
+        )
+
+    def plan(self, head: Head) -> Plan:
+        return Plan(head, self._options)
+
+    def handle(self, call: Call) -> None:
+        plan: Plan = call.head.plan
+        request_id = f"{self._request_stem}{next(self._request_numbers):012x}"
+        form: Form = self._json if plan.action else self._query
+        try:
+            if plan.refusal is not None:
+                raise plan.refusal.with_traceback(None)
+            account = self._account(call, plan)
+            name, action, asked = self._read(call, plan)
+            ask = Ask(call, form, name, account, self._access, self._names, plan.region, plan.base, request_id)
+            if action.fast is not None:
+                action.fast(ask, asked)
+            else:
+                self._start(ask, action, asked)
+        except Exception as error:
+            refuse(call, form, request_id, error)
+
+    def end_wait(self, call: Call) -> None:
+        self._messages.end_wait(call)
+
+    def refusal(self, error: LanewayError) -> tuple[int, bytes, bytes]:
+        told = sqs_error(error)
+        body, headers = self._json.failure(told, "")
+        return told.kind.status, body, headers
+
+    def _read(self, call: Call, plan: Plan) -> tuple[str, Action, Any]:
+        if plan.action:
+            action = self._action(plan.action)
+            return plan.action, action, self._json.decode(action.request, call.body)
+        parameters = self._query.parameters(plan.query, call.body)
+        name = parameters.pop("Action", "")
+        if not name:
+            raise SqsError("MissingParameter", "The request must contain the parameter Action.")
+        action = self._action(name)
+        if "QueueUrl" not in parameters and _QUEUE_PATH.fullmatch(plan.path):
+            parameters["QueueUrl"] = plan.path.decode("latin-1")
+        return name, action, self._query.decode(action.request, parameters)
+
+    def _action(self, name: str) -> Action:
+        action = self._actions.get(name)
+        if action is None:
+            raise SqsError("InvalidAction", f"The action {name[:80]} is not valid for this endpoint.")
+        return action
+
+    # --- who asks
+
+    def _account(self, call: Call, plan: Plan) -> Account:
+        signature = plan.signature
+        if signature is not None:
+            known = self._access.signing_key(signature.access_key)
+            if known is not None:
+                account, secret = known
+                signature.check(secret, call.body, self._now_s(), self._signing_keys)
+                return account
+        if not self._options.is_anonymous:
+            if signature is not None:
+                raise SqsError("InvalidClientTokenId", "The security token included in the request is invalid.")
+            raise SqsError("MissingAuthenticationToken", "Request is missing Authentication Token.")
+        # Whoever may come without a signature may come with any: a client that insists on a key is given a made-up one.
+        try:
+            account = self._access.anonymous(from_loopback=call.connection.from_loopback)
+        except Unauthenticated as error:
+            raise SqsError("MissingAuthenticationToken", f"Request is missing Authentication Token: {error}") from None
+        if plan.browser is not None:
+            raise SqsError("AccessDenied", plan.browser.message)
+        return account
+
+    # --- what is awaited
+
+    def _start(self, ask: Ask, action: Action, asked: Any) -> None:
+        if len(self._tasks) >= _SLOW_COUNT:
+            raise Unavailable(f"{_SLOW_COUNT} administrative requests are being worked on: try again soon")
+        # Requests behind this one on its connection wait: what they do must come after what this one does.
+        ask.call.connection.hold(ask.call)
+        task = asyncio.get_running_loop().create_task(_run(ask, action, asked))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _run(ask: Ask, action: Action, asked: Any) -> None:
+    try:
+        assert action.slow is not None
+        ask.answer(await action.slow(ask, asked))
+    except Exception as error:
+        ask.refuse(error)
+
+
+def _actions(messages: Messages, queues: Queues, moving: Moving) -> dict[str, Action]:
+    return {
+        "AddPermission": Action(w.AddPermission, slow=queues.add_permission),
+        "CancelMessageMoveTask": Action(w.CancelMessageMoveTask, slow=moving.cancel),
+        "ChangeMessageVisibility": Action(w.ChangeMessageVisibility, messages.change_visibility),
+        "ChangeMessageVisibilityBatch": Action(w.ChangeMessageVisibilityBatch, messages.change_visibility_batch),
+        "CreateQueue": Action(w.CreateQueue, slow=queues.create),
+        "DeleteMessage": Action(w.DeleteMessage, messages.delete),
+        "DeleteMessageBatch": Action(w.DeleteMessageBatch, messages.delete_batch),
+        "DeleteQueue": Action(w.QueueRequest, slow=queues.delete),
+        "GetQueueAttributes": Action(w.GetQueueAttributes, slow=queues.get_attributes),
+        "GetQueueUrl": Action(w.GetQueueUrl, slow=queues.get_url),
+        "ListDeadLetterSourceQueues": Action(w.ListDeadLetterSourceQueues, slow=queues.list_sources),
+        "ListMessageMoveTasks": Action(w.ListMessageMoveTasks, slow=moving.list_tasks),
+        "ListQueueTags": Action(w.QueueRequest, slow=queues.list_tags),
+        "ListQueues": Action(w.ListQueues, slow=queues.list_queues),
+        "PurgeQueue": Action(w.QueueRequest, slow=queues.purge),
+        "ReceiveMessage": Action(w.ReceiveMessage, messages.receive),
+        "RemovePermission": Action(w.RemovePermission, slow=queues.remove_permission),
+        "SendMessage": Action(w.SendMessage, messages.send),
+        "SendMessageBatch": Action(w.SendMessageBatch, messages.send_batch),
+        "SetQueueAttributes": Action(w.SetQueueAttributes, slow=queues.set_attributes),
+        "StartMessageMoveTask": Action(w.StartMessageMoveTask, slow=moving.start),
+        "TagQueue": Action(w.TagQueue, slow=queues.tag),
+        "UntagQueue": Action(w.UntagQueue, slow=queues.untag),
+    }

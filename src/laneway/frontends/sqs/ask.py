@@ -1,0 +1,100 @@
+"""One request on its way through the front end: who asks, in which form, for what; and the way back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple, Protocol
+
+from laneway.access import Access, Account, Need
+from laneway.errors import LanewayError
+from laneway.frontends.http.protocol import Call
+from laneway.frontends.sqs.errors import SqsError, sqs_error
+from laneway.frontends.sqs.names import Names
+
+log = logging.getLogger("laneway.sqs")
+
+
+class Form(Protocol):
+    """One of the two ways in which SQS is spoken."""
+
+    content_type: bytes
+
+    def result(self, action: str, result: Any, request_id: str) -> bytes: ...
+
+    def failure(self, error: SqsError, request_id: str) -> tuple[bytes, bytes]:
+        """(body, header lines)"""
+
+
+class Action(NamedTuple):
+    """`fast` answers by itself, now or from a callback; `slow` is awaited, and what it returns is the answer."""
+
+    request: type[Any]
+    fast: Callable[[Ask, Any], None] | None = None
+    slow: Callable[[Ask, Any], Awaitable[Any]] | None = None
+
+
+class Ask:
+    __slots__ = ("access", "account", "action", "base", "call", "form", "names", "region", "request_id", "vhost")
+
+    def __init__(
+        self,
+        call: Call,
+        form: Form,
+        action: str,
+        account: Account,
+        access: Access,
+        names: Names,
+        region: str,
+        base: str,
+        request_id: str,
+    ) -> None:
+        self.call = call
+        self.form = form
+        self.action = action
+        self.account = account
+        self.access = access
+        self.names = names
+        self.region = region
+        self.vhost = names.vhost(region)
+        self.base = base  # scheme and host, as the client called
+        self.request_id = request_id
+
+    def check(self, queue: str, need: Need) -> None:
+        if not self.access.allowed(self.account, self.vhost, queue, need):
+            raise SqsError(
+                "AccessDenied",
+                f"User: arn:aws:iam::{self.names.account_id}:user/{self.account.name} is not authorized to perform: "
+                f"sqs:{self.action.lower()} on resource: {self.arn(queue)}",
+            )
+
+    def queue(self, url: str, need: Need) -> str:
+        """The name of the queue that a URL is of, if the account may do this with it."""
+        name = self.names.queue_of_url(url)
+        self.check(name, need)
+        return name
+
+    def url(self, queue: str) -> str:
+        return self.names.url(self.base, queue)
+
+    def arn(self, queue: str) -> str:
+        return self.names.arn(self.region, queue)
+
+    def queue_of_arn(self, arn: str) -> str | None:
+        return self.names.queue_of_arn(arn, self.region)
+
+    def answer(self, result: Any) -> None:
+        body = self.form.result(self.action, result, self.request_id)
+        self.call.answer(200, body, b"x-amzn-RequestId: %b\r\n" % self.request_id.encode(), self.form.content_type)
+
+    def refuse(self, error: Exception) -> None:
+        refuse(self.call, self.form, self.request_id, error)
+
+
+def refuse(call: Call, form: Form, request_id: str, error: Exception) -> None:
+    if not isinstance(error, LanewayError):
+        log.error("%s %s failed", call.head.method, call.head.target, exc_info=error)
+    told = sqs_error(error)
+    body, headers = form.failure(told, request_id)
+    headers += b"x-amzn-RequestId: %b\r\n" % request_id.encode()
+    call.answer(told.kind.status, body, headers, form.content_type)

@@ -1,0 +1,101 @@
+"""Message move tasks: dead letters back to where they came from, which Laneway calls a redrive."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+from laneway.broker.broker import Broker
+from laneway.broker.values import RedriveRequest, Task
+from laneway.errors import TaskNotFound
+from laneway.frontends.sqs import wire as w
+from laneway.frontends.sqs.ask import Ask
+from laneway.frontends.sqs.errors import SqsError, invalid, value_invalid
+
+MOST_A_SECOND = 500
+MOST_LISTED = 10
+
+
+class Moving:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def _source(self, ask: Ask, arn: str) -> str:
+        name = ask.queue_of_arn(arn)
+        if name is None:
+            raise value_invalid(arn, "SourceArn", "It is no queue of this account and region.")
+        ask.check(name, "configure")
+        if self._broker.find_info(ask.vhost, name) is None:
+            raise SqsError(
+                "ResourceNotFoundException",
+                "The resource that you specified for the SourceArn parameter doesn't exist.",
+            )
+        return name
+
+    async def start(self, ask: Ask, asked: w.StartMessageMoveTask) -> w.TaskHandleResult:
+        name = self._source(ask, asked.SourceArn)
+        infos = self._broker.list_queues(vhost=ask.vhost, limit=self._broker.limits.max_queues)
+        if not any(info.settings.dead_letter_queue == name for info in infos):
+            raise invalid("Source queue must be configured as a Dead Letter Queue.")
+        target = None
+        if asked.DestinationArn is not None:
+            target = ask.queue_of_arn(asked.DestinationArn)
+            if target is None or self._broker.find_info(ask.vhost, target) is None:
+                raise SqsError(
+                    "ResourceNotFoundException",
+                    "The resource that you specified for the DestinationArn parameter doesn't exist.",
+                )
+            ask.check(target, "write")
+        rate = asked.MaxNumberOfMessagesPerSecond
+        if rate is not None and not 1 <= rate <= MOST_A_SECOND:
+            raise value_invalid(rate, "MaxNumberOfMessagesPerSecond", f"Must be from 1 to {MOST_A_SECOND}.")
+        if any(task.state == "running" for task in self._broker.tasks(ask.vhost, name)):
+            raise SqsError(
+                "UnsupportedOperation",
+                "There is already a task running. Only one active task is allowed for a source queue arn at a given "
+                "time.",
+            )
+        task = await self._broker.start_redrive(ask.vhost, name, RedriveRequest(target=target, max_per_second=rate))
+        return w.TaskHandleResult(TaskHandle=_handle(task))
+
+    async def cancel(self, ask: Ask, asked: w.CancelMessageMoveTask) -> w.CancelMessageMoveTaskResult:
+        task = self._task(asked.TaskHandle)
+        if task is None or task.vhost != ask.vhost:
+            raise SqsError("ResourceNotFoundException", "Task does not exist.")
+        ask.check(task.queue, "configure")
+        if task.state != "running":
+            raise SqsError("UnsupportedOperation", "Only active tasks can be cancelled.")
+        task = await self._broker.cancel_task(task.task_id)
+        return w.CancelMessageMoveTaskResult(ApproximateNumberOfMessagesMoved=task.moved)
+
+    async def list_tasks(self, ask: Ask, asked: w.ListMessageMoveTasks) -> w.ListMessageMoveTasksResult:
+        name = self._source(ask, asked.SourceArn)
+        most = 1 if asked.MaxResults is None else asked.MaxResults
+        if not 1 <= most <= MOST_LISTED:
+            raise value_invalid(most, "MaxResults", f"Must be from 1 to {MOST_LISTED}.")
+        tasks = self._broker.tasks(ask.vhost, name)[:most]
+        return w.ListMessageMoveTasksResult(Results=[_told(ask, task) for task in tasks])
+
+    def _task(self, handle: str) -> Task | None:
+        try:
+            return self._broker.task(base64.urlsafe_b64decode(handle.encode("ascii")).decode())
+        except (TaskNotFound, binascii.Error, UnicodeError, ValueError):
+            return None
+
+
+def _handle(task: Task) -> str:
+    return base64.urlsafe_b64encode(task.task_id.encode()).decode()
+
+
+def _told(ask: Ask, task: Task) -> w.MoveTask:
+    return w.MoveTask(
+        TaskHandle=_handle(task) if task.state == "running" else None,
+        Status=task.state.upper(),
+        SourceArn=ask.arn(task.queue),
+        DestinationArn=None if task.request.target is None else ask.arn(task.request.target),
+        MaxNumberOfMessagesPerSecond=task.request.max_per_second,
+        ApproximateNumberOfMessagesMoved=task.moved,
+        ApproximateNumberOfMessagesToMove=task.matched,
+        FailureReason=task.error,
+        StartedTimestamp=task.created_at_ms,
+    )

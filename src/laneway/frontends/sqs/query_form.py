@@ -1,0 +1,165 @@
+"""The older Query form: a form-encoded body (or query string) with Action=…, an XML document back.
+
+    Attribute.1.Name=VisibilityTimeout&Attribute.1.Value=60   ⇄   {"Attributes": {"VisibilityTimeout": "60"}}
+
+Lists and maps are numbered members of singular names; the tables below say which.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from laneway.frontends.sqs.errors import SqsError, decode_error
+
+_NAMESPACE = "http://queue.amazonaws.com/doc/2012-11-05/"
+_MAX_PARTS = 2000
+
+#: member on the wire -> the list it is of
+_LISTS = {
+    "AWSAccountId": "AWSAccountIds",
+    "ActionName": "Actions",
+    "AttributeName": "AttributeNames",
+    "ChangeMessageVisibilityBatchRequestEntry": "Entries",
+    "DeleteMessageBatchRequestEntry": "Entries",
+    "MessageAttributeName": "MessageAttributeNames",
+    "MessageSystemAttributeName": "MessageSystemAttributeNames",
+    "SendMessageBatchRequestEntry": "Entries",
+    "TagKey": "TagKeys",
+}
+#: member on the wire -> (the map it is of, what its keys are called)
+_MAPS = {
+    "Attribute": ("Attributes", "Name"),
+    "MessageAttribute": ("MessageAttributes", "Name"),
+    "MessageSystemAttribute": ("MessageSystemAttributes", "Name"),
+    "Tag": ("Tags", "Key"),
+}
+#: And of answers: what one member of a list or map is called.
+_MEMBERS = {
+    "Attributes": "Attribute",
+    "Failed": "BatchResultErrorEntry",
+    "MessageAttributes": "MessageAttribute",
+    "Messages": "Message",
+    "QueueUrls": "QueueUrl",
+    "Results": "ListMessageMoveTasksResultEntry",
+    "Tags": "Tag",
+    "queueUrls": "QueueUrl",
+}
+_NOT_XML = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[&<>]")
+_ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "\r": "&#13;"}
+
+
+class QueryForm:
+    content_type = b"text/xml"
+
+    def parameters(self, *texts: bytes) -> dict[str, str]:
+        """All parameters of a body and a query string."""
+        given: dict[str, str] = {}
+        for text in texts:
+            try:
+                given |= parse_qsl(
+                    text.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=_MAX_PARTS
+                )
+            except ValueError:
+                raise SqsError("SerializationException", "The request is no form-encoded UTF-8.") from None
+        return given
+
+    def decode(self, kind: type[Any], parameters: Mapping[str, str]) -> Any:
+        tree: dict[str, Any] = {}
+        for name, value in parameters.items():
+            at = tree
+            *path, last = name.split(".")
+            for part in path:
+                inner = at.setdefault(part, {})
+                if not isinstance(inner, dict):
+                    raise SqsError("SerializationException", f"The parameter {name[:100]} contradicts another.")
+                at = inner
+            at[last] = value
+        members = _joined(tree)
+        if "tags" in kind.__struct_fields__ and "Tags" in members:
+            members["tags"] = members.pop("Tags")
+        try:
+            return msgspec.convert(members, kind, strict=False)
+        except msgspec.ValidationError as error:
+            raise decode_error(error) from None
+
+    def result(self, action: str, result: Any, request_id: str) -> bytes:
+        inner = "" if result is None else f"<{action}Result>{_struct(result, action)}</{action}Result>"
+        return (
+            f'<?xml version="1.0"?><{action}Response xmlns="{_NAMESPACE}">{inner}<ResponseMetadata><RequestId>'
+            f"{request_id}</RequestId></ResponseMetadata></{action}Response>"
+        ).encode()
+
+    def failure(self, error: SqsError, request_id: str) -> tuple[bytes, bytes]:
+        kind = error.kind
+        body = (
+            f'<?xml version="1.0"?><ErrorResponse xmlns="{_NAMESPACE}"><Error><Type>'
+            f"{'Sender' if kind.is_senders else 'Receiver'}</Type><Code>{kind.code}</Code><Message>"
+            f"{_text(error.message)}</Message><Detail/></Error><RequestId>{request_id}</RequestId></ErrorResponse>"
+        )
+        return body.encode(), b""
+
+
+def _joined(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbered members as lists and maps, under the names that the requests have."""
+    members: dict[str, Any] = {}
+    for name, value in tree.items():
+        if name in _LISTS and isinstance(value, dict):
+            members[_LISTS[name]] = [_joined(one) if isinstance(one, dict) else one for one in _in_order(value)]
+        elif name in _MAPS and isinstance(value, dict):
+            plural, key = _MAPS[name]
+            pairs = [one for one in _in_order(value) if isinstance(one, dict)]
+            members[plural] = {str(one.get(key, "")): one.get("Value", "") for one in pairs}
+        else:
+            members[name] = value
+    return members
+
+
+def _in_order(numbered: Mapping[str, Any]) -> list[Any]:
+    try:
+        return [numbered[number] for number in sorted(numbered, key=int)]
+    except ValueError:
+        raise SqsError("SerializationException", "Members of a list are numbered from 1.") from None
+
+
+def _struct(value: Any, action: str) -> str:
+    return "".join(
+        _member(name, getattr(value, name), action)
+        for name in value.__struct_fields__
+        if getattr(value, name) is not None
+    )
+
+
+def _member(name: str, value: Any, action: str) -> str:
+    if isinstance(value, list):
+        member = f"{action}ResultEntry" if name == "Successful" else _MEMBERS[name]
+        return "".join(_element(member, one, action) for one in value)
+    if isinstance(value, dict):
+        member, key = _MEMBERS[name], "Key" if name == "Tags" else "Name"
+        return "".join(
+            f"<{member}><{key}>{_text(one)}</{key}>{_element('Value', inner, action)}</{member}>"
+            for one, inner in value.items()
+        )
+    return _element(name, value, action)
+
+
+def _element(name: str, value: Any, action: str) -> str:
+    if isinstance(value, msgspec.Struct):
+        inner = _struct(value, action)
+    elif isinstance(value, bytes):
+        inner = base64.b64encode(value).decode()
+    elif isinstance(value, bool):
+        inner = "true" if value else "false"
+    else:
+        inner = _text(str(value))
+    return f"<{name}>{inner}</{name}>"
+
+
+def _text(text: str) -> str:
+    """Escaped. What XML cannot say at all, and other protocols can, becomes a replacement character."""
+    return _NOT_XML.sub(lambda found: _ESCAPES.get(found[0], "\ufffd"), text)

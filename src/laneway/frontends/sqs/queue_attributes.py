@@ -1,0 +1,243 @@
+"""Queue attributes: AWS's names, ranges and texts ⇄ QueueSettings.
+
+What core has is core's: VisibilityTimeout is lease_ms, and so on, so every protocol sees the same. What only SQS knows
+is kept in the settings' arguments under "sqs", with the tags.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from laneway.broker.values import QueueInfo, QueueSettings, QueueStats
+from laneway.frontends.sqs.errors import SqsError, value_invalid
+from laneway.frontends.sqs.names import is_fifo
+
+SQS = "sqs"  # the argument that holds what core does not know
+MAX_MESSAGE_BYTES = 1024 * 1024
+#: Core counts a message's properties too, in its own encoding: this much more may they take than SQS counts.
+PROPERTIES_ROOM_BYTES = 64 * 1024
+
+_WHOLE: dict[str, tuple[int, int]] = {
+    "DelaySeconds": (0, 900),
+    "KmsDataKeyReusePeriodSeconds": (60, 86_400),
+    "MaximumMessageSize": (1024, MAX_MESSAGE_BYTES),
+    "MessageRetentionPeriod": (60, 1_209_600),
+    "ReceiveMessageWaitTimeSeconds": (0, 20),
+    "VisibilityTimeout": (0, 43_200),
+}
+_MS = {"DelaySeconds": "delay_ms", "MessageRetentionPeriod": "retention_ms", "VisibilityTimeout": "lease_ms"}
+_WORDS: dict[str, tuple[str, ...]] = {
+    "ContentBasedDeduplication": ("true", "false"),
+    "DeduplicationScope": ("queue", "messageGroup"),
+    "FifoThroughputLimit": ("perQueue", "perMessageGroupId"),
+    "SqsManagedSseEnabled": ("true", "false"),
+}
+_FIFO_ONLY = ("ContentBasedDeduplication", "DeduplicationScope", "FifoThroughputLimit")
+_TEXTS = ("KmsMasterKeyId", "Policy", "RedriveAllowPolicy")
+SETTABLE = frozenset({*_WHOLE, *_WORDS, *_TEXTS, "RedrivePolicy", "FifoQueue"})
+_COUNTS = {
+    "ApproximateNumberOfMessages": "ready",
+    "ApproximateNumberOfMessagesDelayed": "delayed",
+    "ApproximateNumberOfMessagesNotVisible": "leased",
+}
+GETTABLE = frozenset({*SETTABLE, *_COUNTS, "CreatedTimestamp", "LastModifiedTimestamp", "QueueArn"})
+
+#: Of a queue that SQS creates, where AWS's default is not core's.
+NEW_QUEUE = QueueSettings(
+    retention_ms=345_600_000, max_receives=None, max_message_bytes=MAX_MESSAGE_BYTES + PROPERTIES_ROOM_BYTES
+)
+
+ArnOf = Callable[[str], str]  # a queue's name to its ARN
+NameOf = Callable[[str], str | None]  # and back; None if it is none of this account and region
+
+
+class View:
+    """What the frequent actions want to know about a queue, worked out once for its settings."""
+
+    __slots__ = ("dedups_content", "dedups_group", "is_fifo", "max_bytes", "settings", "wait_ms")
+
+    def __init__(self, name: str, settings: QueueSettings) -> None:
+        own: dict[str, str] = settings.arguments.get(SQS, {}).get("attributes", {})
+        self.settings = settings
+        self.is_fifo = is_fifo(name)
+        self.dedups_content = own.get("ContentBasedDeduplication") == "true"
+        self.dedups_group = own.get("DeduplicationScope") == "messageGroup"
+        default = MAX_MESSAGE_BYTES if SQS in settings.arguments else settings.max_message_bytes
+        self.max_bytes = min(int(own.get("MaximumMessageSize", default)), settings.max_message_bytes)
+        self.wait_ms = int(own.get("ReceiveMessageWaitTimeSeconds", 0)) * 1000
+
+
+def own_of(settings: QueueSettings) -> dict[str, Any]:
+    """What SQS keeps of a queue: {"attributes": {…}, "tags": {…}}, to be read only."""
+    kept: dict[str, Any] = settings.arguments.get(SQS, {})
+    return kept
+
+
+def with_own(settings: QueueSettings, own: dict[str, Any]) -> QueueSettings:
+    return msgspec.structs.replace(settings, arguments={**settings.arguments, SQS: own})
+
+
+def changed(name: str, settings: QueueSettings, given: Mapping[str, str], name_of: NameOf) -> QueueSettings:
+    """The settings with these attributes; raises as AWS does for what is wrong with them."""
+    own = own_of(settings)
+    attributes: dict[str, str] = dict(own.get("attributes", {}))
+    changes: dict[str, Any] = {}
+    for attribute, value in given.items():
+        _check(name, attribute, value)
+        if attribute in _MS:
+            changes[_MS[attribute]] = int(value) * 1000
+        elif attribute == "RedrivePolicy":
+            changes |= _redrive_changes(name, value, name_of)
+        elif attribute == "FifoQueue":
+            continue
+        elif value == "":
+            attributes.pop(attribute, None)
+        else:
+            attributes[attribute] = value
+            if attribute == "MaximumMessageSize":
+                changes["max_message_bytes"] = int(value) + PROPERTIES_ROOM_BYTES
+    if attributes.get("FifoThroughputLimit") == "perMessageGroupId" and (
+        attributes.get("DeduplicationScope") != "messageGroup"
+    ):
+        raise SqsError(
+            "InvalidAttributeValue",
+            "The perMessageGroupId value for FifoThroughputLimit is allowed only when DeduplicationScope is "
+            "messageGroup.",
+        )
+    return with_own(msgspec.structs.replace(settings, **changes), {**own, "attributes": attributes})
+
+
+def _check(name: str, attribute: str, value: str) -> None:
+    if attribute not in SETTABLE or (attribute in _FIFO_ONLY and not is_fifo(name)):
+        raise SqsError("InvalidAttributeName", f"Unknown Attribute {attribute}.")
+    bad = False
+    if attribute in _WHOLE:
+        lowest, highest = _WHOLE[attribute]
+        bad = re.fullmatch(r"\d{1,10}", value) is None or not lowest <= int(value) <= highest
+    elif attribute in _WORDS:
+        bad = value not in _WORDS[attribute]
+    elif attribute == "FifoQueue":
+        if not is_fifo(name):
+            raise SqsError("InvalidAttributeName", f"Unknown Attribute {attribute}.")
+        bad = value != "true"
+    elif attribute in ("Policy", "RedriveAllowPolicy") and value:
+        bad = not isinstance(_json(value), dict)
+        if attribute == "RedriveAllowPolicy" and not bad:
+            _check_allow_policy(value)
+    if bad:
+        raise SqsError("InvalidAttributeValue", f"Invalid value for the parameter {attribute}.")
+
+
+def _json(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return None
+
+
+def _check_allow_policy(text: str) -> None:
+    policy = _json(text)
+    permission, arns = policy.get("redrivePermission"), policy.get("sourceQueueArns")
+    if permission not in ("allowAll", "denyAll", "byQueue"):
+        raise value_invalid(text, "RedriveAllowPolicy", "redrivePermission is allowAll, denyAll or byQueue.")
+    if (permission == "byQueue") != isinstance(arns, list) or (isinstance(arns, list) and not 1 <= len(arns) <= 10):
+        raise value_invalid(
+            text, "RedriveAllowPolicy", "byQueue goes with 1 to 10 sourceQueueArns, and nothing else does."
+        )
+
+
+def allows_source(settings: QueueSettings, source_arn: str) -> bool:
+    """Whether a dead-letter queue lets this queue use it."""
+    text = own_of(settings).get("attributes", {}).get("RedriveAllowPolicy")
+    policy = _json(text) if text else {}
+    permission = policy.get("redrivePermission", "allowAll")
+    return permission == "allowAll" or (permission == "byQueue" and source_arn in policy.get("sourceQueueArns", ()))
+
+
+def _redrive_changes(name: str, text: str, name_of: NameOf) -> dict[str, Any]:
+    if text == "":
+        return {"dead_letter_queue": None, "max_receives": None}
+
+    def wrong(reason: str) -> SqsError:
+        return value_invalid(text, "RedrivePolicy", reason)
+
+    policy = _json(text)
+    if not isinstance(policy, dict):
+        raise wrong("Redrive policy is not a valid JSON map.")
+    arn, count = policy.get("deadLetterTargetArn"), policy.get("maxReceiveCount")
+    if arn is None or count is None or set(policy) - {"deadLetterTargetArn", "maxReceiveCount"}:
+        raise wrong("Redrive policy must contain deadLetterTargetArn and maxReceiveCount, and nothing else.")
+    if not re.fullmatch(r"\d{1,4}", str(count)) or not 1 <= int(count) <= 1000:
+        raise wrong("Invalid value for maxReceiveCount: it must be an integer from 1 to 1000.")
+    target = name_of(str(arn))
+    if target is None:
+        raise wrong("Dead letter target must be a queue of the same account and region.")
+    if is_fifo(target) != is_fifo(name):
+        raise wrong("Dead-letter queue must be same type of queue as the source.")
+    return {"dead_letter_queue": target, "dead_letter_exchange": None, "max_receives": int(count)}
+
+
+def told(info: QueueInfo, stats: QueueStats, names: list[str], arn_of: ArnOf) -> dict[str, str]:
+    """What GetQueueAttributes answers; an empty list asks for nothing."""
+    for name in names:
+        if name != "All" and name not in GETTABLE:
+            raise SqsError("InvalidAttributeName", f"Unknown Attribute {name}.")
+    if not names:
+        return {}
+    everything = _everything(info, stats, arn_of)
+    return everything if "All" in names else {name: everything[name] for name in names if name in everything}
+
+
+def _everything(info: QueueInfo, stats: QueueStats, arn_of: ArnOf) -> dict[str, str]:
+    settings = info.settings
+    attributes = {
+        "QueueArn": arn_of(info.name),
+        "CreatedTimestamp": str(info.created_at_ms // 1000),
+        "LastModifiedTimestamp": str(info.changed_at_ms // 1000),
+        "ReceiveMessageWaitTimeSeconds": "0",
+        "MaximumMessageSize": str(View(info.name, settings).max_bytes),
+        "SqsManagedSseEnabled": "false",
+    }
+    attributes |= {name: str(getattr(stats, count)) for name, count in _COUNTS.items()}
+    attributes |= {name: str(getattr(settings, field) // 1000) for name, field in _MS.items()}
+    if is_fifo(info.name):
+        attributes |= {
+            "FifoQueue": "true",
+            "ContentBasedDeduplication": "false",
+            "DeduplicationScope": "queue",
+            "FifoThroughputLimit": "perQueue",
+        }
+    if settings.dead_letter_queue is not None and settings.max_receives is not None:
+        policy = {
+            "deadLetterTargetArn": arn_of(settings.dead_letter_queue),
+            "maxReceiveCount": settings.max_receives,
+        }
+        attributes["RedrivePolicy"] = msgspec.json.encode(policy).decode()
+    own: dict[str, str] = own_of(settings).get("attributes", {})
+    return attributes | own
+
+
+def difference(info: QueueInfo, wanted: QueueSettings, given: Mapping[str, str]) -> str | None:
+    """The first of the given attributes that an existing queue has with another value."""
+    have, want = info.settings, wanted
+    own, new = own_of(have).get("attributes", {}), own_of(want).get("attributes", {})
+    for attribute in given:
+        if attribute in _MS:
+            same = getattr(have, _MS[attribute]) == getattr(want, _MS[attribute])
+        elif attribute == "RedrivePolicy":
+            same = (have.dead_letter_queue, have.max_receives) == (want.dead_letter_queue, want.max_receives)
+        elif attribute == "FifoQueue":
+            same = True  # the name says it
+        elif attribute == "MaximumMessageSize":
+            same = View(info.name, have).max_bytes == int(given[attribute])
+        else:
+            default = {"ContentBasedDeduplication": "false", "SqsManagedSseEnabled": "false"}.get(attribute, "")
+            default = {"DeduplicationScope": "queue", "FifoThroughputLimit": "perQueue"}.get(attribute, default)
+            same = own.get(attribute, default) == new.get(attribute, default)
+        if not same:
+            return attribute
+    return None

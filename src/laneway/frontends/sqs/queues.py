@@ -1,0 +1,268 @@
+"""The actions on queues: create, find, list, describe, change, purge, delete, tag; all of them rare."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from typing import Any
+
+import msgspec
+
+from laneway.broker.broker import Broker
+from laneway.broker.values import QueueInfo, QueueSettings
+from laneway.frontends.sqs import queue_attributes as qa
+from laneway.frontends.sqs import wire as w
+from laneway.frontends.sqs.ask import Ask
+from laneway.frontends.sqs.errors import SqsError, invalid, no_such_queue, value_invalid
+from laneway.frontends.sqs.names import check_new_name
+
+MOST_LISTED = 1000
+MOST_TAGS = 50
+MOST_STATEMENTS = 20
+_LABEL = re.compile(r"[A-Za-z0-9_-]{1,80}")
+_ACTIONS = frozenset(
+    {
+        "*",
+        "ChangeMessageVisibility",
+        "DeleteMessage",
+        "GetQueueAttributes",
+        "GetQueueUrl",
+        "ListDeadLetterSourceQueues",
+        "PurgeQueue",
+        "ReceiveMessage",
+        "SendMessage",
+    }
+)
+
+
+class Queues:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def _info(self, ask: Ask, name: str) -> QueueInfo:
+        info = self._broker.find_info(ask.vhost, name)
+        if info is None:
+            raise no_such_queue()
+        return info
+
+    async def _put(self, ask: Ask, name: str, settings: QueueSettings) -> None:
+        most = self._broker.limits.max_message_bytes
+        if settings.max_message_bytes > most:
+            settings = msgspec.structs.replace(settings, max_message_bytes=most)
+        self._broker.put_queue_now(ask.vhost, name, settings)
+        await self._broker.durable()
+
+    # --- create, find, list
+
+    async def create(self, ask: Ask, asked: w.CreateQueue) -> w.QueueUrlResult:
+        name, given = asked.QueueName, asked.Attributes
+        check_new_name(name, given.get("FifoQueue") == "true")
+        ask.check(name, "configure")
+        info = self._broker.find_info(ask.vhost, name)
+        settings = qa.changed(name, qa.NEW_QUEUE if info is None else info.settings, given, ask.queue_of_arn)
+        if info is not None:
+            other = qa.difference(info, settings, given)
+            if other is not None:
+                raise SqsError(
+                    "QueueNameExists",
+                    f"A queue already exists with the same name and a different value for attribute {other}",
+                )
+            return w.QueueUrlResult(QueueUrl=ask.url(name))
+        self._check_target(ask, name, settings)
+        self._broker.vhosts.create(ask.vhost)  # a region comes to be with its first queue
+        own: dict[str, Any] = {**qa.own_of(settings)}
+        if asked.tags:
+            own["tags"] = _check_tags(asked.tags)
+        await self._put(ask, name, qa.with_own(settings, own))
+        return w.QueueUrlResult(QueueUrl=ask.url(name))
+
+    def _check_target(self, ask: Ask, name: str, settings: QueueSettings) -> None:
+        target = settings.dead_letter_queue
+        if target is None:
+            return
+        ask.check(target, "write")
+        info = self._broker.find_info(ask.vhost, target)
+        policy = ask.arn(target)
+        if info is None:
+            raise value_invalid(policy, "RedrivePolicy", "Dead letter target does not exist.")
+        if target == name:
+            raise value_invalid(policy, "RedrivePolicy", "Dead letter target must not be the queue itself.")
+        if not qa.allows_source(info.settings, ask.arn(name)):
+            raise value_invalid(
+                policy,
+                "RedrivePolicy",
+                "Queue does not have permission to use the dead letter queue as redrive target.",
+            )
+
+    async def get_url(self, ask: Ask, asked: w.GetQueueUrl) -> w.QueueUrlResult:
+        if asked.QueueOwnerAWSAccountId not in (None, ask.names.account_id):
+            raise no_such_queue()
+        if not ask.access.may_see(ask.account, ask.vhost, asked.QueueName):
+            ask.check(asked.QueueName, "stats")
+        self._info(ask, asked.QueueName)
+        return w.QueueUrlResult(QueueUrl=ask.url(asked.QueueName))
+
+    async def list_queues(self, ask: Ask, asked: w.ListQueues) -> w.ListQueuesResult:
+        names = self._names(ask, asked.QueueNamePrefix, asked.NextToken)
+        page, token = _page(names, asked.MaxResults)
+        return w.ListQueuesResult(QueueUrls=[ask.url(name) for name in page], NextToken=token)
+
+    def _names(self, ask: Ask, prefix: str, token: str | None) -> list[str]:
+        after = None if token is None else (ask.vhost, _read_token(token))
+        infos = self._broker.list_queues(
+            vhost=ask.vhost, prefix=prefix, limit=self._broker.limits.max_queues, after=after
+        )
+        return [info.name for info in infos if ask.access.may_see(ask.account, ask.vhost, info.name)]
+
+    async def list_sources(self, ask: Ask, asked: w.ListDeadLetterSourceQueues) -> w.ListDeadLetterSourceQueuesResult:
+        name = ask.queue(asked.QueueUrl, "stats")
+        self._info(ask, name)
+        names = [
+            source
+            for source in self._names(ask, "", asked.NextToken)
+            if self._info(ask, source).settings.dead_letter_queue == name
+        ]
+        page, token = _page(names, asked.MaxResults)
+        return w.ListDeadLetterSourceQueuesResult(queueUrls=[ask.url(source) for source in page], NextToken=token)
+
+    # --- attributes
+
+    async def get_attributes(self, ask: Ask, asked: w.GetQueueAttributes) -> w.AttributesResult:
+        name = ask.queue(asked.QueueUrl, "stats")
+        info = self._info(ask, name)
+        stats = self._broker.stats(ask.vhost, name)
+        return w.AttributesResult(Attributes=qa.told(info, stats, asked.AttributeNames, ask.arn))
+
+    async def set_attributes(self, ask: Ask, asked: w.SetQueueAttributes) -> None:
+        name = ask.queue(asked.QueueUrl, "configure")
+        info = self._info(ask, name)
+        if "FifoQueue" in asked.Attributes:
+            raise SqsError("InvalidAttributeName", "Unknown Attribute FifoQueue.")
+        settings = qa.changed(name, info.settings, asked.Attributes, ask.queue_of_arn)
+        if settings.dead_letter_queue != info.settings.dead_letter_queue:
+            self._check_target(ask, name, settings)
+        await self._put(ask, name, settings)
+
+    # --- the end of messages, and of queues
+
+    async def purge(self, ask: Ask, asked: w.QueueRequest) -> None:
+        name = ask.queue(asked.QueueUrl, "configure")
+        await self._broker.purge_queue(ask.vhost, name)
+
+    async def delete(self, ask: Ask, asked: w.QueueRequest) -> None:
+        """AWS deletes a dead-letter queue whoever uses it; its sources then keep their messages."""
+        name = ask.queue(asked.QueueUrl, "configure")
+        self._info(ask, name)
+        for info in self._broker.list_queues(vhost=ask.vhost, limit=self._broker.limits.max_queues):
+            if info.settings.dead_letter_queue == name:
+                kept = msgspec.structs.replace(info.settings, dead_letter_queue=None, max_receives=None)
+                self._broker.put_queue_now(ask.vhost, info.name, kept)
+        await self._broker.delete_queue(ask.vhost, name)
+
+    # --- tags and permissions: kept, and shown again
+
+    async def tag(self, ask: Ask, asked: w.TagQueue) -> None:
+        name = ask.queue(asked.QueueUrl, "configure")
+        settings = self._info(ask, name).settings
+        own = qa.own_of(settings)
+        await self._put(
+            ask, name, qa.with_own(settings, {**own, "tags": _check_tags({**own.get("tags", {}), **asked.Tags})})
+        )
+
+    async def untag(self, ask: Ask, asked: w.UntagQueue) -> None:
+        name = ask.queue(asked.QueueUrl, "configure")
+        settings = self._info(ask, name).settings
+        own = qa.own_of(settings)
+        tags = {key: value for key, value in own.get("tags", {}).items() if key not in asked.TagKeys}
+        await self._put(ask, name, qa.with_own(settings, {**own, "tags": tags}))
+
+    async def list_tags(self, ask: Ask, asked: w.QueueRequest) -> w.TagsResult:
+        name = ask.queue(asked.QueueUrl, "stats")
+        return w.TagsResult(Tags=qa.own_of(self._info(ask, name).settings).get("tags", {}))
+
+    async def add_permission(self, ask: Ask, asked: w.AddPermission) -> None:
+        name = ask.queue(asked.QueueUrl, "configure")
+        settings = self._info(ask, name).settings
+        if not _LABEL.fullmatch(asked.Label):
+            raise value_invalid(
+                asked.Label, "Label", "Must be 1 to 80 alphanumeric characters, hyphens or underscores."
+            )
+        for action in asked.Actions:
+            if action not in _ACTIONS:
+                raise value_invalid(
+                    action, "ActionName", "Please refer to the appropriate documentation for valid values."
+                )
+        for account in asked.AWSAccountIds:
+            if not re.fullmatch(r"\d{12}", account):
+                raise value_invalid(account, "PrincipalId", "Unable to verify.")
+        statements = _statements(settings)
+        if any(statement.get("Sid") == asked.Label for statement in statements):
+            raise value_invalid(asked.Label, "Label", "Already exists.")
+        statements.append(
+            {
+                "Sid": asked.Label,
+                "Effect": "Allow",
+                "Principal": {"AWS": [f"arn:aws:iam::{account}:root" for account in asked.AWSAccountIds]},
+                "Action": [f"SQS:{action}" for action in asked.Actions],
+                "Resource": ask.arn(name),
+            }
+        )
+        if len(statements) > MOST_STATEMENTS:
+            raise SqsError(
+                "OverLimit", f"{len(statements)} statements were found, maximum allowed is {MOST_STATEMENTS}."
+            )
+        await self._put(ask, name, _with_statements(settings, ask.arn(name), statements))
+
+    async def remove_permission(self, ask: Ask, asked: w.RemovePermission) -> None:
+        name = ask.queue(asked.QueueUrl, "configure")
+        settings = self._info(ask, name).settings
+        statements = _statements(settings)
+        kept = [statement for statement in statements if statement.get("Sid") != asked.Label]
+        if len(kept) == len(statements):
+            raise value_invalid(asked.Label, "Label", "can't find label.")
+        await self._put(ask, name, _with_statements(settings, ask.arn(name), kept))
+
+
+def _statements(settings: QueueSettings) -> list[dict[str, Any]]:
+    policy = qa.own_of(settings).get("attributes", {}).get("Policy")
+    statements = msgspec.json.decode(policy).get("Statement", []) if policy else []
+    return [one for one in statements if isinstance(one, dict)] if isinstance(statements, list) else []
+
+
+def _with_statements(settings: QueueSettings, arn: str, statements: list[dict[str, Any]]) -> QueueSettings:
+    own = qa.own_of(settings)
+    attributes = {name: value for name, value in own.get("attributes", {}).items() if name != "Policy"}
+    if statements:
+        policy = {"Version": "2012-10-17", "Id": f"{arn}/SQSDefaultPolicy", "Statement": statements}
+        attributes["Policy"] = msgspec.json.encode(policy).decode()
+    return qa.with_own(settings, {**own, "attributes": attributes})
+
+
+def _check_tags(tags: dict[str, str]) -> dict[str, str]:
+    if len(tags) > MOST_TAGS:
+        raise invalid(f"A queue can have at most {MOST_TAGS} tags.")
+    for key, value in tags.items():
+        if not 1 <= len(key) <= 128 or len(value) > 256 or key.lower().startswith("aws:"):
+            raise value_invalid(
+                key, "Tag", "Keys have 1 to 128 characters and do not begin with aws:, values up to 256."
+            )
+    return tags
+
+
+def _page(names: list[str], most: int | None) -> tuple[list[str], str | None]:
+    """Without MaxResults the first thousand and no token, as AWS does."""
+    if most is None:
+        return names[:MOST_LISTED], None
+    if not 1 <= most <= MOST_LISTED:
+        raise value_invalid(most, "MaxResults", f"Must be an integer between 1 and {MOST_LISTED}.")
+    page = names[:most]
+    token = base64.urlsafe_b64encode(page[-1].encode()).decode() if len(names) > most else None
+    return page, token
+
+
+def _read_token(token: str) -> str:
+    try:
+        return base64.urlsafe_b64decode(token.encode("ascii")).decode()
+    except (binascii.Error, UnicodeError, ValueError):
+        raise invalid("Invalid or expired next token.") from None

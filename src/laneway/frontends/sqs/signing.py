@@ -1,0 +1,199 @@
+"""Signature Version 4: what a request says about its signature, and whether it is right.
+
+    Authorization: AWS4-HMAC-SHA256 Credential=AKIA…/20260131/us-east-1/sqs/aws4_request,
+        SignedHeaders=host;…, Signature=…
+
+or the same as X-Amz-… parts of the query (a presigned URL). The signature is an HMAC over the method, the path, the
+query, the signed headers and the SHA-256 of the body, under a key derived from the secret for one day, region and
+service.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from urllib.parse import parse_qsl, quote
+
+from laneway.frontends.http.head import Head
+from laneway.frontends.sqs.errors import SqsError
+from laneway.frontends.sqs.names import check_region
+
+ALGORITHM = "AWS4-HMAC-SHA256"
+SERVICE = "sqs"
+SKEW_S = 15 * 60  # between the clocks of client and server
+LONGEST_PRESIGNED_S = 7 * 24 * 3600
+_REMEMBERED_KEYS = 1024
+_SPACES = re.compile(" +")
+
+
+class Signature:
+    """What one head says about its signature; everything but the body is at hand."""
+
+    __slots__ = (
+        "access_key",
+        "at_s",
+        "before_body",
+        "content_sha256",
+        "day",
+        "expires_s",
+        "region",
+        "scope",
+        "signature",
+        "timestamp",
+    )
+
+    def __init__(self, head: Head, path: bytes, query: bytes) -> None:
+        headers: dict[str, list[str]] = {}
+        for name, value in head.headers:
+            headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+        parts = _query_parts(query)
+        given = dict(parts)
+        self.expires_s = 0
+        if head.authorization is not None:
+            credential, signed_headers, self.signature = _read_authorization(head.authorization.decode("latin-1"))
+            self.timestamp = _only(headers, "x-amz-date")
+        else:
+            credential, signed_headers = given.get("X-Amz-Credential", ""), given.get("X-Amz-SignedHeaders", "")
+            self.signature, self.timestamp = given["X-Amz-Signature"], given.get("X-Amz-Date", "")
+            self.expires_s = _read_expiry(given.get("X-Amz-Expires", ""))
+            parts = [(name, value) for name, value in parts if name != "X-Amz-Signature"]
+        scope = credential.split("/")
+        if len(scope) != 5 or scope[4] != "aws4_request":
+            raise _incomplete("Credential must be KEY/DATE/REGION/sqs/aws4_request")
+        self.access_key, self.day, self.region = scope[0], scope[1], check_region(scope[2])
+        if scope[3] != SERVICE:
+            raise _mismatch(f"Credential should be scoped to correct service: '{SERVICE}'.")
+        self.scope = "/".join(scope[1:])
+        self.at_s = _read_time(self.timestamp, self.day)
+        names = signed_headers.split(";")
+        if "host" not in names:
+            raise _mismatch("'Host' must be a 'SignedHeader' in the AWS Authorization.")
+        self.content_sha256 = headers.get("x-amz-content-sha256", [""])[0]
+        lines = "".join(f"{name}:{_canonical_value(headers.get(name, ()))}\n" for name in names)
+        self.before_body = (
+            f"{head.method}\n{_canonical_path(path)}\n{_canonical_query(parts)}\n{lines}\n{signed_headers}\n"
+        )
+
+    def check(self, secret: str, body: bytes, now_s: float, keys: SigningKeys) -> None:
+        """Raise unless this is what the owner of the secret would have signed, and not too long ago."""
+        body_sha256 = hashlib.sha256(body).hexdigest()
+        if self.content_sha256 and self.content_sha256 != body_sha256:
+            raise _mismatch("The body does not have the SHA-256 that x-amz-content-sha256 says.")
+        request = hashlib.sha256((self.before_body + body_sha256).encode()).hexdigest()
+        to_sign = f"{ALGORITHM}\n{self.timestamp}\n{self.scope}\n{request}"
+        right = hmac.digest(keys.key(secret, self.day, self.region), to_sign.encode(), "sha256").hex()
+        if not hmac.compare_digest(right, self.signature):
+            raise _mismatch(
+                "The request signature we calculated does not match the signature you provided. Check your AWS Secret "
+                "Access Key and signing method. Consult the service documentation for details."
+            )
+        self._check_time(now_s)
+
+    def _check_time(self, now_s: float) -> None:
+        if self.expires_s:
+            if now_s > self.at_s + self.expires_s:
+                raise SqsError("RequestExpired", "Request has expired.")
+            if now_s < self.at_s - SKEW_S:
+                raise SqsError("SignatureDoesNotMatch", f"Signature not yet current: {self.timestamp} is ahead.")
+        elif abs(now_s - self.at_s) > SKEW_S:
+            word = "expired" if self.at_s < now_s else "not yet current"
+            now = datetime.fromtimestamp(now_s, UTC).strftime("%Y%m%dT%H%M%SZ")
+            raise _mismatch(f"Signature {word}: {self.timestamp} is more than 15 minutes from {now}.")
+
+
+class SigningKeys:
+    """Keys derived from secrets. Deriving takes four HMACs, so those of today's clients are remembered."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str, str], bytes] = {}
+
+    def key(self, secret: str, day: str, region: str) -> bytes:
+        known = self._known.get((secret, day, region))
+        if known is None:
+            known = ("AWS4" + secret).encode()
+            for part in (day, region, SERVICE, "aws4_request"):
+                known = hmac.digest(known, part.encode(), "sha256")
+            if len(self._known) >= _REMEMBERED_KEYS:
+                self._known.clear()
+            self._known[secret, day, region] = known
+        return known
+
+
+def is_signed(head: Head, query: bytes) -> bool:
+    if head.authorization is not None:
+        return head.authorization.startswith(ALGORITHM.encode())
+    return b"X-Amz-Signature=" in query
+
+
+def _read_authorization(text: str) -> tuple[str, str, str]:
+    fields: dict[str, str] = {}
+    for part in text.removeprefix(ALGORITHM).split(","):
+        name, _, value = part.strip().partition("=")
+        fields[name] = value
+    try:
+        return fields["Credential"], fields["SignedHeaders"], fields["Signature"]
+    except KeyError as absent:
+        raise _incomplete(f"Authorization header requires '{absent.args[0]}' parameter.") from None
+
+
+def _only(headers: Mapping[str, list[str]], name: str) -> str:
+    values = headers.get(name, [])
+    if len(values) != 1:
+        raise _incomplete(f"Authorization header requires existence of a '{name.title()}' header.")
+    return values[0].strip()
+
+
+def _read_time(text: str, day: str) -> float:
+    try:
+        at = datetime.strptime(text, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    except ValueError:
+        raise _incomplete(f"Date must be in ISO-8601 'basic format': {text[:40]!r}.") from None
+    if not text.startswith(day):
+        raise _mismatch(f"Date in Credential scope does not match YYYYMMDD from ISO-8601 version of date: {text}.")
+    return at.timestamp()
+
+
+def _read_expiry(text: str) -> int:
+    if not re.fullmatch(r"\d{1,6}", text) or not 1 <= int(text) <= LONGEST_PRESIGNED_S:
+        raise _incomplete(f"X-Amz-Expires must be from 1 to {LONGEST_PRESIGNED_S} seconds.")
+    return int(text)
+
+
+def _query_parts(query: bytes) -> list[tuple[str, str]]:
+    try:
+        return parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=1000)
+    except ValueError:
+        raise SqsError("SerializationException", "The query string cannot be read.") from None
+
+
+def _canonical_query(parts: list[tuple[str, str]]) -> str:
+    encoded = sorted((quote(name, safe="-_.~"), quote(value, safe="-_.~")) for name, value in parts)
+    return "&".join(f"{name}={value}" for name, value in encoded)
+
+
+def _canonical_path(path: bytes) -> str:
+    """The path as it came, normalised and encoded once more: so it is for every service but S3."""
+    kept: list[str] = []
+    text = path.decode("latin-1")
+    for segment in text.split("/"):
+        if segment == "..":
+            kept = kept[:-1]
+        elif segment not in ("", "."):
+            kept.append(segment)
+    last = "/" if kept and text.endswith("/") else ""
+    return quote("/" + "/".join(kept) + last, safe="/~")
+
+
+def _canonical_value(values: list[str] | tuple[str, ...]) -> str:
+    return ",".join(_SPACES.sub(" ", value.strip()) for value in values)
+
+
+def _incomplete(message: str) -> SqsError:
+    return SqsError("IncompleteSignature", message)
+
+
+def _mismatch(message: str) -> SqsError:
+    return SqsError("SignatureDoesNotMatch", message)

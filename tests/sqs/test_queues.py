@@ -1,0 +1,229 @@
+"""Queues over SQS with boto3, in both forms: create, find, list, attributes, tags, permissions, purge, delete."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from tests.sqs.serving import ACCOUNT_ID, REGION, SqsServing, attribute, bodies, refusal
+
+NewQueue = Callable[..., str]
+NewName = Callable[..., str]
+
+
+def test_a_queue_is_created_found_and_deleted(sqs: Any, serving: SqsServing, new_name: NewName) -> None:
+    name = new_name("-A_z")
+    url = sqs.create_queue(QueueName=name)["QueueUrl"]
+    assert url == f"{serving.url}/{ACCOUNT_ID}/{name}"
+    assert sqs.create_queue(QueueName=name)["QueueUrl"] == url
+    assert sqs.get_queue_url(QueueName=name, QueueOwnerAWSAccountId=ACCOUNT_ID)["QueueUrl"] == url
+    sqs.delete_queue(QueueUrl=url)
+    is_json = sqs.meta.service_model.metadata["protocol"] == "json"  # the other model names no classes
+    with pytest.raises(sqs.exceptions.QueueDoesNotExist if is_json else ClientError) as caught:
+        sqs.get_queue_url(QueueName=name)
+    error = caught.value.response["Error"]
+    assert error["Code"] == "AWS.SimpleQueueService.NonExistentQueue"
+    assert error["Message"] == "The specified queue does not exist."
+    assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
+    for call in (sqs.delete_queue, sqs.receive_message, sqs.purge_queue, sqs.list_queue_tags):
+        assert refusal(call, QueueUrl=url)[0] == "AWS.SimpleQueueService.NonExistentQueue"
+
+
+def test_a_request_id_comes_with_every_answer(sqs: Any, queue: str) -> None:
+    first, second = (sqs.list_queues()["ResponseMetadata"]["RequestId"] for _ in range(2))
+    assert len(first) == 36 and first != second
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "x" * 81, "späß", "name.fifo", "a b"])
+def test_names_that_no_queue_can_have(sqs: Any, name: str) -> None:
+    assert refusal(sqs.create_queue, QueueName=name)[0] in ("InvalidParameterValue", "MissingParameter")
+
+
+def test_a_queue_is_not_created_anew_with_other_attributes(sqs: Any, new_name: NewName) -> None:
+    name = new_name()
+    given = {"VisibilityTimeout": "5", "MaximumMessageSize": "2048", "SqsManagedSseEnabled": "true"}
+    url = sqs.create_queue(QueueName=name, Attributes=given)["QueueUrl"]
+    assert sqs.create_queue(QueueName=name, Attributes=given)["QueueUrl"] == url
+    assert sqs.create_queue(QueueName=name)["QueueUrl"] == url
+    for other in ({"VisibilityTimeout": "6"}, {"MaximumMessageSize": "1024"}, {"DelaySeconds": "1"}):
+        code, text = refusal(sqs.create_queue, QueueName=name, Attributes=other)
+        assert code == "QueueAlreadyExists"
+        assert text == (
+            f"A queue already exists with the same name and a different value for attribute {next(iter(other))}"
+        )
+
+
+def test_queues_are_listed_by_prefix_and_in_pages(sqs: Any, new_name: NewName) -> None:
+    stem = new_name("-list-")
+    urls = [sqs.create_queue(QueueName=f"{stem}{n}")["QueueUrl"] for n in range(5)]
+    assert sqs.list_queues(QueueNamePrefix=stem)["QueueUrls"] == urls
+    assert "QueueUrls" not in sqs.list_queues(QueueNamePrefix=stem + "none")
+    pages = sqs.get_paginator("list_queues").paginate(QueueNamePrefix=stem, PaginationConfig={"PageSize": 2})
+    assert [page["QueueUrls"] for page in pages] == [urls[:2], urls[2:4], urls[4:]]
+    assert refusal(sqs.list_queues, MaxResults=1001)[0] == "InvalidParameterValue"
+    assert refusal(sqs.list_queues, MaxResults=1, NextToken="\u00e4")[0] == "InvalidParameterValue"
+
+
+def test_attributes_have_their_defaults(sqs: Any, queue: str) -> None:
+    told = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["All"])["Attributes"]
+    assert int(told.pop("CreatedTimestamp")) <= int(told.pop("LastModifiedTimestamp"))
+    assert told == {
+        "ApproximateNumberOfMessages": "0",
+        "ApproximateNumberOfMessagesDelayed": "0",
+        "ApproximateNumberOfMessagesNotVisible": "0",
+        "DelaySeconds": "0",
+        "MaximumMessageSize": "1048576",
+        "MessageRetentionPeriod": "345600",
+        "QueueArn": f"arn:aws:sqs:{REGION}:{ACCOUNT_ID}:{queue.rsplit('/', 1)[1]}",
+        "ReceiveMessageWaitTimeSeconds": "0",
+        "SqsManagedSseEnabled": "false",
+        "VisibilityTimeout": "30",
+    }
+    assert "Attributes" not in sqs.get_queue_attributes(QueueUrl=queue)
+    assert refusal(sqs.get_queue_attributes, QueueUrl=queue, AttributeNames=["Colour"])[0] == "InvalidAttributeName"
+
+
+def test_attributes_are_set_and_told(sqs: Any, queue: str, serving: SqsServing) -> None:
+    policy = json.dumps({"Version": "2012-10-17", "Statement": []})
+    given = {
+        "DelaySeconds": "1",
+        "KmsDataKeyReusePeriodSeconds": "60",
+        "KmsMasterKeyId": "alias/aws/sqs",
+        "MaximumMessageSize": "1024",
+        "MessageRetentionPeriod": "60",
+        "Policy": policy,
+        "ReceiveMessageWaitTimeSeconds": "2",
+        "RedriveAllowPolicy": '{"redrivePermission":"denyAll"}',
+        "SqsManagedSseEnabled": "true",
+        "VisibilityTimeout": "0",
+    }
+    sqs.set_queue_attributes(QueueUrl=queue, Attributes=given)
+    assert sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=list(given))["Attributes"] == given
+    assert refusal(sqs.send_message, QueueUrl=queue, MessageBody="x" * 1025) == (
+        "InvalidParameterValue",
+        "One or more parameters are invalid. Reason: Message must be shorter than 1024 bytes.",
+    )
+    with serving.client(auth=("root", "secret")) as http:
+        settings = http.get(f"/queues/{queue.rsplit('/', 1)[1]}").json()
+    assert (settings["visibility_timeout"], settings["delay_seconds"], settings["retention_seconds"]) == (0, 1, 60)
+    sqs.set_queue_attributes(QueueUrl=queue, Attributes={"Policy": "", "KmsMasterKeyId": ""})
+    told = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["All"])["Attributes"]
+    assert "Policy" not in told and "KmsMasterKeyId" not in told
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("VisibilityTimeout", "43201"),
+        ("VisibilityTimeout", "-1"),
+        ("VisibilityTimeout", "ten"),
+        ("DelaySeconds", "901"),
+        ("MaximumMessageSize", "1023"),
+        ("MaximumMessageSize", "1048577"),
+        ("MessageRetentionPeriod", "59"),
+        ("MessageRetentionPeriod", "1209601"),
+        ("ReceiveMessageWaitTimeSeconds", "21"),
+        ("KmsDataKeyReusePeriodSeconds", "59"),
+        ("SqsManagedSseEnabled", "maybe"),
+        ("Policy", "no json"),
+    ],
+)
+def test_values_that_an_attribute_cannot_have(sqs: Any, queue: str, name: str, value: str) -> None:
+    said = refusal(sqs.set_queue_attributes, QueueUrl=queue, Attributes={name: value})
+    assert said == ("InvalidAttributeValue", f"Invalid value for the parameter {name}.")
+
+
+@pytest.mark.parametrize("name", ["Colour", "FifoQueue", "ContentBasedDeduplication", "QueueArn"])
+def test_attributes_that_cannot_be_set(sqs: Any, queue: str, name: str) -> None:
+    said = refusal(sqs.set_queue_attributes, QueueUrl=queue, Attributes={name: "true"})
+    assert said == ("InvalidAttributeName", f"Unknown Attribute {name}.")
+
+
+def test_tags(sqs: Any, new_name: NewName) -> None:
+    url = sqs.create_queue(QueueName=new_name(), tags={"team": "a", "Owner": ""})["QueueUrl"]
+    assert sqs.list_queue_tags(QueueUrl=url)["Tags"] == {"team": "a", "Owner": ""}
+    sqs.tag_queue(QueueUrl=url, Tags={"team": "b", "stage": "<dev>"})
+    sqs.untag_queue(QueueUrl=url, TagKeys=["Owner", "none"])
+    assert sqs.list_queue_tags(QueueUrl=url)["Tags"] == {"team": "b", "stage": "<dev>"}
+    sqs.untag_queue(QueueUrl=url, TagKeys=["team", "stage"])
+    assert "Tags" not in sqs.list_queue_tags(QueueUrl=url)
+    many = {f"t{n}": "x" for n in range(51)}
+    assert refusal(sqs.tag_queue, QueueUrl=url, Tags=many)[0] == "InvalidParameterValue"
+
+
+def test_permissions_are_kept_in_the_policy(sqs: Any, queue: str) -> None:
+    sqs.add_permission(
+        QueueUrl=queue, Label="share", AWSAccountIds=["111122223333"], Actions=["SendMessage", "ReceiveMessage"]
+    )
+    policy = json.loads(attribute(sqs, queue, "Policy"))
+    (statement,) = policy["Statement"]
+    assert statement["Sid"] == "share" and statement["Action"] == ["SQS:SendMessage", "SQS:ReceiveMessage"]
+    assert statement["Principal"] == {"AWS": ["arn:aws:iam::111122223333:root"]}
+    again = {"QueueUrl": queue, "Label": "share", "AWSAccountIds": ["111122223333"], "Actions": ["*"]}
+    assert refusal(sqs.add_permission, **again)[0] == "InvalidParameterValue"
+    assert refusal(sqs.add_permission, **{**again, "Label": "b", "Actions": ["Fly"]})[0] == "InvalidParameterValue"
+    sqs.remove_permission(QueueUrl=queue, Label="share")
+    assert refusal(sqs.remove_permission, QueueUrl=queue, Label="share")[0] == "InvalidParameterValue"
+
+
+def test_a_queue_is_purged(sqs: Any, queue: str) -> None:
+    for n in range(3):
+        sqs.send_message(QueueUrl=queue, MessageBody=str(n))
+    sqs.purge_queue(QueueUrl=queue)
+    assert bodies(sqs.receive_message(QueueUrl=queue)) == []
+
+
+def test_a_queue_of_http_is_a_queue_of_sqs(sqs: Any, serving: SqsServing, new_name: NewName) -> None:
+    name = new_name(".with.dots")
+    with serving.client(auth=("root", "secret")) as http:
+        assert http.put(f"/queues/{name}", json={"visibility_timeout": 7}).status_code == 201
+    url = sqs.get_queue_url(QueueName=name)["QueueUrl"]
+    assert url in sqs.list_queues(QueueNamePrefix=name)["QueueUrls"]
+    assert attribute(sqs, url, "VisibilityTimeout") == "7"
+    assert attribute(sqs, url, "MaximumMessageSize") == str(256 * 1024)
+    sqs.send_message(QueueUrl=url, MessageBody="x")
+    assert bodies(sqs.receive_message(QueueUrl=url)) == ["x"]
+
+
+def test_regions_are_kept_apart(sqs: Any, serving: SqsServing, new_name: NewName) -> None:
+    name = new_name("-region")
+    here, there = sqs, serving.sqs(region="eu-west-1")
+    here.create_queue(QueueName=name)
+    assert refusal(there.get_queue_url, QueueName=name)[0] == "AWS.SimpleQueueService.NonExistentQueue"
+    url = there.create_queue(QueueName=name)["QueueUrl"]
+    there.send_message(QueueUrl=url, MessageBody="there")
+    assert attribute(there, url, "QueueArn") == f"arn:aws:sqs:eu-west-1:{ACCOUNT_ID}:{name}"
+    assert bodies(here.receive_message(QueueUrl=url)) == []
+    assert bodies(there.receive_message(QueueUrl=url)) == ["there"]
+    assert serving.call(serving.broker.find_info, "eu-west-1", name) is not None
+
+
+def test_actions_and_parameters_that_are_wrong(serving: SqsServing) -> None:
+    sqs = serving.sqs()
+
+    def retarget(request: Any, **_: Any) -> None:
+        del request.headers["X-Amz-Target"]
+        request.headers["X-Amz-Target"] = target
+
+    sqs.meta.events.register("before-sign.sqs", retarget)
+    target = "AmazonSQS.Fly"
+    code, text = refusal(sqs.list_queues)
+    assert (code, text) == ("InvalidAction", "The action Fly is not valid for this endpoint.")
+    target = "AmazonSQS.SendMessage"
+    assert refusal(sqs.list_queues) == ("MissingParameter", "The request must contain the parameter MessageBody.")
+
+
+def test_a_body_that_is_no_json(serving: SqsServing) -> None:
+    sqs = serving.sqs()
+
+    def spoil(request: Any, **_: Any) -> None:
+        request.data = b"{"
+
+    sqs.meta.events.register("before-sign.sqs", spoil)
+    with pytest.raises(ClientError) as caught:
+        sqs.list_queues()
+    assert caught.value.response["Error"]["Code"] == "MalformedInput"
