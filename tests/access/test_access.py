@@ -10,6 +10,7 @@ import pytest
 from laneway.access import Access, AccessLimits, Account, Permission, passwords
 from laneway.access import access as access_module
 from laneway.errors import (
+    Conflict,
     InvalidInput,
     NotFound,
     Unauthenticated,
@@ -266,3 +267,44 @@ def test_keys_die_with_their_account_even_if_its_name_is_taken_again(access: Acc
         assert one.keys("ann") == []
         with pytest.raises(Unauthenticated):
             one.authenticate_key(key)
+
+
+# --- AWS access keys
+
+
+def test_an_access_key_gives_its_secret_and_survives_a_restart(access: Access, store: DictStore) -> None:
+    ann = run(access.put_account("ann"))
+    key_id, secret = run(access.create_key("ann", "ci", "aws"))
+    assert key_id.startswith("AKIA") and (len(key_id), len(secret)) == (20, 40)
+    for one in (access, reopened(store)):
+        assert one.signing_key(key_id) == (ann, secret)
+        assert [(info.key_id, info.kind) for info in one.keys("ann")] == [(key_id, "aws")]
+    assert access.signing_key("AKIANOBODY") is None
+
+
+def test_an_access_key_is_no_api_key(access: Access) -> None:
+    run(access.put_account("ann"))
+    key_id, secret = run(access.create_key("ann", kind="aws"))
+    for word in (key_id, secret, f"lw_{secret}"):
+        with pytest.raises(Unauthenticated):
+            access.authenticate_key(word)
+    api_key_id, _ = run(access.create_key("ann"))
+    assert access.signing_key(api_key_id) is None
+
+
+def test_access_keys_end_when_they_are_deleted_or_their_account_is(access: Access, store: DictStore) -> None:
+    run(access.put_account("ann"))
+    first, second = (run(access.create_key("ann", kind="aws"))[0] for _ in range(2))
+    run(access.delete_key("ann", first))
+    assert access.signing_key(first) is None and access.signing_key(second) is not None
+    run(access.delete_account("ann"))
+    assert access.signing_key(second) is None and reopened(store).signing_key(second) is None
+    assert store.documents("keys") == {}
+
+
+def test_an_access_key_is_no_way_in_for_the_last_admin(access: Access) -> None:
+    """It signs SQS requests, and accounts are managed over HTTP."""
+    run(access.put_account("ann", roles=["admin"]))
+    run(access.create_key("ann", kind="aws"))
+    with pytest.raises(Conflict, match="last admin"):
+        run(access.delete_account("guest"))

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import boto3
 import httpx
 import pytest
+from botocore.exceptions import ClientError
 from click.testing import CliRunner, Result
 
 from laneway.cli import cli
@@ -438,7 +440,8 @@ def test_names_of_queues_are_completed(server: Server, run: Run) -> None:
 
 
 def test_accounts_and_keys_from_the_first_admin_on(start_server: StartServer) -> None:
-    run = runner(start_server().url)
+    url = start_server().url
+    run = runner(url)
     run("account", "create", "ann", "--role", "admin", "--new-password", "-", stdin="secret\n")
     locked_out = run("stats", code=1)
     assert "give --key" in locked_out.stderr
@@ -459,6 +462,19 @@ def test_accounts_and_keys_from_the_first_admin_on(start_server: StartServer) ->
     assert json_lines(run("receive", "orders.eu", "--json", "--key", key))
     refused = run("send", "other", "1", LANEWAY_KEY=key, code=1)
     assert "no write permission" in refused.stderr and "`laneway account change`" in refused.stderr
+
+    made = dict(line.split("=", 1) for line in run("key", "create", "shop", "--aws", *ann).stdout.splitlines())
+    sqs = boto3.client(
+        "sqs",
+        endpoint_url=url,
+        region_name="us-east-1",
+        aws_access_key_id=made["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=made["AWS_SECRET_ACCESS_KEY"],
+    )
+    sqs.send_message(QueueUrl="orders.eu", MessageBody="by SQS")
+    run("key", "delete", "shop", made["AWS_ACCESS_KEY_ID"], *ann)
+    with pytest.raises(ClientError, match="InvalidClientTokenId"):
+        sqs.send_message(QueueUrl="orders.eu", MessageBody="by SQS")
 
     run("account", "change", "shop", "--no-permissions", *ann)
     run("send", "orders.eu", "1", LANEWAY_KEY=key, code=1)
