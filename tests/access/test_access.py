@@ -198,6 +198,20 @@ def test_a_flood_of_passwords_is_refused_before_it_piles_up(store: DictStore, sc
         login(access, "n0", "x")  # the flood is over: there is room again
 
 
+@pytest.mark.parametrize(("password", "answer"), [("guest", "Account"), ("wrong", "Unauthenticated")])
+def test_many_who_come_with_one_password_are_no_flood(
+    store: DictStore, scrypt_calls: list[str], password: str, answer: str
+) -> None:
+    access = reopened(store, AccessLimits(verifications_at_once=2, verifications_waiting=3))
+
+    async def storm() -> list[object]:
+        tries = (access.authenticate_password("guest", password, from_loopback=True) for _ in range(500))
+        return await asyncio.gather(*tries, return_exceptions=True)
+
+    assert {type(one).__name__ for one in run(storm())} == {answer}
+    assert len(scrypt_calls) == 1
+
+
 def test_the_parameters_are_read_from_the_stored_hash() -> None:
     import base64
     import hashlib

@@ -380,3 +380,15 @@ def test_an_acknowledgement_timeout_of_nothing_is_a_second(wire: Wire, queue: st
     assert deliveries(wire, 1) == [(1, b"x")]
     nothing_comes(wire)
     assert deliveries(wire, 1) == [(2, b"x")]
+
+
+def test_a_channel_that_is_opened_again_speaks_after_the_old_one_has_closed(wire: Wire, queue: str) -> None:
+    wire.send(
+        publish(1, queue, b"x")
+        + method(1, "channel.close")
+        + method(1, "channel.open")
+        + method(1, "queue.declare", queue=queue, passive=1)
+    )
+    wire.expect("channel.close-ok")
+    wire.expect("channel.open-ok")
+    assert wire.expect("queue.declare-ok").fields["messages"] == 1

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import struct
 import time
+import tracemalloc
 from collections.abc import Callable
 
+from laneway.frontends.amqp.incoming import Incoming
 from tests.amqp.serving import Serving, wait_for
 from tests.amqp.wire import HEADER, Wire, content, frame, method, publish
 
@@ -232,3 +234,138 @@ def test_who_takes_little_at_a_time_is_not_cut_off(own_serving: OwnServing) -> N
             consumer.read_bytes(100_000)
             time.sleep(0.02)
         assert serving.server.connection_count == 2
+
+
+# --- what must not grow, and what must not stop
+
+
+def filled(serving: Serving, wire: Wire, count: int) -> None:
+    wire.ask(1, "queue.declare", queue="q")
+    wire.ask(1, "confirm.select")
+    wire.send(publish(1, "q", bytes(100_000)) * count)
+    last = 0
+    while last < count:
+        last = wire.expect("basic.ack").fields["delivery"]
+
+
+def test_a_client_may_write_a_lot_before_it_reads_what_was_delivered(own_serving: OwnServing) -> None:
+    """One that answers each message before it reads the next would wait for the server, and the server for it."""
+    serving = own_serving(unsent_bytes=65536, body_bytes=200_000)
+    with serving.log_in() as publisher, serving.log_in() as worker:
+        filled(serving, publisher, 300)
+        publisher.ask(1, "queue.declare", queue="answers")
+        worker.send(method(1, "basic.consume", queue="q"))
+        worker.expect("basic.consume-ok")
+        wait_for(lambda: any(c.is_writing_paused for c in serving.server.shared.connections), "it is sent too much")
+        for _ in range(300):  # far more than sockets hold
+            worker.send(publish(1, "answers", bytes(100_000)))
+        counted = serving.broker.sessions.counts
+        wait_for(lambda: serving.call(counted, "/", "answers")[0] == 300, "all answers are there")
+
+
+def test_who_asks_and_never_reads_is_not_listened_to_for_ever(own_serving: OwnServing) -> None:
+    serving = own_serving(unsent_bytes=65536, unread_bytes=65536, body_bytes=200_000)
+    with serving.log_in() as wire:
+        wire.socket.settimeout(1)
+        one = publish(1, "nowhere", bytes(100_000), mandatory=True)
+        try:
+            for _ in range(1000):  # each comes back
+                wire.send(one)
+        except TimeoutError:
+            return
+        raise AssertionError("100 MB of returns were kept for a client that does not read")
+
+
+def test_replies_for_somebody_who_does_not_read_come_back(own_serving: OwnServing) -> None:
+    serving = own_serving(unsent_bytes=65536, unread_bytes=65536, body_bytes=200_000)
+    with serving.log_in() as asker, serving.log_in() as replier:
+        asker.ask(1, "queue.declare", queue="rpc")
+        asker.send(method(1, "basic.consume", queue="amq.rabbitmq.reply-to", no_ack=1))
+        asker.expect("basic.consume-ok")
+        asker.send(publish(1, "rpc", b"?", reply_to="amq.rabbitmq.reply-to"))
+        asker.ask(1, "queue.declare", queue="rpc", passive=1)
+        assert replier.ask(1, "basic.get", queue="rpc", no_ack=1).name == "basic.get-ok"
+        name = replier.expect("header").fields["reply-to"]
+        replier.read()
+        for _ in range(300):  # far more than sockets hold
+            replier.send(publish(1, name, bytes(100_000), mandatory=True))
+            if replier.ask(1, "basic.qos").name == "basic.return":
+                return
+        raise AssertionError("30 MB of replies were kept for a client that does not read")
+
+
+def test_a_transaction_counts_headers_too(own_serving: OwnServing) -> None:
+    with own_serving(transaction_bytes=100_000).log_in() as wire:
+        wire.ask(1, "queue.declare", queue="q")
+        wire.ask(1, "tx.select")
+        wire.send(publish(1, "q", b"", headers={"a": "x" * 20_000}) * 6)
+        assert wire.expect("connection.close").fields["code"] == 506
+
+
+def test_a_body_in_crumbs_takes_no_more_memory_than_its_size() -> None:
+    class Sink:
+        def takes(self, channel: int, method: int) -> bool:
+            return True
+
+        def on_content_size(self, channel: int, size: int) -> None: ...
+
+        def route_version(self) -> int:
+            return 0
+
+    incoming = Incoming(Sink(), 131072)  # type: ignore[arg-type]
+    begin = method(1, "basic.publish", key="x") + frame(2, 1, struct.pack(">HHQH", 60, 0, 1 << 20, 0))
+    crumbs = (frame(3, 1, b"ab") + frame(3, 1, b"")) * 1000
+    tracemalloc.start()
+    try:
+        incoming.feed(begin)
+        for _ in range(100):
+            incoming.feed(crumbs)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 2 * 200_000
+
+
+def test_a_body_in_crumbs_is_put_together(wire: Wire, queue: str) -> None:
+    wire.send(method(1, "basic.publish", key=queue) + frame(2, 1, struct.pack(">HHQH", 60, 0, 5, 0)))
+    wire.send(b"".join(frame(3, 1, part) for part in (b"", b"he", b"", b"l", b"lo")))
+    assert wire.ask(1, "basic.get", queue=queue, no_ack=1).name == "basic.get-ok"
+    assert wire.expect("header").fields["size"] == 5
+    assert wire.read().payload == b"hello"
+
+
+def test_consumers_remember_little_of_messages_that_are_all_different(own_serving: OwnServing) -> None:
+    serving = own_serving()
+    with serving.log_in() as wire:
+        wire.ask(1, "queue.declare", queue="q")
+        wire.send(method(1, "basic.consume", queue="q", no_ack=1))
+        wire.expect("basic.consume-ok")
+        for i in range(100):
+            wire.send(publish(1, "q", b"x", message_id=str(i), headers={"a": "x" * 1000}))
+            wire.expect("basic.deliver")
+            assert wire.expect("header").fields["message-id"] == str(i)
+            wire.read()
+        (connection,) = serving.server.shared.connections
+        (consumer,) = connection.channels[1].consumers.values()
+        assert 0 < len(consumer._writer._frames) <= 16
+
+
+def test_a_login_that_cannot_be_checked_now_is_not_called_wrong(own_serving: OwnServing) -> None:
+    """Clients take a 403 for a wrong password and give up."""
+    serving = own_serving()
+    serving.access._verifications_waiting = 1 << 20
+    with serving.connect() as wire:
+        wire.send(HEADER)
+        wire.expect("connection.start")
+        wire.send(
+            method(
+                0,
+                "connection.start-ok",
+                client_properties={"capabilities": {"authentication_failure_close": True}},
+                mechanism="PLAIN",
+                response="\0guest\0guest",
+                locale="en_US",
+            )
+        )
+        close = wire.expect("connection.close")
+        assert close.fields["code"] == 320 and "try again" in close.fields["text"]

@@ -629,3 +629,26 @@ def test_get_and_consumers_without_acks_pass_over_a_damaged_message(run: Run) ->
         assert b.broker.stats("/", "q").leased == 1, "what nobody got is not taken for acked"
 
     run(scenario)
+
+
+def test_a_consumer_can_say_that_it_has_enough_before_all_large_messages_are_read_for_it(run: Run) -> None:
+    class Busy(Consumer):
+        def _deliver(self, subscription: Subscription, batch: Batch) -> None:
+            super()._deliver(subscription, batch)
+            asyncio.get_running_loop().call_soon(subscription.pause)  # as a connection does once it has written
+
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        sent = [bytes([i]) * 250_000 for i in range(150)]
+        await b.publish(*sent)
+        consumer = Busy(b, credit=1000)
+        await turns(b)
+        assert 0 < len(consumer.got) < 150
+        while len(consumer.got) < 150:
+            before = len(consumer.got)
+            consumer.subscription.resume()
+            await turns(b)
+            assert len(consumer.got) > before
+        assert consumer.got == sent
+
+    run(scenario)

@@ -117,6 +117,7 @@ class Access:
         self._unfinished: set[asyncio.Task[Any]] = set()
         self._verifying = asyncio.Semaphore(self._limits.verifications_at_once)
         self._verifications_waiting = 0
+        self._verifications: dict[bytes, asyncio.Future[bool]] = {}  # under way; the result: refused
         self.reload()
 
     def reload(self) -> None:
@@ -154,20 +155,32 @@ class Access:
         known = self.password_cached(name, password, from_loopback=from_loopback)
         if known is not None:
             return known
+        # Many connections may come with one password at once, after a restart above all: it is verified once for them.
+        digest = self._digest(name, password)
+        while (other := self._verifications.get(digest)) is not None:
+            await asyncio.wait([other])
+            if other.result():
+                _refuse_password()
+            known = self.password_cached(name, password, from_loopback=from_loopback)
+            if known is not None:
+                return known
         if self._verifications_waiting >= self._limits.verifications_waiting:
             raise Unavailable("too many passwords are waiting to be verified: try again in a moment, or use an API key")
         self._verifications_waiting += 1
+        done = self._verifications[digest] = asyncio.get_running_loop().create_future()
+        refused = False
         try:
             async with self._verifying:
-                return await self._verify(name, password, from_loopback)
+                return await self._verify(name, password)
+        except Unauthenticated:
+            refused = True
+            raise
         finally:
             self._verifications_waiting -= 1
+            del self._verifications[digest]
+            done.set_result(refused)
 
-    async def _verify(self, name: str, password: str, from_loopback: bool) -> Account:
-        # Many connections may come with one password at once; while this one waited, another may have verified it.
-        known = self.password_cached(name, password, from_loopback=from_loopback)
-        if known is not None:
-            return known
+    async def _verify(self, name: str, password: str) -> Account:
         held = self._accounts.get(name)
         stored = held.password if held is not None else None
         matches = await asyncio.to_thread(password_matches, password, stored or self._nobody)

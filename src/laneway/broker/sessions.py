@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 #: A subscription gets so many messages at once at most; with unlimited credit, so many are on their way to it.
 MAX_BATCH = 2_000
 
+#: After so many bytes of one queue, consumers get time to say that they cannot take more at the moment.
+MAX_DISPATCH_BYTES = 4 * 1024 * 1024
+
 #: Messages with nothing special about them: queues, the priority in each, encoded properties, bodies.
 Columns = tuple[tuple[int, ...], tuple[int, ...], list[bytes], list[bytes]]
 
@@ -456,7 +459,7 @@ class Sessions:
         """Hand out what is ready, in turn, as far as credit goes."""
         audience = self.audiences.get(number)
         queue = self._broker.engine.state.queues.get(number)
-        share = turns = 0
+        share = turns = size = 0
         if self._is_stopped:
             return
         while audience is not None and queue is not None and queue.ready:
@@ -482,6 +485,10 @@ class Sessions:
                 self._broker.when_durable(_deliver, (subscription, batches, count))
             else:
                 self._broker.hand_over(leased, _deliver, (subscription, batches, count))
+            size += sum([sum(map(len, batch.bodies)) for batch in batches])
+            if size > MAX_DISPATCH_BYTES and queue.ready:
+                self._plan(number)
+                return
 
     def get(self, vhost: str, name: str, done: Callable[[Batch | None], None], *, no_ack: bool = False) -> None:
         """The next message, None if there is none; told at once unless the message is not durable yet."""

@@ -21,6 +21,7 @@ from laneway.frontends.amqp.errors import NOT_NOW, AmqpError, amqp_error
 from laneway.frontends.amqp.handshake import Handshake, common_name
 from laneway.frontends.amqp.incoming import Incoming
 from laneway.frontends.amqp.lookalikes import Run
+from laneway.frontends.amqp.outbox import Outbox
 from laneway.frontends.amqp.shared import Shared
 from laneway.frontends.amqp.spec import (
     BY_NAME,
@@ -58,6 +59,7 @@ class Connection(asyncio.Protocol):
         self.heartbeat_s = 0
         self.frame_bytes = shared.limits.frame_bytes
         self.channels: dict[int, Channel] = {}
+        self._leaving: dict[int, Outbox] = {}  # what closed channels still have to say, by their number
         self.exclusive_queues: set[str] = set()
         self.unconfirmed_bytes = 0  # of publishes on their way to the disk
         self.consumer_count = 0
@@ -78,6 +80,8 @@ class Connection(asyncio.Protocol):
         # In sweeps of the server, which counts time for all connections
         self._quiet_in = self._quiet_out = self._age = self._stuck = 0
         self._unsent = 0  # bytes at the last sweep
+        self._unsent_most = 0  # while writing is paused: more, and nothing more is read
+        self._is_choking = False  # … which is so now
 
     # --- asyncio's calls
 
@@ -114,17 +118,24 @@ class Connection(asyncio.Protocol):
         return False
 
     def pause_writing(self) -> None:
+        """Its consumers wait. Reading goes on: a client that writes before it reads again would wait for ever."""
         self.is_writing_paused = True
         self._stuck = 0
+        self._unsent_most = self._transport.get_write_buffer_size() + self.shared.limits.unread_bytes
         for channel in self.channels.values():
             channel.pause()
-        self.hold()
 
     def resume_writing(self) -> None:
         self.is_writing_paused = False
         for channel in self.channels.values():
             channel.resume()
-        self.release()
+        if self._is_choking:
+            self._is_choking = False
+            self.release()
+
+    def is_choked(self) -> bool:
+        """Whether it is owed so much, beside deliveries, that it must read before it asks for more."""
+        return self.is_writing_paused and self._transport.get_write_buffer_size() > self._unsent_most
 
     # --- reading
 
@@ -304,6 +315,8 @@ class Connection(asyncio.Protocol):
             else:
                 self._forget_channel(channel)
                 channel.close()
+                if channel.outbox.is_waiting:
+                    self._leaving[number] = channel.outbox
         elif method.number == _CHANNEL_OPEN and not channel.is_closing:
             raise AmqpError(504, "second 'channel.open' seen")
         elif not channel.is_closing:
@@ -341,6 +354,9 @@ class Connection(asyncio.Protocol):
                 method=0,
             )
         channel = self.channels[number] = Channel(self, number)
+        before = self._leaving.pop(number, None)
+        if before is not None and before.is_waiting:
+            channel.outbox = before  # the new channel speaks after the old one's close-ok
         channel.outbox.send(encode("channel.open-ok", number, b""))
 
     def _forget_channel(self, channel: Channel) -> None:
@@ -379,6 +395,9 @@ class Connection(asyncio.Protocol):
             out, self._out = self._out, []
             self._quiet_out = 0
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+            if self.is_writing_paused and not self._is_choking and self.is_choked():
+                self._is_choking = True
+                self.hold()
 
     def call_soon(self, call: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(call)

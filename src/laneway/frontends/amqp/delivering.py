@@ -31,8 +31,10 @@ _pack_tag = struct.Struct(">Q").pack
 _U32 = struct.Struct(">I")
 
 
-#: So many kinds of messages are remembered for each consumer.
-MAX_FRAMES = 256
+#: So many kinds of messages are remembered for each consumer, as far as they fit into so many bytes: where no two
+#: messages are alike it would be for nothing, and there may be very many consumers.
+MAX_FRAMES = 64
+MAX_FRAMES_BYTES = 16 * 1024
 
 
 class Face(msgspec.Struct, frozen=True):
@@ -121,6 +123,7 @@ class Writer:
         self._shared = shared
         self._frame_bytes = frame_bytes
         self._frames: dict[tuple[bytes, int, bool], _Frame | None] = {}
+        self._frames_bytes = 0  # of the properties in there; each has them twice
 
     def write(self, batch: Batch, first_delivery: int) -> bytes:
         parts: list[bytes] = []
@@ -147,8 +150,10 @@ class Writer:
         key = batch.props[at], len(batch.bodies[at]), batch.receives[at] > 1
         if key in self._frames:
             return self._frames[key]
-        if len(self._frames) >= MAX_FRAMES:
+        self._frames_bytes += 2 * len(key[0])
+        if len(self._frames) >= MAX_FRAMES or self._frames_bytes > MAX_FRAMES_BYTES:
             self._frames.clear()
+            self._frames_bytes = 2 * len(key[0])
         frame = self._frames[key] = self._make(*key)
         return frame
 

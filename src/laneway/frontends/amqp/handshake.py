@@ -10,7 +10,7 @@ import ssl
 from typing import TYPE_CHECKING, Any
 
 from laneway.access import Account
-from laneway.errors import LanewayError, Unauthenticated
+from laneway.errors import LanewayError, Unauthenticated, Unavailable
 from laneway.frontends.amqp.errors import AmqpError, not_allowed
 from laneway.frontends.amqp.spec import BY_NAME, FRAME_MIN_BYTES, Arguments, encode
 from laneway.frontends.amqp.tables import Malformed, decode_table
@@ -109,6 +109,9 @@ class Handshake:
 
     def _refuse(self, reason: LanewayError) -> None:
         log.warning("a login over AMQP with %s was refused: %s", self._mechanism, reason.message)
+        if isinstance(reason, Unavailable):  # nothing is wrong with it: the client may try again
+            self._connection.end(AmqpError(320, reason.message, method=0))
+            return
         if self._connection.client_capabilities.get("authentication_failure_close") is not True:
             self._connection.abort_soon()
             return

@@ -51,14 +51,25 @@ class Sink(Protocol):
 class _Content:
     """A message that is not all here."""
 
-    __slots__ = ("body", "method", "missing", "properties", "start")
+    __slots__ = ("body", "frame_count", "method", "missing", "properties", "start")
 
     def __init__(self, method: bytes, start: int) -> None:
         self.method = method
         self.start = start  # where in the data at hand it begins; -1: in earlier data
         self.properties: bytes | None = None  # None: its header did not come yet
-        self.body: list[bytes] = []
+        self.body: bytes | bytearray = b""
+        self.frame_count = 0  # of the body
         self.missing = 0
+
+    def add(self, payload: bytes) -> None:
+        """Joined as they come: a list of them would take many times the memory of a body that is sent in crumbs."""
+        self.frame_count += 1
+        if self.frame_count == 1:
+            self.body = payload
+        else:
+            if isinstance(self.body, bytes):
+                self.body = bytearray(self.body)
+            self.body += payload
 
     @property
     def number(self) -> int:
@@ -166,12 +177,12 @@ class Incoming:
             content.missing -= len(payload)
             if content.missing < 0:
                 raise _frame_error(kind, payload, "{body_too_large," + str(-content.missing) + "}")
-            content.body.append(payload)
+            content.add(payload)
         else:
             raise _out_of_place(content)
         if content.missing == 0 and content.properties is not None:
             self._complete(channel, content)
-            if kind == BODY and len(content.body) == 1 and content.start >= 0:
+            if kind == BODY and content.frame_count == 1 and content.start >= 0:
                 self._learn(channel, content, self._data[content.start : start + 7])
 
     def _header(self, channel: int, content: _Content, payload: bytes) -> None:
@@ -187,17 +198,16 @@ class Incoming:
     def _complete(self, channel: int, content: _Content) -> None:
         # The channel may have been closed by what its size said.
         if self._contents.pop(channel, None) is content:
-            body = content.body[0] if len(content.body) == 1 else b"".join(content.body)
             assert content.properties is not None
             if content.number == PUBLISH:
-                self._sink.on_publish(channel, content.method, content.properties, body)
+                self._sink.on_publish(channel, content.method, content.properties, bytes(content.body))
             else:
                 self._sink.on_method(channel, content.number, content.method)
 
     def _learn(self, channel: int, content: _Content, prefix: bytes) -> None:
         """Recognise the next one that looks like this publish, whose bytes up to the body are the prefix."""
         assert content.properties is not None
-        size = len(content.body[0])
+        size = len(content.body)
         found = self._sink.run_of(channel, content.method, content.properties, size)
         if found is not None and len(prefix) == _look_alike_bytes(content):
             if self.alikes.is_empty:

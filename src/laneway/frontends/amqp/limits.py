@@ -26,6 +26,7 @@ class AmqpLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     transaction_bytes: int = 64 * 1024 * 1024  # of one channel's uncommitted publishes
     transaction_count: int = 100_000  # … and of its publishes and acknowledgements
     unsent_bytes: int = 4 * 1024 * 1024  # of one connection, before its consumers are paused
+    unread_bytes: int = 16 * 1024 * 1024  # … and of answers on top of that, before nothing more is read
     send_timeout_ms: int = 60_000  # with unsent output and a client that takes none of it
     remembered_shapes: int = 4096  # properties of messages that are decoded once for all look-alikes
 

@@ -41,6 +41,10 @@ class Outbox:
         self._waiting.append(slot)
         return slot
 
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._waiting)
+
     def flush(self) -> None:
         waiting = self._waiting
         while waiting:

@@ -232,7 +232,7 @@ def carry_out(ch: Channel, plan: Plan, body: bytes, number: int) -> None:
         if number and ch.confirms is not None:
             ch.confirms.settle(number, number, True)
         return
-    connection, confirms, size = ch.connection, ch.confirms, len(body)
+    connection, confirms, size = ch.connection, ch.confirms, len(body) + len(plan.shape.raw)
 
     def done(refusal: LanewayError | None) -> None:
         connection.written(size)

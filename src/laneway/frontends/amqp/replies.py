@@ -58,9 +58,9 @@ def check_exists(ch: Channel, name: str) -> None:
 
 
 def deliver(ch: Channel, key: str, raw: bytes, body: bytes) -> bool:
-    """Whether somebody waits under this name."""
+    """Whether somebody waits under this name, and reads."""
     asker = ch.shared.reply_channels.get(key)
-    if asker is None or asker.reply_tag is None:
+    if asker is None or asker.reply_tag is None or asker.connection.is_choked():
         return False
     asker.last_delivery += 1
     one = Message(b"\0" + encode_short_text(key), raw, body, False)

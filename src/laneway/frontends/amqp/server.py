@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import secrets
 import ssl
 
@@ -12,6 +13,8 @@ from laneway.broker.broker import Broker
 from laneway.frontends.amqp.connection import Connection
 from laneway.frontends.amqp.limits import AmqpLimits
 from laneway.frontends.amqp.shared import Shared
+
+log = logging.getLogger("laneway.amqp")
 
 _BACKLOG = 4096
 _LONGEST_SWEEP_MS = 500
@@ -97,7 +100,11 @@ class AmqpServer:
         self._sweep_timer = None
         self._look_at_disk()
         for connection in list(self.shared.connections):
-            connection.sweep(1000 / self._sweep_ms)
+            try:
+                connection.sweep(1000 / self._sweep_ms)
+            except Exception:  # of one connection: time goes on for the others
+                log.exception("a connection is given up")
+                connection.abort()
         self.shared.delete_orphans()
         if self.shared.connections or self.shared.orphans:
             self._sweep_later()

@@ -26,7 +26,7 @@ class Transaction:
         self._bytes = 0
 
     def add_publish(self, plan: publishing.Plan, body: bytes) -> None:
-        self._bytes += len(body)
+        self._bytes += len(body) + len(plan.shape.raw)
         self._publishes.append((plan, body))
         self._check_size()
 
