@@ -27,7 +27,7 @@ from laneway.frontends.sqs.query_form import QueryForm
 from laneway.frontends.sqs.queues import Queues
 from laneway.frontends.sqs.signing import Signature, SigningKeys, is_signed
 
-_QUEUE_PATH = re.compile(rb"/\d{12}/[^/]+/?")
+_QUEUE_PATH = re.compile(rb"/[0-9]{12}/[^/]+/?")
 _SLOW_COUNT = 256  # rare actions worked on at once, over all connections
 _FORM_TYPE = b"application/x-www-form-urlencoded"
 

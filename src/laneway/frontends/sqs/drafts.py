@@ -147,7 +147,7 @@ def _set_times(draft: Draft, entry: MessageEntry, view: View) -> None:
 
 def _priority(attributes: AttributeValues) -> int:
     text = attributes[PRIORITY].StringValue or ""
-    if not re.fullmatch(r"\d{1,3}", text):
+    if not re.fullmatch(r"[0-9]{1,3}", text):
         raise value_invalid(text, PRIORITY, "Must be a whole number from 0 to the queue's max_priority.")
     return int(text)
 

@@ -19,7 +19,7 @@ from laneway.frontends.sqs.wire import AttributeValues, MessageAttributeValue
 
 MOST = 10
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,256}")
-_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _NOT_ALLOWED = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _CONTROL = bytes(code for code in range(32) if code not in (9, 10, 13))
 

@@ -15,8 +15,8 @@ DEFAULT_VHOST = "/"
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _FIFO_NAME = re.compile(r"[A-Za-z0-9_-]{1,75}\.fifo")
-_URL = re.compile(r"(?:https?://[^/]+)?/(?P<account>\d{12})/(?P<name>[^/]+)/?")
-_ARN = re.compile(r"arn:[a-z-]+:sqs:(?P<region>[^:]*):(?P<account>\d{12}):(?P<name>.+)")
+_URL = re.compile(r"(?:https?://[^/]+)?/(?P<account>[0-9]{12})/(?P<name>[^/]+)/?")
+_ARN = re.compile(r"arn:[a-z-]+:sqs:(?P<region>[^:]*):(?P<account>[0-9]{12}):(?P<name>.+)")
 _REGION = re.compile(r"[a-z0-9-]{1,40}")
 
 
@@ -28,7 +28,7 @@ class SqsOptions(msgspec.Struct, frozen=True, kw_only=True):
     is_anonymous: bool = False  # callers on this machine need no signature, as long as guest is the only account
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"\d{12}", self.account_id):
+        if not re.fullmatch(r"[0-9]{12}", self.account_id):
             raise ConfigInvalid(f"sqs_account_id is twelve digits, not {self.account_id!r}", field="sqs_account_id")
         if not _REGION.fullmatch(self.region):
             raise ConfigInvalid(f"sqs_region is a name as us-east-1, not {self.region!r}", field="sqs_region")

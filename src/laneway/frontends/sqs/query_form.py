@@ -19,6 +19,7 @@ from laneway.frontends.sqs.errors import SqsError, decode_error
 
 _NAMESPACE = "http://queue.amazonaws.com/doc/2012-11-05/"
 _MAX_PARTS = 2000
+_MAX_DEPTH = 8  # deeper than any parameter goes
 
 #: member on the wire -> the list it is of
 _LISTS = {
@@ -73,7 +74,7 @@ class QueryForm:
         tree: dict[str, Any] = {}
         for name, value in parameters.items():
             at = tree
-            *path, last = name.split(".")
+            *path, last = name.split(".", _MAX_DEPTH)
             for part in path:
                 inner = at.setdefault(part, {})
                 if not isinstance(inner, dict):

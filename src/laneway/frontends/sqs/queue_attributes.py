@@ -117,7 +117,7 @@ def _check(name: str, attribute: str, value: str) -> None:
     bad = False
     if attribute in _WHOLE:
         lowest, highest = _WHOLE[attribute]
-        bad = re.fullmatch(r"\d{1,10}", value) is None or not lowest <= int(value) <= highest
+        bad = re.fullmatch(r"[0-9]{1,10}", value) is None or not lowest <= int(value) <= highest
     elif attribute in _WORDS:
         bad = value not in _WORDS[attribute]
     elif attribute == "FifoQueue":
@@ -171,7 +171,7 @@ def _redrive_changes(name: str, text: str, name_of: NameOf) -> dict[str, Any]:
     arn, count = policy.get("deadLetterTargetArn"), policy.get("maxReceiveCount")
     if arn is None or count is None or set(policy) - {"deadLetterTargetArn", "maxReceiveCount"}:
         raise wrong("Redrive policy must contain deadLetterTargetArn and maxReceiveCount, and nothing else.")
-    if not re.fullmatch(r"\d{1,4}", str(count)) or not 1 <= int(count) <= 1000:
+    if not re.fullmatch(r"[0-9]{1,4}", str(count)) or not 1 <= int(count) <= 1000:
         raise wrong("Invalid value for maxReceiveCount: it must be an integer from 1 to 1000.")
     target = name_of(str(arn))
     if target is None:

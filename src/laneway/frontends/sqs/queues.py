@@ -194,7 +194,7 @@ class Queues:
                     action, "ActionName", "Please refer to the appropriate documentation for valid values."
                 )
         for account in asked.AWSAccountIds:
-            if not re.fullmatch(r"\d{12}", account):
+            if not re.fullmatch(r"[0-9]{12}", account):
                 raise value_invalid(account, "PrincipalId", "Unable to verify.")
         statements = _statements(settings)
         if any(statement.get("Sid") == asked.Label for statement in statements):

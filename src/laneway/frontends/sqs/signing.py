@@ -157,7 +157,7 @@ def _read_time(text: str, day: str) -> float:
 
 
 def _read_expiry(text: str) -> int:
-    if not re.fullmatch(r"\d{1,6}", text) or not 1 <= int(text) <= LONGEST_PRESIGNED_S:
+    if not re.fullmatch(r"[0-9]{1,6}", text) or not 1 <= int(text) <= LONGEST_PRESIGNED_S:
         raise _incomplete(f"X-Amz-Expires must be from 1 to {LONGEST_PRESIGNED_S} seconds.")
     return int(text)
 
