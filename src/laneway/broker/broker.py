@@ -34,7 +34,19 @@ from laneway.broker.vhosts import Vhosts
 from laneway.broker.waiting import Waiter
 from laneway.core import burial, commands
 from laneway.core.events import DocumentPut, DocumentRemoved, Event, Leased
-from laneway.core.message import Delivery, Draft, Glimpse, Receipt, Receipts, Settlement, message_id, parse_message_id
+from laneway.core.message import (
+    PLAIN,
+    Delivery,
+    Draft,
+    Glimpse,
+    Properties,
+    Receipt,
+    Receipts,
+    Settlement,
+    encode_props,
+    message_id,
+    parse_message_id,
+)
 from laneway.core.queue import RATED, TOTALS, Queue
 from laneway.core.settings import QueueSettings
 from laneway.core.table import SLAB_BITS, SLAB_MASK
@@ -218,17 +230,19 @@ class Broker:
         bodies: list[bytes],
         priorities: Sequence[int | None],
         done: Callable[[Receipts], None],
+        properties: Properties = PLAIN,
     ) -> bool:
-        """Publish plain messages, bodies known to be valid JSON with at most a priority, as columns. False, and nothing
-        is done, if one of them or the queue wants a closer look."""
+        """Publish messages with nothing of their own but body and priority, as columns; without properties the bodies
+        are known to be valid JSON. False, and nothing is done, if one of them or the queue wants a closer look."""
         target = self._open_for_writing(vhost, queue)
         settings = target.settings
         usual = settings.priority_when_unset
         chosen = [usual if priority is None else priority for priority in priorities]
+        block = encode_props(properties)
         if (
             len(bodies) > MAX_BATCH
             or max(chosen) > settings.max_priority
-            or not commands.takes_columns(target, max(map(len, bodies)))
+            or not commands.takes_columns(target, max(map(len, bodies)) + len(block))
         ):
             return False
         self.run_gathered()
@@ -242,8 +256,8 @@ class Broker:
             for seq, i in enumerate(order, first):
                 numbers[i] = seq
             seqs = numbers
-        plain = [b""] * len(bodies)
-        self.run_now(commands.publish_columns(self._state, target, plain, ordered, by_priority, now_ms))
+        blocks = [block] * len(bodies)
+        self.run_now(commands.publish_columns(self._state, target, blocks, ordered, by_priority, now_ms))
         self.committer.when_durable(done, Receipts(self._state.tag, seqs, chosen, now_ms))
         return True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -69,15 +70,19 @@ class Senders:
         md5_body = hashlib.md5(body, usedforsecurity=False).hexdigest()
         return Sent(draft, size_bytes, md5_body, md5_attributes, md5_system)
 
+    def plain(self, sender: str) -> Properties:
+        """The properties of messages with nothing but a body."""
+        known = self._plain.get(sender)
+        if known is None:
+            if len(self._plain) >= 1024:
+                self._plain.clear()
+            known = self._plain[sender] = Properties(TEXT, extra={"sqs": {"sender": sender}})
+        return known
+
     def _properties(self, entry: MessageEntry, view: View, sender: str, body: bytes) -> Properties:
         group, dedup_id = _ids(entry, view, body)
         if not (entry.MessageAttributes or entry.MessageSystemAttributes or group):
-            plain = self._plain.get(sender)
-            if plain is None:
-                if len(self._plain) >= 1024:
-                    self._plain.clear()
-                plain = self._plain[sender] = Properties(TEXT, extra={"sqs": {"sender": sender}})
-            return plain
+            return self.plain(sender)
         values, types = message_attributes.kept(entry.MessageAttributes)
         own: dict[str, Any] = {"sender": sender}
         if types:
@@ -90,6 +95,26 @@ class Senders:
             own["dedup_id"] = dedup_id
             dedup_id = group + _BETWEEN + dedup_id
         return Properties(TEXT, group=group, dedup_id=dedup_id, attributes=values, extra={"sqs": own})
+
+
+def plain_bodies(entries: Sequence[MessageEntry], view: View) -> list[bytes] | None:
+    """Hot: the bodies of messages that have nothing else and are in order; None if one of them wants a closer look."""
+    bodies: list[bytes] = []
+    for entry in entries:
+        text = entry.MessageBody
+        if (
+            entry.MessageAttributes
+            or entry.DelaySeconds is not None
+            or entry.MessageGroupId is not None
+            or entry.MessageDeduplicationId is not None
+            or entry.MessageSystemAttributes
+        ):
+            return None
+        body = text.encode()
+        if not 0 < len(body) <= view.max_bytes or not message_attributes.has_only_allowed(text, body):
+            return None
+        bodies.append(body)
+    return bodies
 
 
 def _ids(entry: MessageEntry, view: View, body: bytes) -> tuple[str, str]:

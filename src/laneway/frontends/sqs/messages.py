@@ -7,20 +7,21 @@ durable, and the answer is put together right there.
 from __future__ import annotations
 
 import base64
-import hashlib
 import re
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
+from hashlib import md5
 from typing import Any, TypeVar
 
 from laneway.broker.broker import Broker
 from laneway.broker.values import Delivery, Receipt, Settlement
+from laneway.core.message import Deliveries, Receipts, message_id_prefix, token
 from laneway.errors import LanewayError, LeaseStale
 from laneway.frontends.http.protocol import Call
 from laneway.frontends.sqs import message_attributes
 from laneway.frontends.sqs import wire as w
 from laneway.frontends.sqs.ask import Ask
-from laneway.frontends.sqs.drafts import Senders, Sent
+from laneway.frontends.sqs.drafts import Senders, Sent, plain_bodies
 from laneway.frontends.sqs.errors import SqsError, no_such_queue, sqs_error, value_invalid
 from laneway.frontends.sqs.message_attributes import Wanted
 from laneway.frontends.sqs.queue_attributes import MAX_MESSAGE_BYTES, View
@@ -113,6 +114,8 @@ class Messages:
         name = ask.queue(asked.QueueUrl, "write")
         view = self._view(ask, name)
         _check_batch(asked.Entries)
+        if self._send_plain(ask, name, view, asked.Entries):
+            return
         good: list[tuple[str, Sent]] = []
         result = w.SendMessageBatchResult(Successful=[], Failed=[])
         for entry in asked.Entries:
@@ -131,6 +134,30 @@ class Messages:
             return
         drafts = [sent.draft for _, sent in good]
         self._broker.publish(ask.vhost, name, drafts, partial(self._sent_batch, ask, view, good, result))
+
+    def _send_plain(self, ask: Ask, name: str, view: View, entries: list[w.SendMessageBatchEntry]) -> bool:
+        """Hot: a batch of nothing but bodies, as columns. False, and nothing is done, if it is none."""
+        bodies = None if view.is_fifo else plain_bodies(entries, view)
+        if bodies is None or sum(map(len, bodies)) > MAX_MESSAGE_BYTES:
+            return False
+        none = [None] * len(bodies)
+        done = partial(self._sent_plain, ask, entries, bodies)
+        return self._broker.publish_bodies(ask.vhost, name, bodies, none, done, self._senders.plain(ask.account.name))
+
+    @answers_anyway
+    def _sent_plain(
+        self, ask: Ask, entries: list[w.SendMessageBatchEntry], bodies: list[bytes], told: Receipts
+    ) -> None:
+        prefix = message_id_prefix(told.enqueued_at_ms, told.tag)
+        results = [
+            w.SendMessageBatchResultEntry(
+                Id=entry.Id,
+                MD5OfMessageBody=md5(body, usedforsecurity=False).hexdigest(),
+                MessageId=f"{prefix}{seq:012x}",
+            )
+            for entry, body, seq in zip(entries, bodies, told.seqs, strict=True)
+        ]
+        ask.answer(w.SendMessageBatchResult(Successful=results))
 
     @answers_anyway
     def _sent_batch(
@@ -201,25 +228,36 @@ class Messages:
         if call.is_abandoned or call.response is not None:
             self._give_back(ask, name, deliveries)
             return
-        ask.answer(w.ReceiveMessageResult(Messages=[self._message(ask, view, system, wanted, d) for d in deliveries]))
+        if isinstance(deliveries, Deliveries) and not system and not wanted:
+            messages = self._plain_messages(deliveries)
+        else:
+            messages = [self._message(ask, view, system, wanted, d) for d in deliveries]
+        ask.answer(w.ReceiveMessageResult(Messages=messages))
+
+    def _plain_messages(self, d: Deliveries) -> list[w.Message]:
+        """Hot: messages without their attributes, from columns."""
+        now_ms = self._broker.now()
+        prefixes = {at_ms: message_id_prefix(at_ms, d.tag) for at_ms in set(d.enqueued_at_ms)}
+        messages: list[w.Message] = []
+        for i, (seq, body) in enumerate(zip(d.seqs, d.bodies, strict=True)):
+            message_id = f"{prefixes[d.enqueued_at_ms[i]]}{seq:012x}"
+            if d.receives[i] == 1:
+                self._note_first_receive(message_id, now_ms)
+            messages.append(_bare_message(message_id, token(d.first_lease + i, seq), body))
+        return messages
+
+    def _note_first_receive(self, message_id: str, now_ms: int) -> None:
+        known = self._first_received_ms
+        if message_id not in known:
+            if len(known) >= _REMEMBERED_RECEIVES:
+                del known[next(iter(known))]
+            known[message_id] = now_ms
 
     def _message(self, ask: Ask, view: View, system: frozenset[str], wanted: Wanted, d: Delivery) -> w.Message:
         now_ms = self._broker.now()
-        if d.receives == 1 and d.message_id not in self._first_received_ms:
-            if len(self._first_received_ms) >= _REMEMBERED_RECEIVES:
-                del self._first_received_ms[next(iter(self._first_received_ms))]
-            self._first_received_ms[d.message_id] = now_ms
-        try:
-            text, body = d.body.decode(), d.body
-        except UnicodeDecodeError:  # of another protocol
-            text = base64.b64encode(d.body).decode()
-            body = text.encode()
-        message = w.Message(
-            MessageId=d.message_id,
-            ReceiptHandle=d.token,
-            MD5OfBody=hashlib.md5(body, usedforsecurity=False).hexdigest(),
-            Body=text,
-        )
+        if d.receives == 1:
+            self._note_first_receive(d.message_id, now_ms)
+        message = _bare_message(d.message_id, d.token, d.body)
         if system:
             everything = self._system_attributes(ask, view, d, now_ms)
             message.Attributes = (
@@ -349,6 +387,20 @@ class Messages:
         ends = [error if error is not None else next(rest) for error in errors]
         good, failed = _sorted_out(entries, [end if isinstance(end, LanewayError) else None for end in ends])
         ask.answer(w.ChangeMessageVisibilityBatchResult(Successful=good, Failed=failed))
+
+
+def _bare_message(message_id: str, handle: str, body: bytes) -> w.Message:
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:  # of another protocol
+        text = base64.b64encode(body).decode()
+        body = text.encode()
+    return w.Message(
+        MessageId=message_id,
+        ReceiptHandle=handle,
+        MD5OfBody=md5(body, usedforsecurity=False).hexdigest(),
+        Body=text,
+    )
 
 
 def _visibility_ms(seconds: int) -> int:

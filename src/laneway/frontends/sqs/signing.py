@@ -84,7 +84,9 @@ class Signature:
             raise _mismatch("The body does not have the SHA-256 that x-amz-content-sha256 says.")
         request = hashlib.sha256((self.before_body + body_sha256).encode()).hexdigest()
         to_sign = f"{ALGORITHM}\n{self.timestamp}\n{self.scope}\n{request}"
-        right = hmac.digest(keys.key(secret, self.day, self.region), to_sign.encode(), "sha256").hex()
+        signing = keys.key(secret, self.day, self.region).copy()
+        signing.update(to_sign.encode())
+        right = signing.hexdigest()
         if not hmac.compare_digest(right, self.signature):
             raise _mismatch(
                 "The request signature we calculated does not match the signature you provided. Check your AWS Secret "
@@ -105,17 +107,20 @@ class Signature:
 
 
 class SigningKeys:
-    """Keys derived from secrets. Deriving takes four HMACs, so those of today's clients are remembered."""
+    """Keys derived from secrets, as HMACs that wait for what is to be signed. Deriving takes four HMACs, so those of
+    today's clients are remembered."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str, str], bytes] = {}
+        self._known: dict[tuple[str, str, str], hmac.HMAC] = {}
 
-    def key(self, secret: str, day: str, region: str) -> bytes:
+    def key(self, secret: str, day: str, region: str) -> hmac.HMAC:
+        """To be copied before use."""
         known = self._known.get((secret, day, region))
         if known is None:
-            known = ("AWS4" + secret).encode()
+            key = ("AWS4" + secret).encode()
             for part in (day, region, SERVICE, "aws4_request"):
-                known = hmac.digest(known, part.encode(), "sha256")
+                key = hmac.digest(key, part.encode(), "sha256")
+            known = hmac.new(key, digestmod="sha256")
             if len(self._known) >= _REMEMBERED_KEYS:
                 self._known.clear()
             self._known[secret, day, region] = known
