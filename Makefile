@@ -24,7 +24,7 @@ help: ## show this
 setup: $(STAMPS)/run ## make .venv with laneway in it
 	@echo "laneway: ready, try $(BIN)/laneway --help"
 
-run: $(STAMPS)/run ## serve from ./data; DATA=dir, ARGS="--http 127.0.0.1:9090"
+run: $(STAMPS)/run ## serve from ./data; DATA=dir, ARGS="--http 127.0.0.1:9090 --amqp off"
 	@exec $(BIN)/laneway serve --data $(DATA) $(ARGS)
 
 test: $(STAMPS)/test check ## everything that must pass: make check, then all tests; ARGS="-k name"

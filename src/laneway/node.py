@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import json
 import logging
@@ -110,7 +111,12 @@ class Node:
             bound = await start(address.host, address.port)
         except OSError as trouble:
             hint = f"use --{setting} HOST:PORT" + (", or off" if setting != "http" else "")
-            raise StartError(f"cannot listen on {address}: {trouble}; {hint}") from None
+            why = str(trouble)
+            if trouble.errno == errno.EADDRINUSE:
+                by = "perhaps RabbitMQ" if setting != "http" else "perhaps another Laneway"
+                why = f"somebody listens there already, {by}; stop that one"
+                hint = f"or {hint}"
+            raise StartError(f"cannot listen on {address}: {why}; {hint}") from None
         self.addresses[setting] = Address(*bound)
 
     def _refuse_open_doors(self, access: Access) -> None:
@@ -170,7 +176,13 @@ def tls_context(config: Config) -> ssl.SSLContext | None:
             context.load_verify_locations(config.tls_ca)
             context.verify_mode = ssl.CERT_OPTIONAL  # a certificate is one way to say who one is; a password is another
     except OSError as trouble:
-        raise ConfigInvalid(f"{field} {file} cannot be used: {trouble}", field=field) from None
+        what, why = f"{field} {file}", trouble.strerror or str(trouble)
+        if field == "tls_cert" and config.tls_key is None:
+            why += "; its private key is looked for in the same file, unless tls_key names another"
+        elif field == "tls_cert":
+            what += f" with tls_key {config.tls_key}"
+            why += "; both must be there, be PEM, and belong together"
+        raise ConfigInvalid(f"{what} cannot be used: {why}", field=field) from None
     return context
 
 

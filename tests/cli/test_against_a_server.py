@@ -127,13 +127,27 @@ def test_virtual_hosts_are_made_listed_and_deleted(run: Run) -> None:
     assert run("queue", "list", "--vhost", "shop", code=1).stderr.startswith("laneway: there is no virtual host 'shop'")
 
 
+@pytest.mark.parametrize(
+    ("exchange", "key", "said"), [("", "letters", "'letters'"), ("dead", "none", "a queue behind exchange 'dead'")]
+)
+def test_redriving_the_queue_that_letters_left_says_where_they_are(
+    run: Run, queue: str, exchange: str, key: str, said: str
+) -> None:
+    name = f"{queue}-work"
+    options = ("--dead-letter-exchange", exchange, "--dead-letter-routing-key", key)
+    run("queue", "create", name, *options)
+    assert run("redrive", name).stderr == f"laneway: dead letters of {name!r} go to {said}: redrive that one\n"
+
+
 def test_exchanges_and_bindings_from_creation_to_deletion(run: Run, queue: str) -> None:
     assert run("exchange", "create", "orders", "--type", "topic", "--alternate", "rest").stdout == "orders exists now\n"
     assert (
         json.loads(run("exchange", "create", "rest", "--type", "fanout", "--transient", "--json").stdout)["durable"]
         is False
     )
-    assert "exists with other settings" in run("exchange", "create", "orders", code=1).stderr
+    refused = run("exchange", "create", "orders", code=1).stderr
+    assert "exists with other settings" in refused and "delete it first" in refused
+    assert run("route", "", queue).stdout == run("route", "amq.default", queue).stdout
     assert re.search(r"^orders +topic +0 +alternate rest$", run("exchange", "list").stdout, re.MULTILINE)
     listed = json_lines(run("exchange", "list", "--prefix", "or", "--json"))
     assert [(one["exchange_name"], one["type"]) for one in listed] == [("orders", "topic")]
@@ -572,7 +586,7 @@ def test_a_data_folder_that_cannot_be_made_is_refused_with_one_line(tmp_path: Pa
 def test_a_port_in_use_is_refused_with_one_line(start_server: StartServer, tmp_path: Path) -> None:
     server = start_server()
     said = fails_to_serve("--data", "other", "--http", server.url.removeprefix("http://"), cwd=tmp_path)
-    assert "cannot listen on" in said and "--http" in said
+    assert "cannot listen on" in said and "somebody listens there already" in said and "--http" in said
 
 
 @pytest.mark.parametrize("setting", ["http", "amqp"])
@@ -586,7 +600,7 @@ def test_a_port_of_amqp_in_use_is_refused_with_one_line(start_server: StartServe
     used = re.search(r"amqp://(\S+)", server.output)
     assert used is not None
     said = fails_to_serve("--data", "other", "--http", "127.0.0.1:0", "--amqp", used[1], cwd=tmp_path)
-    assert "cannot listen on" in said and "--amqp HOST:PORT, or off" in said
+    assert "cannot listen on" in said and "perhaps RabbitMQ" in said and "--amqp HOST:PORT, or off" in said
 
 
 def test_settings_come_from_the_file_and_the_environment(start_server: StartServer, tmp_path: Path) -> None:

@@ -132,6 +132,11 @@ def test_a_long_line_is_not_wrapped_into_a_pipe(capsys: pytest.CaptureFixture[st
         ("é", "application/json", '"é"'),
         ("plain", "text/plain", "plain"),
         (b"\x00\x01", "image/png", "2 bytes of image/png"),
+        (b"P1", "image/png", "2 bytes of image/png"),
+        ("hello, wörld\n".encode(), "application/octet-stream", "hello, wörld\n"),
+        (b"\x00\x01", "application/octet-stream", "2 bytes of application/octet-stream"),
+        (b"\xff\xfe", "application/octet-stream", "2 bytes of application/octet-stream"),
+        (b"", "application/octet-stream", "0 bytes of application/octet-stream"),
     ],
 )
 def test_payloads_in_one_line(payload: object, content_type: str, text: str) -> None:

@@ -101,7 +101,7 @@ def redrive(
     else:
         click.echo(_sentence(task))
         if task["matched"] == 0 and elsewhere is not None:
-            click.echo(f"laneway: dead letters of {queue!r} go to {elsewhere!r}: redrive that one", err=True)
+            click.echo(f"laneway: dead letters of {queue!r} go to {elsewhere}: redrive that one", err=True)
     if cancelled is None and asked is None and (task["state"] == "failed" or task["failed"]):
         raise Failure(task["error"] or f"{task['failed']} dead letters could not be moved", code="task_failed")
 
@@ -128,14 +128,19 @@ def _wait(session: Session, client: Client, task: dict[str, Any]) -> dict[str, A
 
 
 def _where_dead_letters_go(client: Client, queue: str) -> str | None:
-    """The queue's dead-letter queue; None if it has none, or if that is not for this account to know."""
+    """In words; None if they stay in the queue, or if that is not for this account to know."""
     from laneway.client import ClientError
 
     try:
-        named: str | None = client.queue(queue)["dead_letter_queue"]
+        info = client.queue(queue)
     except ClientError:
         return None
-    return named
+    named, exchange, key = (info[f"dead_letter_{what}"] for what in ("queue", "exchange", "routing_key"))
+    if named is None and exchange == "":
+        named = key  # the default exchange leads to the queue of that name
+    if named is not None:
+        return repr(named)
+    return f"a queue behind exchange {exchange!r}" if exchange else None
 
 
 def _sentence(task: dict[str, Any]) -> str:

@@ -203,7 +203,9 @@ def route(session: Session, exchange: str, routing_key: str, attributes: tuple[t
     """
     with session.client() as client:
         answer = client.route(
-            exchange, routing_key, attributes={name: attribute_value(text) for name, text in attributes}
+            exchange or "amq.default",
+            routing_key,
+            attributes={name: attribute_value(text) for name, text in attributes},
         )
     if session.json:
         print_json(answer)

@@ -111,10 +111,20 @@ def shortened(text: str, width: int) -> str:
 def payload_text(payload: Any, content_type: str) -> str:
     """A payload in one line."""
     if isinstance(payload, bytes):
-        return f"{len(payload)} bytes of {content_type}"
+        text = _text_of(payload) if content_type == "application/octet-stream" else None
+        return f"{len(payload)} bytes of {content_type}" if text is None else text
     if isinstance(payload, str) and content_type != "application/json":
         return payload
     return json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
+
+
+def _text_of(payload: bytes) -> str | None:
+    """Most AMQP clients say nothing about what they publish, and most of it is text."""
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError:
+        return None
+    return text if text and all(c.isprintable() or c in "\r\n\t" for c in text) else None
 
 
 def duration(seconds: float | None) -> str:
