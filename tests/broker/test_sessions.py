@@ -568,9 +568,11 @@ def test_a_queue_has_its_owner_until_it_goes(run: Run) -> None:
         sessions.declare_queue("/", "q", QueueSettings(exclusive=True), owner)
         sessions.declare_queue("/", "q", QueueSettings(exclusive=True), other)
         assert sessions.queue_owner("/", "q") is owner
+        assert sessions.owned_by(owner) == ["q"] and sessions.owned_by(other) == []
         sessions.delete_queue("/", "q")
         sessions.declare_queue("/", "q", QueueSettings())
         assert sessions.queue_owner("/", "q") is None
+        assert sessions.owned_by(owner) == []
         sessions.declare_queue("/", "own", QueueSettings(exclusive=True), owner)
         await b.restart()
         assert b.broker.find_info("/", "own") is None and b.broker.find_info("/", "q") is not None
@@ -650,5 +652,18 @@ def test_a_consumer_can_say_that_it_has_enough_before_all_large_messages_are_rea
             await turns(b)
             assert len(consumer.got) > before
         assert consumer.got == sent
+
+    run(scenario)
+
+
+def test_nothing_is_remembered_of_owned_queues_that_went_by_themselves(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        owner, sessions = object(), b.broker.sessions
+        for _ in range(3):
+            sessions.declare_queue("/", "q", QueueSettings(exclusive=True, auto_delete=True), owner)
+            assert sessions.owned_by(owner) == ["q"]
+            Consumer(b).subscription.cancel()
+            assert b.broker.find_info("/", "q") is None
+            assert sessions.owned_by(owner) == [] and not sessions._owned
 
     run(scenario)

@@ -227,7 +227,8 @@ class Sessions:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.audiences: dict[int, _Audience] = {}  # by queue number
-        self._owners: dict[int, object] = {}
+        self._owners: dict[int, object] = {}  # by queue number
+        self._owned: dict[object, dict[int, None]] = {}  # … and the other way round
         self._expiries: dict[int, asyncio.TimerHandle] = {}
         self._is_stopped = False
         self._planned: set[int] = set()  # queues to be looked at in the next turn of the loop
@@ -251,7 +252,9 @@ class Sessions:
         if info is None:
             info = self._broker.put_queue_now(vhost, name, settings)[0]
             if owner is not None:
-                self._owners[self._broker.find_queue(vhost, name).number] = owner
+                number = self._broker.find_queue(vhost, name).number
+                self._owners[number] = owner
+                self._owned.setdefault(owner, {})[number] = None
         self.used(self._broker.find_queue(vhost, name))
         return info
 
@@ -261,6 +264,10 @@ class Sessions:
     def queue_owner(self, vhost: str, name: str) -> object:
         """Who has this queue for itself alone; None if everybody may use it."""
         return self._owners.get(self._broker.find_queue(vhost, name).number)
+
+    def owned_by(self, owner: object) -> list[str]:
+        """The names of the queues that it has for itself alone."""
+        return [self._broker.engine.state.queues[number].name for number in self._owned.get(owner, ())]
 
     def counts(self, vhost: str, name: str) -> tuple[int, int]:
         """(ready messages, consumers)"""
@@ -286,7 +293,11 @@ class Sessions:
 
     def queue_gone(self, number: int) -> None:
         """Called when a queue was deleted, however that came about."""
-        self._owners.pop(number, None)
+        owner = self._owners.pop(number, None)
+        if owner is not None:
+            del self._owned[owner][number]
+            if not self._owned[owner]:
+                del self._owned[owner]
         timer = self._expiries.pop(number, None)
         if timer is not None:
             timer.cancel()

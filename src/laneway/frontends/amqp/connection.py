@@ -60,7 +60,6 @@ class Connection(asyncio.Protocol):
         self.frame_bytes = shared.limits.frame_bytes
         self.channels: dict[int, Channel] = {}
         self._leaving: dict[int, Outbox] = {}  # what closed channels still have to say, by their number
-        self.exclusive_queues: set[str] = set()
         self.unconfirmed_bytes = 0  # of publishes on their way to the disk
         self.consumer_count = 0
         self.is_writing_paused = False
@@ -462,9 +461,8 @@ class Connection(asyncio.Protocol):
         except LanewayError as trouble:  # the node stops or has failed: the next start gives back what they held
             log.debug("channels end without giving back what they held: %s", trouble)
         self.channels.clear()
-        for name in self.exclusive_queues:
+        for name in self.shared.broker.sessions.owned_by(self):
             self.shared.delete_exclusive(self.vhost, name, self)
-        self.exclusive_queues.clear()
 
     def stop(self, why: str = "broker forced connection closure with reason 'shutdown'") -> None:
         """The server stops, or the virtual host is gone."""

@@ -79,8 +79,6 @@ def _create(ch: Channel, name: str, a: Arguments) -> None:
         ch.check_access("exchange", settings.dead_letter_exchange, "write")
     owner = ch.connection if a.exclusive else None
     ch.broker.sessions.declare_queue(ch.vhost, name, settings, owner)
-    if a.exclusive:
-        ch.connection.exclusive_queues.add(name)
 
 
 def _settings(ch: Channel, name: str, a: Arguments) -> QueueSettings:
@@ -148,7 +146,6 @@ def delete(ch: Channel, a: Arguments) -> None:
             raise precondition_failed(f"{where} in use" if trouble.field == "if_unused" else trouble.message) from None
         except Conflict:
             raise precondition_failed(f"{where} not empty") from None
-        ch.connection.exclusive_queues.discard(name)
     if not a.nowait:
         ch.send_when_durable("queue.delete-ok", count)
 
