@@ -9,6 +9,7 @@ What a client says is a script: a generator that yields whole requests and is se
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from array import array
@@ -104,14 +105,17 @@ class HttpConnection(Connection):
         return end + 4 + int(self._buffer[at:stop])
 
 
-def ask(address: tuple[str, int], method: str, path: str, body: object = None) -> object:
+def ask(address: tuple[str, int], method: str, path: str, body: object = None, *, user: str = "") -> object:
     """One request on a connection of its own, for preparing a measurement; the decoded JSON of a good answer."""
     from http.client import HTTPConnection  # here alone: the load itself never goes through it
 
     connection = HTTPConnection(*address, timeout=60)
     try:
         content = None if body is None else json.dumps(body)
-        connection.request(method, path, content, {"Content-Type": "application/json"} if content else {})
+        headers = {"Content-Type": "application/json"} if content else {}
+        if user:
+            headers["Authorization"] = "Basic " + base64.b64encode(user.encode()).decode()
+        connection.request(method, path, content, headers)
         answer = connection.getresponse()
         text = answer.read()
         if answer.status >= 300:

@@ -160,6 +160,22 @@ class StarletteEcho(Server):
             return False
 
 
+class MotoServer(Server):
+    """moto's SQS, which keeps its queues in memory: what tests of SQS code usually run against."""
+
+    name = "moto"
+
+    def command(self) -> Sequence[str]:
+        options = "--interface wsgi --loop uvloop --http httptools --no-access-log --log-level warning".split()
+        return [sys.executable, "-m", "uvicorn", "benchmarks.moto_app:app", "--port", str(self.port), *options]
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "PYTHONWARNINGS": "ignore"}
+
+    def is_ready(self) -> bool:
+        return _is_open(self.port)
+
+
 class SinkServer(Server):
     """benchmarks/amqp_sink.py: what the load generator reaches against it is the generator's own ceiling."""
 

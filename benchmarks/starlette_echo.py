@@ -12,4 +12,4 @@ async def echo(request: Request) -> JSONResponse:
     return JSONResponse(await request.json(), status_code=201)
 
 
-app = Starlette(routes=[Route("/queues/bench/messages", echo, methods=["POST"])])
+app = Starlette(routes=[Route(path, echo, methods=["POST"]) for path in ("/queues/bench/messages", "/")])

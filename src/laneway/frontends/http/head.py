@@ -45,6 +45,7 @@ class Head:
         "host",
         "idempotency_key",
         "is_plain",
+        "is_repeated",
         "keep_alive",
         "method",
         "origin",
@@ -71,6 +72,7 @@ class Head:
         self.x_amz_target: bytes | None = None
         self.headers: list[tuple[bytes, bytes]] = []  # all of them as they came, until the head is planned
         self.is_plain = keep_alive and version == "1.1" and method != "HEAD"  # its answer needs nothing special
+        self.is_repeated = True  # the application says if no other request will have the same head
         self.application: Any = None  # who answers requests with this head
         self.plan: Any = None  # what the application made of this head, remembered with it
 
@@ -83,6 +85,8 @@ class HeadCache:
 
     def remember(self, raw: bytes, head: Head) -> None:
         if len(raw) > _REMEMBERED_HEAD_BYTES or head.chunked or head.expects_continue or head.idempotency_key:
+            return
+        if not head.is_repeated:
             return
         if len(self.known) >= _REMEMBERED_HEADS:
             self.known.clear()

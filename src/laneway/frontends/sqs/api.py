@@ -44,7 +44,7 @@ def _target(head: Head) -> tuple[bytes, bytes]:
 class Plan:
     """What can be said about a request from its head alone."""
 
-    __slots__ = ("action", "base", "browser", "path", "query", "refusal", "region", "signature")
+    __slots__ = ("action", "base", "path", "query", "refusal", "region", "signature")
 
     def __init__(self, head: Head, options: SqsOptions) -> None:
         self.path, self.query = _target(head)
@@ -52,14 +52,14 @@ class Plan:
         self.refusal: SqsError | None = None
         self.signature: Signature | None = None
         self.region = options.region
-        self.browser = browser_refusal(head)
         scheme = "http"
         for name, value in head.headers:
-            if name.lower() == b"x-forwarded-proto" and value.strip().lower() == b"https":
+            if len(name) == 17 and name.lower() == b"x-forwarded-proto" and value.strip().lower() == b"https":
                 scheme = "https"
         self.base = f"{scheme}://{(head.host or b'localhost').decode('latin-1')}"
         try:
             if is_signed(head, self.query):
+                head.is_repeated = False
                 self.signature = Signature(head, self.path, self.query)
                 self.region = self.signature.region
         except SqsError as error:
@@ -168,8 +168,9 @@ class SqsApi:
             account = self._access.anonymous(from_loopback=call.connection.from_loopback)
         except Unauthenticated as error:
             raise SqsError("MissingAuthenticationToken", f"Request is missing Authentication Token: {error}") from None
-        if plan.browser is not None:
-            raise SqsError("AccessDenied", plan.browser.message)
+        browser = browser_refusal(call.head)
+        if browser is not None:
+            raise SqsError("AccessDenied", browser.message)
         return account
 
     # --- what is awaited

@@ -17,6 +17,8 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _FIFO_NAME = re.compile(r"[A-Za-z0-9_-]{1,75}\.fifo")
 _URL = re.compile(r"(?:https?://[^/]+)?/(?P<account>[0-9]{12})/(?P<name>[^/]+)/?")
 _ARN = re.compile(r"arn:[a-z-]+:sqs:(?P<region>[^:]*):(?P<account>[0-9]{12}):(?P<name>.+)")
+_REMEMBERED_URLS = 10_000
+_REMEMBERED_URL_CHARS = 1000
 _REGION = re.compile(r"[a-z0-9-]{1,40}")
 
 
@@ -46,6 +48,7 @@ class Names:
     def __init__(self, options: SqsOptions) -> None:
         self.account_id = options.account_id
         self.region = options.region
+        self._known: dict[str, str] = {}  # URL -> name, of those that came lately
 
     def vhost(self, region: str) -> str:
         """Regions are kept apart: each has its own virtual host, and the configured one the default."""
@@ -59,6 +62,16 @@ class Names:
 
     def queue_of_url(self, url: str) -> str:
         """The name in a queue's URL, whatever host it names; a bare name is taken as it is."""
+        name = self._known.get(url)
+        if name is None:
+            name = self._read_url(url)
+            if len(url) <= _REMEMBERED_URL_CHARS:
+                if len(self._known) >= _REMEMBERED_URLS:
+                    self._known.clear()
+                self._known[url] = name
+        return name
+
+    def _read_url(self, url: str) -> str:
         if "/" not in url:
             if not url:
                 raise no_such_queue()

@@ -13,8 +13,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from urllib.parse import parse_qsl, quote
 
 from laneway.frontends.http.head import Head
@@ -26,7 +26,8 @@ SERVICE = "sqs"
 SKEW_S = 15 * 60  # between the clocks of client and server
 LONGEST_PRESIGNED_S = 7 * 24 * 3600
 _REMEMBERED_KEYS = 1024
-_SPACES = re.compile(" +")
+_SPACES = re.compile(b" +")
+_USUAL = re.compile(rf"{ALGORITHM} Credential=([^,\s]+), ?SignedHeaders=([^,\s]+), ?Signature=([^,\s]+)")
 
 
 class Signature:
@@ -46,43 +47,43 @@ class Signature:
     )
 
     def __init__(self, head: Head, path: bytes, query: bytes) -> None:
-        headers: dict[str, list[str]] = {}
+        headers: dict[bytes, bytes] = {}
         for name, value in head.headers:
-            headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
-        parts = _query_parts(query)
-        given = dict(parts)
+            name, value = name.lower(), value.strip()
+            headers[name] = headers[name] + b"," + value if name in headers else value
+        parts = _query_parts(query) if query else []
         self.expires_s = 0
         if head.authorization is not None:
             credential, signed_headers, self.signature = _read_authorization(head.authorization.decode("latin-1"))
-            self.timestamp = _only(headers, "x-amz-date")
+            self.timestamp = headers.get(b"x-amz-date", b"").decode("latin-1")
+            if not self.timestamp:
+                raise _incomplete("Authorization header requires existence of a 'X-Amz-Date' header.")
         else:
+            given = dict(parts)
             credential, signed_headers = given.get("X-Amz-Credential", ""), given.get("X-Amz-SignedHeaders", "")
             self.signature, self.timestamp = given["X-Amz-Signature"], given.get("X-Amz-Date", "")
             self.expires_s = _read_expiry(given.get("X-Amz-Expires", ""))
             parts = [(name, value) for name, value in parts if name != "X-Amz-Signature"]
-        scope = credential.split("/")
-        if len(scope) != 5 or scope[4] != "aws4_request":
-            raise _incomplete("Credential must be KEY/DATE/REGION/sqs/aws4_request")
-        self.access_key, self.day, self.region = scope[0], scope[1], check_region(scope[2])
-        if scope[3] != SERVICE:
-            raise _mismatch(f"Credential should be scoped to correct service: '{SERVICE}'.")
-        self.scope = "/".join(scope[1:])
+        self.access_key, self.day, self.region, self.scope = _read_credential(credential)
         self.at_s = _read_time(self.timestamp, self.day)
-        names = signed_headers.split(";")
-        if "host" not in names:
-            raise _mismatch("'Host' must be a 'SignedHeader' in the AWS Authorization.")
-        self.content_sha256 = headers.get("x-amz-content-sha256", [""])[0]
-        lines = "".join(f"{name}:{_canonical_value(headers.get(name, ()))}\n" for name in names)
-        self.before_body = (
-            f"{head.method}\n{_canonical_path(path)}\n{_canonical_query(parts)}\n{lines}\n{signed_headers}\n"
-        )
+        self.content_sha256 = headers.get(b"x-amz-content-sha256", b"").decode("latin-1")
+        lines = [
+            b"%b\n%b\n%b\n" % (head.method.encode(), _canonical_path(path), _canonical_query(parts) if parts else b"")
+        ]
+        for name in _read_names(signed_headers):
+            value = headers.get(name, b"")
+            if b"  " in value:
+                value = _SPACES.sub(b" ", value)
+            lines.append(b"%b:%b\n" % (name, value))
+        lines.append(b"\n%b\n" % signed_headers.encode("utf-8", "replace"))
+        self.before_body = b"".join(lines)
 
     def check(self, secret: str, body: bytes, now_s: float, keys: SigningKeys) -> None:
         """Raise unless this is what the owner of the secret would have signed, and not too long ago."""
         body_sha256 = hashlib.sha256(body).hexdigest()
         if self.content_sha256 and self.content_sha256 != body_sha256:
             raise _mismatch("The body does not have the SHA-256 that x-amz-content-sha256 says.")
-        request = hashlib.sha256((self.before_body + body_sha256).encode()).hexdigest()
+        request = hashlib.sha256(self.before_body + body_sha256.encode()).hexdigest()
         to_sign = f"{ALGORITHM}\n{self.timestamp}\n{self.scope}\n{request}"
         signing = keys.key(secret, self.day, self.region).copy()
         signing.update(to_sign.encode())
@@ -134,6 +135,9 @@ def is_signed(head: Head, query: bytes) -> bool:
 
 
 def _read_authorization(text: str) -> tuple[str, str, str]:
+    usual = _USUAL.fullmatch(text)
+    if usual is not None:
+        return usual[1], usual[2], usual[3]
     fields: dict[str, str] = {}
     for part in text.removeprefix(ALGORITHM).split(","):
         name, _, value = part.strip().partition("=")
@@ -144,13 +148,29 @@ def _read_authorization(text: str) -> tuple[str, str, str]:
         raise _incomplete(f"Authorization header requires '{absent.args[0]}' parameter.") from None
 
 
-def _only(headers: Mapping[str, list[str]], name: str) -> str:
-    values = headers.get(name, [])
-    if len(values) != 1:
-        raise _incomplete(f"Authorization header requires existence of a '{name.title()}' header.")
-    return values[0].strip()
+# Clients say the same again and again: what was made of it is remembered, and the request's own part is small.
 
 
+@lru_cache(maxsize=1024)
+def _read_credential(text: str) -> tuple[str, str, str, str]:
+    """(access key, day, region, scope)"""
+    scope = text.split("/")
+    if len(scope) != 5 or scope[4] != "aws4_request":
+        raise _incomplete("Credential must be KEY/DATE/REGION/sqs/aws4_request")
+    if scope[3] != SERVICE:
+        raise _mismatch(f"Credential should be scoped to correct service: '{SERVICE}'.")
+    return scope[0], scope[1], check_region(scope[2]), "/".join(scope[1:])
+
+
+@lru_cache(maxsize=1024)
+def _read_names(signed_headers: str) -> tuple[bytes, ...]:
+    names = tuple(signed_headers.encode("latin-1", "replace").split(b";"))
+    if b"host" not in names:
+        raise _mismatch("'Host' must be a 'SignedHeader' in the AWS Authorization.")
+    return names
+
+
+@lru_cache(maxsize=1024)
 def _read_time(text: str, day: str) -> float:
     try:
         at = datetime.strptime(text, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
@@ -174,26 +194,23 @@ def _query_parts(query: bytes) -> list[tuple[str, str]]:
         raise SqsError("SerializationException", "The query string cannot be read.") from None
 
 
-def _canonical_query(parts: list[tuple[str, str]]) -> str:
+def _canonical_query(parts: list[tuple[str, str]]) -> bytes:
     encoded = sorted((quote(name, safe="-_.~"), quote(value, safe="-_.~")) for name, value in parts)
-    return "&".join(f"{name}={value}" for name, value in encoded)
+    return "&".join(f"{name}={value}" for name, value in encoded).encode()
 
 
-def _canonical_path(path: bytes) -> str:
+def _canonical_path(path: bytes) -> bytes:
     """The path as it came, normalised and encoded once more: so it is for every service but S3."""
-    kept: list[str] = []
-    text = path.decode("latin-1")
-    for segment in text.split("/"):
-        if segment == "..":
+    if path == b"/":
+        return path
+    kept: list[bytes] = []
+    for segment in path.split(b"/"):
+        if segment == b"..":
             kept = kept[:-1]
-        elif segment not in ("", "."):
+        elif segment not in (b"", b"."):
             kept.append(segment)
-    last = "/" if kept and text.endswith("/") else ""
-    return quote("/" + "/".join(kept) + last, safe="/~")
-
-
-def _canonical_value(values: list[str] | tuple[str, ...]) -> str:
-    return ",".join(_SPACES.sub(" ", value.strip()) for value in values)
+    last = b"/" if kept and path.endswith(b"/") else b""
+    return quote(b"/" + b"/".join(kept) + last, safe="/~").encode()
 
 
 def _incomplete(message: str) -> SqsError:
