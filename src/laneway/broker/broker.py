@@ -103,6 +103,7 @@ class Broker:
         self._publishes: dict[int, tuple[list[Draft], list[PublishDone], int]] = {}
         self._settlements: dict[int, tuple[list[Settlement], list[SettleDone], int]] = {}
         self._names: list[tuple[str, str]] = []
+        self._encoded: tuple[Properties, bytes] = (PLAIN, b"")  # those of publish_bodies, who often comes with the same
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         self.redrives = Redrives(self)
@@ -238,7 +239,9 @@ class Broker:
         settings = target.settings
         usual = settings.priority_when_unset
         chosen = [usual if priority is None else priority for priority in priorities]
-        block = encode_props(properties)
+        if properties is not self._encoded[0]:
+            self._encoded = (properties, encode_props(properties))
+        block = self._encoded[1]
         if (
             len(bodies) > MAX_BATCH
             or max(chosen) > settings.max_priority

@@ -41,6 +41,7 @@ class Head:
         "content_type",
         "expects_continue",
         "fetch_site",
+        "forwarded_proto",
         "headers",
         "host",
         "idempotency_key",
@@ -70,7 +71,8 @@ class Head:
         self.content_type: bytes | None = None
         self.idempotency_key: bytes | None = None
         self.x_amz_target: bytes | None = None
-        self.headers: list[tuple[bytes, bytes]] = []  # all of them as they came, until the head is planned
+        self.forwarded_proto: bytes | None = None
+        self.headers: list[tuple[bytes, bytes]] = []  # all of them, names in small letters, until the head is planned
         self.is_plain = keep_alive and version == "1.1" and method != "HEAD"  # its answer needs nothing special
         self.is_repeated = True  # the application says if no other request will have the same head
         self.application: Any = None  # who answers requests with this head
@@ -193,14 +195,16 @@ def _check_size(raw: bytes, read: _Collector, limits: HttpLimits) -> None:
 
 def _take_headers(head: Head, headers: list[tuple[bytes, bytes]]) -> None:
     seen: dict[bytes, bytes] = {}
+    head.headers = headers = [(name.lower(), value) for name, value in headers]
     for name, value in headers:
-        name = name.lower()
         if name in _READ_HEADERS:
             if name in seen:
                 raise malformed(f"the header {name.decode()} comes more than once")
             seen[name] = value.strip()
         elif name == b"content-length":
             head.content_length = int(value)  # httptools refuses one that is repeated or is no number
+        elif name == b"x-forwarded-proto":
+            head.forwarded_proto = value.strip()
     if head.version == "1.1" and b"host" not in seen:
         raise malformed("an HTTP/1.1 request needs a Host header")
     coding = seen.get(b"transfer-encoding")
@@ -220,4 +224,3 @@ def _take_headers(head: Head, headers: list[tuple[bytes, bytes]]) -> None:
     head.content_type = seen.get(b"content-type")
     head.idempotency_key = seen.get(b"idempotency-key")
     head.x_amz_target = seen.get(b"x-amz-target")
-    head.headers = headers

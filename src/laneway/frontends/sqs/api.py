@@ -44,7 +44,7 @@ def _target(head: Head) -> tuple[bytes, bytes]:
 class Plan:
     """What can be said about a request from its head alone."""
 
-    __slots__ = ("action", "base", "path", "query", "refusal", "region", "signature")
+    __slots__ = ("action", "path", "query", "refusal", "region", "signature")
 
     def __init__(self, head: Head, options: SqsOptions) -> None:
         self.path, self.query = _target(head)
@@ -52,11 +52,6 @@ class Plan:
         self.refusal: SqsError | None = None
         self.signature: Signature | None = None
         self.region = options.region
-        scheme = "http"
-        for name, value in head.headers:
-            if len(name) == 17 and name.lower() == b"x-forwarded-proto" and value.strip().lower() == b"https":
-                scheme = "https"
-        self.base = f"{scheme}://{(head.host or b'localhost').decode('latin-1')}"
         try:
             if is_signed(head, self.query):
                 head.is_repeated = False
@@ -114,7 +109,7 @@ class SqsApi:
                 raise plan.refusal.with_traceback(None)
             account = self._account(call, plan)
             name, action, asked = self._read(call, plan)
-            ask = Ask(call, form, name, account, self._access, self._names, plan.region, plan.base, request_id)
+            ask = Ask(call, form, name, account, self._access, self._names, plan.region, request_id)
             if action.fast is not None:
                 action.fast(ask, asked)
             else:

@@ -35,7 +35,7 @@ class Action(NamedTuple):
 
 
 class Ask:
-    __slots__ = ("access", "account", "action", "base", "call", "form", "names", "region", "request_id", "vhost")
+    __slots__ = ("access", "account", "action", "call", "form", "names", "region", "request_id", "vhost")
 
     def __init__(
         self,
@@ -46,7 +46,6 @@ class Ask:
         access: Access,
         names: Names,
         region: str,
-        base: str,
         request_id: str,
     ) -> None:
         self.call = call
@@ -57,7 +56,6 @@ class Ask:
         self.names = names
         self.region = region
         self.vhost = names.vhost(region)
-        self.base = base  # scheme and host, as the client called
         self.request_id = request_id
 
     def check(self, queue: str, need: Need) -> None:
@@ -75,7 +73,10 @@ class Ask:
         return name
 
     def url(self, queue: str) -> str:
-        return self.names.url(self.base, queue)
+        """With the host that the client called, so that it works from where the client stands."""
+        head = self.call.head
+        scheme = "https" if (head.forwarded_proto or b"").lower() == b"https" else "http"
+        return self.names.url(f"{scheme}://{(head.host or b'localhost').decode('latin-1')}", queue)
 
     def arn(self, queue: str) -> str:
         return self.names.arn(self.region, queue)
