@@ -14,6 +14,7 @@ import pika
 import pytest
 
 from laneway.config import Address, load_config
+from laneway.errors import ConfigInvalid
 from laneway.journal.segments.inspect import dump
 from laneway.node import Node
 
@@ -176,6 +177,35 @@ def ends(speaker: Speaker, queue: str) -> None:
     speaker.delete(queue)
 
 
+def reads_each_other(addresses: dict[str, Address]) -> None:
+    """What SQS sends, AMQP gets with its attributes as headers; and the other way round."""
+    over_amqp, over_sqs = OverAmqp(addresses), OverSqs(addresses)
+    channel, sqs = over_amqp._channel, over_sqs._client
+    over_sqs.create("both")
+    sqs.send_message(
+        QueueUrl="both",
+        MessageBody="wörd",
+        MessageAttributes={
+            "text": {"DataType": "String", "StringValue": "x"},
+            "number": {"DataType": "Number", "StringValue": "7"},
+            "bytes": {"DataType": "Binary", "BinaryValue": b"\xff"},
+        },
+    )
+    method, properties, body = channel.basic_get("both")
+    assert (body.decode(), properties.content_type) == ("wörd", "text/plain")
+    assert properties.headers == {"text": "x", "number": 7, "bytes": b"\xff"}
+    channel.basic_ack(method.delivery_tag)
+    headers = {"text": "x", "number": 7, "list": [1, "a"]}
+    channel.basic_publish("", "both", "wörd".encode(), pika.BasicProperties(headers=headers, content_type="text/x"))
+    (message,) = sqs.receive_message(QueueUrl="both", MessageAttributeNames=["All"])["Messages"]
+    assert message["Body"] == "wörd"
+    assert message["MessageAttributes"] == {
+        "text": {"DataType": "String", "StringValue": "x"},
+        "number": {"DataType": "Number", "StringValue": "7"},
+        "list": {"DataType": "String", "StringValue": '[1,"a"]'},
+    }
+
+
 SPEAKERS: dict[str, Callable[[dict[str, Address]], Speaker]] = {"http": OverHttp, "amqp": OverAmqp, "sqs": OverSqs}
 
 
@@ -199,6 +229,7 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     flags = {"data": str(folder), "http": "127.0.0.1:0", "amqp": "127.0.0.1:0", "sqs_anonymous": "true"}
 
     def play(addresses: dict[str, Address]) -> None:
+        reads_each_other(addresses)
         for name, speaker_of in SPEAKERS.items():
             speaker = speaker_of(addresses)
             for scenario in (settles, dies, ends):
@@ -217,3 +248,9 @@ def test_the_journal_tells_the_same_story(spoken: Path, queue: str) -> None:
     stories = {name: events_of(spoken, f"{name}-{queue}") for name in SPEAKERS}
     assert stories["http"] == stories["amqp"] == stories["sqs"]
     assert len(stories["http"]) > 2
+
+
+@pytest.mark.parametrize(("setting", "value"), [("sqs_account_id", "12"), ("sqs_region", "Not A Region")])
+def test_a_node_with_a_wrong_name_for_sqs_does_not_start(tmp_path: Path, setting: str, value: str) -> None:
+    with pytest.raises(ConfigInvalid, match=setting):
+        Node(load_config({"data": str(tmp_path), setting: value}, {}))

@@ -51,6 +51,9 @@ class Node:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.failed: asyncio.Event = asyncio.Event()
+        self._sqs = SqsOptions(
+            account_id=config.sqs_account_id, region=config.sqs_region, is_anonymous=config.sqs_anonymous
+        )
         try:
             journal = SegmentJournal(
                 config.data,
@@ -92,7 +95,7 @@ class Node:
         self.access = Access(self.broker, now_ms=wall_clock_ms)
         self._refuse_open_doors(self.access)
         limits = self._rest_limits()
-        sqs = SqsApi(self.broker, self.access, self._sqs_options())
+        sqs = SqsApi(self.broker, self.access, self._sqs)
         self.http = HttpServer([sqs, RestApi(self.broker, self.access, limits)], limits)
         self.amqp = AmqpServer(self.broker, self.access, self._amqp_limits())
         tls = tls_context(self.config)
@@ -140,10 +143,6 @@ class Node:
             idle_timeout_ms=int(c.idle_timeout_seconds * 1000),
             receive_timeout_ms=int(c.request_timeout_seconds * 1000),
         )
-
-    def _sqs_options(self) -> SqsOptions:
-        c = self.config
-        return SqsOptions(account_id=c.sqs_account_id, region=c.sqs_region, is_anonymous=c.sqs_anonymous)
 
     def _amqp_limits(self) -> AmqpLimits:
         return AmqpLimits(connection_count=self.config.max_connections, body_bytes=self.config.max_message_bytes)
