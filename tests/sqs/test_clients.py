@@ -18,7 +18,7 @@ import pytest
 from aiobotocore.session import get_session
 
 from tests.amqp_clients.servers import end
-from tests.rest.serving import wait_for
+from tests.amqp_clients.speaking import eventually
 from tests.sqs.serving import REGION, SqsServing
 
 NewName = Callable[..., str]
@@ -105,7 +105,11 @@ def tasks(shared_serving: SqsServing, tmp_path_factory: pytest.TempPathFactory) 
             [*program, "--loglevel", "INFO"], cwd=Path(__file__).parent.parent.parent, stdout=log, stderr=log
         )
     try:
-        wait_for(lambda: process.poll() is None and " ready." in log_path.read_text(errors="replace"), "the worker")
+        eventually(
+            "the worker",
+            lambda: process.poll() is None and " ready." in log_path.read_text(errors="replace"),
+            within_s=WAIT_S,
+        )
         yield application
     except AssertionError:
         print(log_path.read_text(errors="replace")[-3000:])

@@ -326,9 +326,16 @@ class Messages:
         name = ask.queue(asked.QueueUrl, "read")
         view = self._view(ask, name)
         _check_batch(asked.Entries)
-        settlements = [Settlement("ack", entry.ReceiptHandle) for entry in asked.Entries]
+        handles = [entry.ReceiptHandle for entry in asked.Entries]
+        if self._broker.ack_tokens(ask.vhost, name, handles, partial(self._deleted_all, ask, asked.Entries)):
+            return
+        settlements = [Settlement("ack", handle) for handle in handles]
         done = partial(self._deleted_batch, ask, view, asked.Entries, settlements)
         self._broker.settle(ask.vhost, name, settlements, done)
+
+    @answers_anyway
+    def _deleted_all(self, ask: Ask, entries: list[w.HandleEntry], count: int) -> None:
+        ask.answer(w.DeleteMessageBatchResult(Successful=[w.IdEntry(Id=entry.Id) for entry in entries]))
 
     @answers_anyway
     def _deleted_batch(
