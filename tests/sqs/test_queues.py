@@ -189,6 +189,20 @@ def test_a_queue_of_http_is_a_queue_of_sqs(sqs: Any, serving: SqsServing, new_na
     assert bodies(sqs.receive_message(QueueUrl=url)) == ["x"]
 
 
+def test_what_only_sqs_knows_outlives_a_change_over_http(sqs: Any, serving: SqsServing, new_queue: NewQueue) -> None:
+    queue = new_queue(".fifo", ContentBasedDeduplication="true", MaximumMessageSize="2048")
+    sqs.tag_queue(QueueUrl=queue, Tags={"team": "a"})
+    path = f"/queues/{queue.rsplit('/', 1)[1]}"
+    with serving.client(auth=("root", "secret")) as http:
+        assert http.patch(path, json={"visibility_timeout": 7}).status_code == 200
+        assert attribute(sqs, queue, "ContentBasedDeduplication") == "true"
+        assert http.put(path, json={"visibility_timeout": 8}).status_code == 200
+    told = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["All"])["Attributes"]
+    assert (told["VisibilityTimeout"], told["ContentBasedDeduplication"]) == ("8", "true")
+    assert told["MaximumMessageSize"] == "2048"
+    assert sqs.list_queue_tags(QueueUrl=queue)["Tags"] == {"team": "a"}
+
+
 def test_regions_are_kept_apart(sqs: Any, serving: SqsServing, new_name: NewName) -> None:
     name = new_name("-region")
     here, there = sqs, serving.sqs(region="eu-west-1")

@@ -79,10 +79,17 @@ class Administration:
         if body.arguments is not UNSET:
             settings = self._declared(plan, body)
         else:
-            settings = QueueSettings(**settings_changes(body))
+            settings = QueueSettings(**settings_changes(body), arguments=self._foreign_arguments(plan))
         self._check_dead_letter_exchange(call, settings.dead_letter_exchange)
         info, is_new = await self._broker.put_queue(plan.vhost, plan.queue, settings)
         return Reply(201 if is_new else 200, encode(self._writer.queue(info)))
+
+    def _foreign_arguments(self, plan: Plan) -> dict[str, Any]:
+        """What other protocols keep with a queue and HTTP has no word for: replacing its settings leaves that alone.
+        AMQP's arguments (x-…) are settings as well, and go with those that they were."""
+        there = self._broker.find_info(plan.vhost, plan.queue)
+        arguments = {} if there is None else there.settings.arguments
+        return {name: value for name, value in arguments.items() if not name.startswith("x-")}
 
     def _declared(self, plan: Plan, body: PutQueueRequest) -> QueueSettings:
         """The settings that AMQP's arguments mean. A queue that was declared with others is not changed: whoever
