@@ -273,18 +273,22 @@ def test_waiting_requests_come_before_subscriptions(run: Run) -> None:
     run(scenario)
 
 
-def test_what_is_durable_stays_behind_what_is_not_yet(run: Run) -> None:
+def test_what_is_durable_does_not_wait_for_what_is_not_yet(run: Run) -> None:
     async def scenario(b: Bench) -> None:
         await b.queue(max_priority=9)
         await b.publish(b"low", b"lower", priority=1)
         consumer = Consumer(b, credit=1)
         sessions, number = b.broker.sessions, b.broker.sessions.number("/", "q")
-        sessions.publish_columns([((number,), (9,), [b""], [b"high"])])  # pushed at once, as soon as it is durable
+        sessions.publish_columns([((number,), (9,), [b""], [b"high"])])
+        assert consumer.got == [b"low"] and b.broker.stats("/", "q").leased == 1
         consumer.subscription.grant(1)
         sessions.dispatch(number)
-        assert consumer.got == [] and b.broker.stats("/", "q").leased == 2
+        assert consumer.got == [b"low", b"lower"]
+        consumer.subscription.grant(1)
+        sessions.dispatch(number)
+        assert consumer.got == [b"low", b"lower"] and b.broker.stats("/", "q").leased == 2
         await turns(b)
-        assert consumer.got == [b"high", b"low"]
+        assert consumer.got == [b"low", b"lower", b"high"]
 
     run(scenario)
 

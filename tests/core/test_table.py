@@ -7,7 +7,7 @@ import pytest
 from laneway.core import commands, snapshot
 from laneway.core.invariants import check_invariants
 from laneway.core.message import Settlement
-from laneway.core.state import runs
+from laneway.core.state import Seqs, runs
 from laneway.core.table import COLUMNS, FREE, LEASED, READY, SLAB_ROWS, Slab, Table
 from tests.core.runner import Core, draft
 
@@ -154,6 +154,6 @@ def test_runs_are_neighbours_in_the_given_order(seqs: list[int], expected: list[
 def test_priorities_are_told_in_the_order_that_was_asked_for() -> None:
     table = Table()
     table.append([1, 2, 3, 4], [1] * 4, 0, 1, [10, 20, 30, 40], READY)
-    assert list(table.priorities([1, 2, 3, 4])) == [10, 20, 30, 40]
-    assert list(table.priorities([1, 3, 2, 4])) == [10, 30, 20, 40]
-    assert list(table.priorities([4])) == [40]
+    for asked, expected in (([1, 2, 3, 4], [10, 20, 30, 40]), ([1, 3, 2, 4], [10, 30, 20, 40]), ([4], [40])):
+        assert list(table.priorities(runs(asked))) == expected
+        assert list(table.priorities(runs(Seqs(asked)))) == expected

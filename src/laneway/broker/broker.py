@@ -33,7 +33,7 @@ from laneway.broker.values import (
 from laneway.broker.vhosts import Vhosts
 from laneway.broker.waiting import Waiter
 from laneway.core import burial, commands
-from laneway.core.events import DocumentPut, DocumentRemoved, Event, Leased
+from laneway.core.events import DocumentPut, DocumentRemoved, Event, Kind, Leased
 from laneway.core.message import (
     PLAIN,
     Delivery,
@@ -366,14 +366,31 @@ class Broker:
         return waiter
 
     def lease_now(
-        self, queue: Queue, limit: int, lease_ms: int | None, consumer: str = "", *, of_session: bool = False
+        self,
+        queue: Queue,
+        limit: int,
+        lease_ms: int | None,
+        consumer: str = "",
+        *,
+        of_session: bool = False,
+        durable_only: bool = False,
     ) -> Leased | None:
-        command = commands.lease(self._state, queue, limit, lease_ms, consumer, self.now(), of_session=of_session)
+        """`durable_only`: pass over messages that are not durable yet, unless there are groups."""
+        below = self.committer.durable_next_seq if durable_only else 0
+        now_ms = self.now()
+        command = commands.lease(
+            self._state, queue, limit, lease_ms, consumer, now_ms, of_session=of_session, below=below
+        )
         for event in self.engine.run(command):
             self._set_timer()
             self.committer.touch_later()
             return event  # type: ignore[return-value]
         return None
+
+    @property
+    def all_is_durable(self) -> bool:
+        """Whether every message is, wherever it is."""
+        return self._state.table.next_seq <= self.committer.durable_next_seq
 
     def hand_over(self, leased: Leased, deliver: Callable[[_T], None], what: _T) -> None:
         """At once, unless one of the messages is itself not durable yet."""
@@ -399,8 +416,9 @@ class Broker:
         if not self._waiters and not self.sessions.audiences:
             return
         for event in events:
+            at_once = event.kind is Kind.PUBLISHED and any(event.expires_at)  # type: ignore[union-attr]
             for number in dict.fromkeys((getattr(event, "queue", 0), getattr(event, "target", 0))):
-                self._serve(number)
+                self._serve(number, at_once=at_once)
 
     def _wanted(self, number: int, enough: int) -> int:
         """How many messages those who wait for a queue would take at once, counted no further than `enough`."""
@@ -412,12 +430,12 @@ class Broker:
         audience = self.sessions.audiences.get(number)
         return total + (audience.room(enough - total) if audience is not None else 0)
 
-    def _serve(self, number: int) -> None:
+    def _serve(self, number: int, *, at_once: bool = False) -> None:
         """First those who wait for an answer, then those that messages are pushed to."""
         if number in self._waiters:
             self._serve_waiters(number)
         if number in self.sessions.audiences:
-            self.sessions.dispatch(number)
+            self.sessions.dispatch(number, at_once=at_once)
 
     def _serve_waiters(self, number: int) -> None:
         queue = self._state.queues.get(number)

@@ -294,7 +294,7 @@ class Engine:
             columns[0],
             columns[1],
             columns[2],  # type: ignore[arg-type]
-            self.state.table.priorities(leased.seqs),
+            self.state.table.priorities(runs(leased.seqs)),
         )
 
     def _deliveries_one_by_one(

@@ -18,6 +18,7 @@ from laneway.core.events import Acked, Event, Leased
 from laneway.core.message import Draft, Receipt
 from laneway.core.queue import Queue
 from laneway.core.settings import QueueSettings
+from laneway.core.state import runs
 from laneway.errors import Conflict, LanewayError, QueueInUse, Unavailable
 
 if TYPE_CHECKING:
@@ -218,6 +219,12 @@ class _Audience:
                     return enough
         return total
 
+    def return_turn(self, subscription: Subscription) -> None:
+        """There was nothing for it: it is next again."""
+        ring = self.active.get(subscription.priority)
+        if ring is not None and subscription in ring:
+            ring.move_to_end(subscription, last=False)
+
     def _the_one(self) -> Subscription | None:
         """Of a queue with a single active consumer: the first of the highest priority."""
         return max(self.members, key=lambda s: s.priority, default=None) if self.members else None
@@ -232,6 +239,7 @@ class Sessions:
         self._expiries: dict[int, asyncio.TimerHandle] = {}
         self._is_stopped = False
         self._planned: set[int] = set()  # queues to be looked at in the next turn of the loop
+        self._undurable: set[int] = set()  # queues to be looked at when what they hold is durable
 
     # Queues
 
@@ -371,10 +379,12 @@ class Sessions:
         for numbers, chosen, props, bodies in runs:
             for number, priority in zip(numbers, chosen, strict=True):
                 known = columns.get(number)
-                if known is None:
-                    columns[number] = (props, bodies, [priority] * len(bodies))
+                if known is None:  # copied, because it may grow: a run may go into several queues
+                    columns[number] = (props[:], bodies[:], [priority] * len(bodies))
                 else:
-                    columns[number] = (known[0] + props, known[1] + bodies, known[2] + [priority] * len(bodies))
+                    known[0].extend(props)
+                    known[1].extend(bodies)
+                    known[2].extend([priority] * len(bodies))
         for number, (props, bodies, priorities) in columns.items():
             queue = state.queues[number]
             broker.run_now(commands.publish_columns(state, queue, props, bodies, priorities, now_ms))
@@ -456,6 +466,18 @@ class Sessions:
             audience.wake(subscription)
             self._plan(subscription.queue)
 
+    def _dispatch_when_durable(self, number: int) -> None:
+        if self._broker.all_is_durable:
+            return  # it is something else that holds them back
+        if not self._undurable:
+            self._broker.when_durable(self._dispatch_durable, None)
+        self._undurable.add(number)
+
+    def _dispatch_durable(self, _: None) -> None:
+        numbers, self._undurable = self._undurable, set()
+        for number in numbers:
+            self.dispatch(number)
+
     def _plan(self, number: int) -> None:
         if not self._planned:
             self._broker.call_soon(self._dispatch_planned)
@@ -466,8 +488,10 @@ class Sessions:
         for number in planned:
             self.dispatch(number)
 
-    def dispatch(self, number: int) -> None:
-        """Hand out what is ready, in turn, as far as credit goes."""
+    def dispatch(self, number: int, *, at_once: bool = False) -> None:
+        """Hand out what is ready and durable, in turn, as far as credit goes. What is not durable yet follows when it
+        is: were it leased before, all that is leased after it would have to wait with it. `at_once`: it is leased all
+        the same, because it may expire before."""
         audience = self.audiences.get(number)
         queue = self._broker.engine.state.queues.get(number)
         share = turns = size = 0
@@ -481,8 +505,12 @@ class Sessions:
             if not turns:  # as if they were dealt out one by one: equal shares, then one each
                 share, turns = max(1, queue.ready // sharers), sharers
             turns -= 1
-            leased = self._broker.lease_now(queue, min(room, share), subscription.lease_ms, of_session=True)
+            leased = self._broker.lease_now(
+                queue, min(room, share), subscription.lease_ms, of_session=True, durable_only=not at_once
+            )
             if leased is None:
+                audience.return_turn(subscription)
+                self._dispatch_when_durable(number)
                 return
             has_more_coming = subscription.on_its_way > 0
             batches = self._batches(queue, leased)
@@ -541,7 +569,7 @@ class Sessions:
         state = self._broker.engine.state
         at_ms, props, bodies = self._broker.engine.contents(leased.seqs)
         seqs, receives, lease = leased.seqs, leased.receives, leased.first_lease
-        priorities = state.table.priorities(seqs)
+        priorities = state.table.priorities(runs(seqs))
         stories = None
         if state.stories:
             stories = {seq: state.stories[seq] for seq in seqs if seq in state.stories} or None

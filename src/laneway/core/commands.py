@@ -41,7 +41,7 @@ from laneway.core.message import (
 )
 from laneway.core.queue import Queue
 from laneway.core.settings import DAY_MS, RANGES, SECOND_MS, QueueSettings, check_queue_name, check_settings
-from laneway.core.state import SESSION_LEASE, QueueDocument, State, runs
+from laneway.core.state import SESSION_LEASE, QueueDocument, Seqs, State, runs
 from laneway.core.table import LEASED, OVERDUE, SLAB_BITS, SLAB_MASK
 from laneway.errors import (
     Conflict,
@@ -410,24 +410,22 @@ def lease(
     now_ms: int,
     *,
     of_session: bool = False,
+    below: int = 0,
 ) -> Iterator[Leased]:
     """`of_session`: whoever gets them is a connection that gives back what it did not settle when it ends, at the
-    latest when the store is opened again. Its deadlines are far away and rounded, so that many share one."""
+    latest when the store is opened again. Its deadlines are far away and rounded, so that many share one. `below`: as
+    in Queue.select."""
     if lease_ms is None:
         lease_ms = queue.settings.lease_ms
     deadline_ms, first_lease = now_ms + lease_ms, state.next_lease
     if of_session:
         deadline_ms, first_lease = coarse(deadline_ms, now_ms), first_lease | SESSION_LEASE
-    seqs = queue.select(limit, state.table)
+    seqs: list[int] = Seqs(queue.select(limit, state.table, below))
     if seqs:
         slabs = state.table.slabs
-        if seqs[-1] - seqs[0] == len(seqs) - 1:
-            neighbours = [(slabs[first >> SLAB_BITS], first & SLAB_MASK, count) for first, count in runs(seqs)]
-            total_bytes = sum(sum(slab.size[i : i + count]) for slab, i, count in neighbours)
-            receives = [n + 1 for slab, i, count in neighbours for n in slab.receives[i : i + count]]
-        else:
-            total_bytes = sum([slabs[s >> SLAB_BITS].size[s & SLAB_MASK] for s in seqs])
-            receives = [slabs[s >> SLAB_BITS].receives[s & SLAB_MASK] + 1 for s in seqs]
+        neighbours = [(slabs[first >> SLAB_BITS], first & SLAB_MASK, count) for first, count in runs(seqs)]
+        total_bytes = sum([sum(slab.size[i : i + count]) for slab, i, count in neighbours])
+        receives = [n + 1 for slab, i, count in neighbours for n in slab.receives[i : i + count]]
         if total_bytes > MAX_LEASE_BYTES:
             seqs = _cut(state, queue, seqs)
             receives = receives[: len(seqs)]
@@ -521,7 +519,7 @@ def parse_tokens(texts: Sequence[str]) -> tuple[list[int], list[int]] | None:
     if 2 * len(joined) != TOKEN_CHARS * len(texts):  # blanks, which fromhex() passes over
         return None
     parsed = list(_TOKEN.iter_unpack(joined))
-    seqs = [high << 32 | low for _, high, low in parsed]
+    seqs = Seqs([high << 32 | low for _, high, low in parsed])
     return (seqs, [lease for lease, _, _ in parsed]) if len(set(seqs)) == len(seqs) else None
 
 
@@ -542,6 +540,7 @@ def settle_held(
 ) -> Iterator[Event]:
     """Settle by number and lease id what a session holds: ack, release, reject or extend. What is no longer held is
     passed over: the session is not to blame for a lease that ran out."""
+    seqs = Seqs(seqs)
     held = still_held(state, queue, seqs, leases)
     if held is not None:
         kept = [(seq, lease) for seq, lease, good in zip(seqs, leases, held, strict=True) if good]

@@ -65,25 +65,33 @@ class Lane:
             self.chunks.popleft()
             self.head = 0
 
-    def pop(self, limit: int, table: Table) -> list[int]:
-        """Take up to `limit` ready messages off the front, in order."""
+    def pop(self, limit: int, table: Table, below: int = 0) -> list[int]:
+        """Take up to `limit` ready messages off the front, in order; if `below` is given, of lower numbers only."""
         out: list[int] = []
         last = 0
         while len(out) < limit:
             if not self.returned and self.entries == self.count - len(out):
-                return out + self._pop_plain(limit - len(out))  # nothing came back, nothing is stale from here on
-            seq = self._pop_entry()
-            if seq == 0:
+                return out + self._pop_plain(
+                    limit - len(out), below
+                )  # nothing came back, nothing is stale from here on
+            seq = self._next_entry()
+            if seq == 0 or (below and seq >= below):
                 break
+            self._pop_entry()
             if seq != last and table.state(seq) == READY:
                 out.append(seq)
                 last = seq
         return out
 
-    def _pop_plain(self, limit: int) -> list[int]:
+    def _pop_plain(self, limit: int, below: int) -> list[int]:
         out: list[int] = []
         while self.entries and len(out) < limit:
-            taken = self.chunks[0][self.head : self.head + limit - len(out)].tolist()
+            chunk, end = self.chunks[0], self.head + limit - len(out)
+            if below and chunk[min(end, len(chunk)) - 1] >= below:
+                end = bisect_left(chunk, below, self.head, min(end, len(chunk)))
+                if end == self.head:
+                    break
+            taken = chunk[self.head : end].tolist()
             self._advance(len(taken))
             out += taken
         return out

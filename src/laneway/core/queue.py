@@ -181,8 +181,9 @@ class Queue:
             heappop(self.heads)
         return None
 
-    def select(self, limit: int, table: Table) -> list[int]:
-        """Take the next messages off the lanes: highest priority first, then by number."""
+    def select(self, limit: int, table: Table, below: int = 0) -> list[int]:
+        """Take the next messages off the lanes: highest priority first, then by number. If `below` is given, those
+        with higher numbers are passed over, unless there are groups."""
         if self.heads:
             return self._select_with_groups(limit, table)
         out: list[int] = []
@@ -190,7 +191,7 @@ class Queue:
         while bitmap and len(out) < limit:
             priority = bitmap.bit_length() - 1
             bitmap ^= 1 << priority
-            out += self.lanes[priority].pop(limit - len(out), table)
+            out += self.lanes[priority].pop(limit - len(out), table, below)
         return out
 
     def unselect(self, seqs: list[int], table: Table) -> None:

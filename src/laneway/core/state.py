@@ -16,7 +16,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate, groupby
 from typing import Any
@@ -77,8 +77,27 @@ SESSION_LEASE = 1 << 39
 RUN_ROWS = 4
 
 
-def runs(seqs: Sequence[int]) -> Iterator[tuple[int, int]]:
+class Seqs(list[int]):
+    """Message numbers that do not change any more, so that their runs are looked for once."""
+
+    __slots__ = ("found",)
+
+    def __init__(self, seqs: Iterable[int]) -> None:
+        super().__init__(seqs)
+        self.found: list[tuple[int, int]] | None = None
+
+
+def runs(seqs: Sequence[int]) -> list[tuple[int, int]]:
     """Message numbers as (first, count) of neighbours inside one slab, in the given order."""
+    if type(seqs) is Seqs:
+        if seqs.found is None:
+            seqs.found = _runs(seqs)
+        return seqs.found
+    return _runs(seqs)
+
+
+def _runs(seqs: Sequence[int]) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
     at, end = 0, len(seqs)
     while at < end:
         first = seqs[at]
@@ -89,8 +108,9 @@ def runs(seqs: Sequence[int]) -> Iterator[tuple[int, int]]:
             count = 1
             while count < most and seqs[at + count] == first + count:
                 count += 1
-        yield first, count
+        found.append((first, count))
         at += count
+    return found
 
 
 class QueueDocument(msgspec.Struct):

@@ -105,14 +105,11 @@ class Table:
         i = seq & SLAB_MASK
         return slab.state[i] if i < len(slab.state) else FREE
 
-    def priorities(self, seqs: Sequence[int]) -> bytes:
-        """The priorities of messages; neighbours in one slab at once."""
-        first, last = seqs[0], seqs[-1]
-        is_one_slab = last - first == len(seqs) - 1 and first >> SLAB_BITS == last >> SLAB_BITS
-        if is_one_slab and list(seqs) == list(range(first, last + 1)):
-            return bytes(self.slabs[first >> SLAB_BITS].priority[first & SLAB_MASK : (last & SLAB_MASK) + 1])
+    def priorities(self, runs: Sequence[tuple[int, int]]) -> bytes:
+        """The priorities of messages, given as (first, count) of neighbours inside one slab."""
         slabs = self.slabs
-        return bytes([slabs[seq >> SLAB_BITS].priority[seq & SLAB_MASK] for seq in seqs])
+        parts = [slabs[n >> SLAB_BITS].priority[n & SLAB_MASK : (n & SLAB_MASK) + count] for n, count in runs]
+        return b"".join(parts)
 
     def owned(self, seq: int) -> Slab:
         """The slab of a message, safe to change."""
