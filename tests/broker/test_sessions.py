@@ -279,7 +279,9 @@ def test_what_is_durable_does_not_wait_for_what_is_not_yet(run: Run) -> None:
         await b.publish(b"low", b"lower", priority=1)
         consumer = Consumer(b, credit=1)
         sessions, number = b.broker.sessions, b.broker.sessions.number("/", "q")
+        sessions.dispatch(number)
         sessions.publish_columns([((number,), (9,), [b""], [b"high"])])
+        b.broker.run_gathered()
         assert consumer.got == [b"low"] and b.broker.stats("/", "q").leased == 1
         consumer.subscription.grant(1)
         sessions.dispatch(number)

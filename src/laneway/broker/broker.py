@@ -33,7 +33,7 @@ from laneway.broker.values import (
 from laneway.broker.vhosts import Vhosts
 from laneway.broker.waiting import Waiter
 from laneway.core import burial, commands
-from laneway.core.events import DocumentPut, DocumentRemoved, Event, Kind, Leased
+from laneway.core.events import DocumentPut, DocumentRemoved, Event, Kind, Leased, Published
 from laneway.core.message import (
     PLAIN,
     Delivery,
@@ -203,6 +203,7 @@ class Broker:
     ) -> None:
         target = self._open_for_writing(vhost, queue)
         if len(drafts) == 1 and idempotency is None:
+            self.sessions.run_gathered()  # which came before this one
             gathered = self._publishes.get(target.number)
             if gathered is None:
                 gathered = self._publishes[target.number] = ([], [], self.now())
@@ -301,6 +302,10 @@ class Broker:
         """Carry out the single publishes and settlements that came since the last commit was sealed, as one batch a
         queue: a message then costs half. Called before the next seal, and before anything that could tell the order.
         """
+        self.sessions.run_gathered()
+        self.run_gathered_singles()
+
+    def run_gathered_singles(self) -> None:
         if self._publishes:
             self._gathered_bytes = 0
             publishes, self._publishes = self._publishes, {}
@@ -416,9 +421,21 @@ class Broker:
         if not self._waiters and not self.sessions.audiences:
             return
         for event in events:
-            at_once = event.kind is Kind.PUBLISHED and any(event.expires_at)  # type: ignore[union-attr]
-            for number in dict.fromkeys((getattr(event, "queue", 0), getattr(event, "target", 0))):
-                self._serve(number, at_once=at_once)
+            if event.kind is Kind.PUBLISHED:
+                self._serve_published(event)  # type: ignore[arg-type]
+            else:
+                for number in dict.fromkeys((getattr(event, "queue", 0), getattr(event, "target", 0))):
+                    self._serve(number)
+
+    def _serve_published(self, event: Published) -> None:
+        """Messages are pushed when they are durable; before, if they may expire until then."""
+        if event.queue in self._waiters:
+            self._serve_waiters(event.queue)
+        if event.queue in self.sessions.audiences:
+            if any(event.expires_at):
+                self.sessions.dispatch(event.queue, at_once=True)
+            else:
+                self.sessions.dispatch_when_durable(event.queue)
 
     def _wanted(self, number: int, enough: int) -> int:
         """How many messages those who wait for a queue would take at once, counted no further than `enough`."""
@@ -430,12 +447,12 @@ class Broker:
         audience = self.sessions.audiences.get(number)
         return total + (audience.room(enough - total) if audience is not None else 0)
 
-    def _serve(self, number: int, *, at_once: bool = False) -> None:
+    def _serve(self, number: int) -> None:
         """First those who wait for an answer, then those that messages are pushed to."""
         if number in self._waiters:
             self._serve_waiters(number)
         if number in self.sessions.audiences:
-            self.sessions.dispatch(number, at_once=at_once)
+            self.sessions.dispatch(number)
 
     def _serve_waiters(self, number: int) -> None:
         queue = self._state.queues.get(number)

@@ -32,6 +32,8 @@ MAX_BATCH = 2_000
 #: After so many bytes of one queue, consumers get time to say that they cannot take more at the moment.
 MAX_DISPATCH_BYTES = 4 * 1024 * 1024
 
+MAX_GATHERED_BYTES = 8 * 1024 * 1024
+
 #: Messages with nothing special about them: queues, the priority in each, encoded properties, bodies.
 Columns = tuple[tuple[int, ...], tuple[int, ...], list[bytes], list[bytes]]
 
@@ -239,6 +241,9 @@ class Sessions:
         self._expiries: dict[int, asyncio.TimerHandle] = {}
         self._is_stopped = False
         self._planned: set[int] = set()  # queues to be looked at in the next turn of the loop
+        # By publish_columns, to be carried out together.
+        self._gathered: list[tuple[Sequence[Columns], Published | None]] = []
+        self._gathered_bytes = 0
         self._undurable: set[int] = set()  # queues to be looked at when what they hold is durable
 
     # Queues
@@ -369,25 +374,54 @@ class Sessions:
         settings = [self._broker.engine.state.queues[number].settings for number in numbers]
         return tuple(s.priority_when_unset if priority is None else min(priority, s.max_priority) for s in settings)
 
-    def publish_columns(self, runs: Sequence[Columns]) -> None:
-        """All in one commit; those of one priority should stand together. The caller has asked takes_columns."""
+    def publish_columns(self, runs: Sequence[Columns], done: Published | None = None) -> None:
+        """All of these in one commit, together with what else comes until it is sealed: nobody gets them before they
+        are durable, so many can be carried out at once. `done(None)` when they are. The caller has asked takes_columns.
+        """
         broker = self._broker
         broker.check_writable()
-        broker.run_gathered()
+        broker.run_gathered_singles()  # which came before these
+        broker.committer.touch()
+        self._gathered.append((runs, done))
+        self._gathered_bytes += sum([sum(map(len, run[3])) for run in runs])
+        if self._gathered_bytes > MAX_GATHERED_BYTES:
+            broker.run_gathered()
+
+    def run_gathered(self) -> None:
+        """Carry out what publish_columns has gathered: one event a queue, highest priority first."""
+        if not self._gathered:
+            return
+        gathered, self._gathered = self._gathered, []
+        self._gathered_bytes = 0
+        by_queue: dict[int, list[tuple[int, list[bytes], list[bytes]]]] = {}
+        for columns, _ in gathered:
+            for numbers, priorities, props, bodies in columns:
+                for number, priority in zip(numbers, priorities, strict=True):
+                    by_queue.setdefault(number, []).append((priority, props, bodies))
+        trouble: LanewayError | None = None
+        try:
+            for number, parts in by_queue.items():
+                self._publish_parts(number, parts)
+        except LanewayError as refusal:  # the journal takes no more
+            trouble = refusal
+        for _, done in gathered:
+            if done is not None:
+                self._broker.when_durable(done, trouble)
+
+    def _publish_parts(self, number: int, parts: list[tuple[int, list[bytes], list[bytes]]]) -> None:
+        broker = self._broker
+        queue = broker.engine.state.queues.get(number)
+        if queue is None:
+            return  # deleted since: its messages would have gone with it
+        _, props, bodies = parts[0]
+        priorities = [parts[0][0]] * len(bodies)
+        if len(parts) > 1:
+            parts.sort(key=_priority_of, reverse=True)
+            props = [block for _, blocks, _ in parts for block in blocks]
+            bodies = [body for _, _, some in parts for body in some]
+            priorities = [priority for priority, _, some in parts for _ in some]
         state, now_ms = broker.engine.state, broker.now()
-        columns: dict[int, tuple[list[bytes], list[bytes], list[int]]] = {}
-        for numbers, chosen, props, bodies in runs:
-            for number, priority in zip(numbers, chosen, strict=True):
-                known = columns.get(number)
-                if known is None:  # copied, because it may grow: a run may go into several queues
-                    columns[number] = (props[:], bodies[:], [priority] * len(bodies))
-                else:
-                    known[0].extend(props)
-                    known[1].extend(bodies)
-                    known[2].extend([priority] * len(bodies))
-        for number, (props, bodies, priorities) in columns.items():
-            queue = state.queues[number]
-            broker.run_now(commands.publish_columns(state, queue, props, bodies, priorities, now_ms))
+        broker.run_now(commands.publish_columns(state, queue, props, bodies, priorities, now_ms))
 
     # Consuming
 
@@ -466,7 +500,7 @@ class Sessions:
             audience.wake(subscription)
             self._plan(subscription.queue)
 
-    def _dispatch_when_durable(self, number: int) -> None:
+    def dispatch_when_durable(self, number: int) -> None:
         if self._broker.all_is_durable:
             return  # it is something else that holds them back
         if not self._undurable:
@@ -510,7 +544,7 @@ class Sessions:
             )
             if leased is None:
                 audience.return_turn(subscription)
-                self._dispatch_when_durable(number)
+                self.dispatch_when_durable(number)
                 return
             has_more_coming = subscription.on_its_way > 0
             batches = self._batches(queue, leased)
@@ -600,6 +634,10 @@ def _fitting(draft: Draft, queue: Queue) -> Draft:
     if draft.priority is None or draft.priority <= highest:
         return draft
     return msgspec.structs.replace(draft, priority=highest)
+
+
+def _priority_of(part: tuple[int, list[bytes], list[bytes]]) -> int:
+    return part[0]
 
 
 def _all_acked(batches: list[Batch], at_ms: int) -> Iterator[Event]:

@@ -157,23 +157,21 @@ def carry_out_columns(ch: Channel, runs: list[Columns], first: int, last: int) -
     connection, confirms = ch.connection, ch.confirms
     size = sum(sum(map(len, bodies)) for _, _, _, bodies in runs)
 
-    def done(taken: bool) -> None:
+    def done(refusal: LanewayError | None) -> None:
         connection.written(size)
         if last and confirms is not None:
-            confirms.settle(first, last, taken)
+            confirms.settle(first, last, refusal is None)
 
     connection.writing(size)
     try:
-        ch.broker.sessions.publish_columns(runs)
+        ch.broker.sessions.publish_columns(runs, done)
     except NOT_NOW:
         connection.written(size)
         connection.block(lambda: carry_out_columns(ch, runs, first, last))
-    except LanewayError:
-        done(False)
+    except LanewayError as refusal:
+        done(refusal)
         if not last:
             raise
-    else:
-        ch.broker.when_durable(done, True)
 
 
 def publish(ch: Channel, method: bytes, raw: bytes, body: bytes) -> None:
