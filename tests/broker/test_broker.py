@@ -59,7 +59,7 @@ def test_no_confirm_leaves_before_its_commit_is_durable(run: Run) -> None:
 
         def watched(commit: object) -> None:
             write(commit)  # type: ignore[arg-type]
-            loop.call_soon_threadsafe(order.append, "durable")
+            order.append("durable")
 
         b.journal.write = watched  # type: ignore[method-assign]
         told = loop.create_future()

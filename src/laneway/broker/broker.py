@@ -188,7 +188,8 @@ class Broker:
         return self._loop.call_later(delay_ms / 1000, call, *arguments)
 
     def call_soon(self, call: Callable[[], None]) -> None:
-        self._loop.call_soon(call)
+        """Soon, when more of the same may have come together."""
+        self.committer.soon(call)
 
     # Publishing
 

@@ -65,7 +65,7 @@ class WriterThread:
             error = write_or_mark(self._journal, commit)
             took_s = time.perf_counter() - started_s
             self._usual_s += (took_s - self._usual_s) / 4
-            self._loop.call_soon(self._on_written, commit, error)
+            self._on_written(commit, error)
 
     def _write_forever(self) -> None:
         while (commit := self._work.get()) is not None:
@@ -129,6 +129,8 @@ class Committer:
         self.failed: BaseException | None = None
         self._closing: asyncio.Future[None] | None = None
         self._awaiting: set[asyncio.Future[None]] = set()  # of durable(): they must hear of a failure too
+        self._is_telling = False
+        self._after: list[Callable[[], None]] = []  # what those who are told want to do when all have been told
         engine.on_broken = self._give_up
         self._writer = new_writer(engine.journal, loop, self._written)
 
@@ -243,13 +245,28 @@ class Committer:
         if self._writing is None and self.failed is None:
             self._writer.put(_MARK)
 
-    @staticmethod
-    def _tell(told: list[tuple[Done, Any]]) -> None:
+    def soon(self, call: Callable[[], None]) -> None:
+        """In the next turn of the loop; in this one if a commit has just become durable, once all have been told."""
+        if self._is_telling:
+            self._after.append(call)
+        else:
+            self._loop.call_soon(call)
+
+    def _tell(self, told: list[tuple[Done, Any]]) -> None:
+        self._is_telling = True
         for done, result in told:
             try:
                 done(result)
             except Exception:
                 log.exception("a caller failed to take its answer")
+        while self._after:
+            after, self._after = self._after, []
+            for call in after:
+                try:
+                    call()
+                except Exception:
+                    log.exception("a caller failed to go on")
+        self._is_telling = False
 
     async def durable(self) -> None:
         """Return once everything staged so far is durable."""

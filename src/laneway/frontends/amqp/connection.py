@@ -386,7 +386,7 @@ class Connection(asyncio.Protocol):
         self._out.append(data)
         if not self._is_flush_planned:
             self._is_flush_planned = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            self.shared.broker.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._is_flush_planned = False
@@ -399,7 +399,7 @@ class Connection(asyncio.Protocol):
                 self.hold()
 
     def call_soon(self, call: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_soon(call)
+        self.shared.broker.call_soon(call)
 
     # --- the beginning, as the handshake sees it
 

@@ -63,13 +63,14 @@ class Run:
 
 
 class Stamp:
-    __slots__ = ("block", "prefix", "run", "size")
+    __slots__ = ("block", "following", "prefix", "run", "size")
 
     def __init__(self, prefix: bytes, size: int, block: bytes, run: Run) -> None:
         self.prefix = prefix
         self.size = size  # of the body
         self.block = block
         self.run = run
+        self.following: Stamp | None = None  # the other one that came after it the last time
 
 
 class LookAlikes:
@@ -138,7 +139,10 @@ class LookAlikes:
             run.add(data[start:end])
             at = end + 1
             if not data.startswith(prefix, at):
-                stamp = self._find(data, at)
+                following = stamp.following
+                if following is None or not data.startswith(following.prefix, at):
+                    following = stamp.following = self._find(data, at)
+                stamp = following
         return at
 
     def _find(self, data: bytes, at: int) -> Stamp | None:
