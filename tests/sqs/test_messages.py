@@ -154,7 +154,7 @@ def test_batches_that_are_refused_as_a_whole(
     serving: SqsServing, sqs: Any, queue: str, entries: list[tuple[str, str]], code: str
 ) -> None:
     if sqs.meta.service_model.metadata["protocol"] == "query" and not entries:
-        pytest.skip("boto3 does not put an empty list into a form")
+        code = "MissingParameter"  # an empty list leaves no trace in a form
     given = [{"Id": entry_id, "MessageBody": body} for entry_id, body in entries]
     assert refusal(sqs.send_message_batch, QueueUrl=queue, Entries=given)[0] == code
     assert attribute(sqs, queue, "ApproximateNumberOfMessages") == "0"
