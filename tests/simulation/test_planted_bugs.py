@@ -42,7 +42,7 @@ def confirmed_before_it_is_written() -> Plant:
     def flush(self: Any) -> None:
         told, self._waiting = self._waiting, []
         original(self)
-        tell(told)
+        tell(self, told)
 
     original = Committer._flush
     return mock.patch.object(Committer, "_flush", flush)

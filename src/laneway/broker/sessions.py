@@ -510,7 +510,7 @@ class Sessions:
     def _dispatch_durable(self, _: None) -> None:
         numbers, self._undurable = self._undurable, set()
         for number in numbers:
-            self.dispatch(number)
+            self._plan(number)  # behind what waited for the same commit longer
 
     def _plan(self, number: int) -> None:
         if not self._planned:
