@@ -3,49 +3,32 @@ thread. Tests talk to it from outside, over sockets."""
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import ssl
-import threading
-import time
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
-import uvloop
 
 from laneway.access import Access
 from laneway.broker.broker import Broker, BrokerLimits
 from laneway.broker.engine import Engine
 from laneway.frontends.amqp.limits import AmqpLimits
 from laneway.frontends.amqp.server import AmqpServer
+from laneway.frontends.http.server import HttpServer
 from laneway.frontends.rest.server import RestServer
 from laneway.journal.segments.journal import SegmentJournal
-from tests.amqp.wire import DEADLINE_S, Wire
-
-T = TypeVar("T")
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    """Poll until it holds; for what happens in another thread and announces itself nowhere."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"never came true: {what}"
-        time.sleep(0.005)
+from tests.amqp.wire import Wire
+from tests.in_thread import DEADLINE_S, InThread
 
 
-class Serving:
+class Serving(InThread):
     def __init__(self, folder: Path, limits: AmqpLimits | None = None, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__()
         self._folder = folder
         self._limits = limits or AmqpLimits(body_bytes=1024 * 1024)
         self._tls = tls
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._started = threading.Event()
-        self._stop: asyncio.Event
-        self._failure: BaseException | None = None
-        self._loop: asyncio.AbstractEventLoop
-        self.ahead_ms = 0  # how far the broker's clock is moved ahead
+        self._rest: HttpServer
         self.broker: Broker
         self.access: Access
         self.server: AmqpServer
@@ -53,20 +36,7 @@ class Serving:
         self.tls_address: tuple[str, int]
         self.http_address: tuple[str, int]
 
-    def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000 + self.ahead_ms
-
-    def _serve(self) -> None:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            try:
-                runner.run(self._main())
-            except BaseException as failure:
-                self._failure = failure
-                self._started.set()
-
-    async def _main(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
+    async def _start(self) -> None:
         self.broker = Broker(
             Engine(SegmentJournal(self._folder), new_tag=lambda: 7),
             now_ms=self.now_ms,
@@ -75,43 +45,16 @@ class Serving:
         await self.broker.start()
         self.access = Access(self.broker, now_ms=self.now_ms)
         self.server = AmqpServer(self.broker, self.access, self._limits)
-        rest = RestServer(self.broker, self.access)
+        self._rest = RestServer(self.broker, self.access)
         self.address = await self.server.start("127.0.0.1", 0)
         if self._tls is not None:
             self.tls_address = await self.server.start("127.0.0.1", 0, self._tls)
-        self.http_address = await rest.start("127.0.0.1", 0)
-        self._started.set()
-        await self._stop.wait()
-        await rest.stop(2000)
+        self.http_address = await self._rest.start("127.0.0.1", 0)
+
+    async def _end(self) -> None:
+        await self._rest.stop(2000)
         await self.server.stop(2000)
         await self.broker.stop()
-
-    def __enter__(self) -> Serving:
-        self._thread.start()
-        assert self._started.wait(DEADLINE_S)
-        if self._failure is not None:
-            raise self._failure
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(DEADLINE_S)
-        assert not self._thread.is_alive(), "the server did not stop"
-        if self._failure is not None:
-            raise self._failure
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await something on the server's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(DEADLINE_S)
-
-    def call(self, function: Callable[..., T], *args: object) -> T:
-        """Call something on the server's loop."""
-
-        async def called() -> T:
-            return function(*args)
-
-        return self.run(called())
 
     def pass_time(self, seconds: float) -> None:
         """Move the broker's clock ahead and let it notice."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from laneway.errors import Unavailable
-from tests.amqp.serving import Serving, wait_for
+from tests.amqp.serving import Serving
 from tests.amqp.wire import Frame, Wire, method, publish
+from tests.in_thread import wait_for
 
 
 def deliveries(wire: Wire, count: int) -> list[tuple[int, bytes]]:

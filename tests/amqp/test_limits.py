@@ -8,8 +8,9 @@ import tracemalloc
 from collections.abc import Callable
 
 from laneway.frontends.amqp.incoming import Incoming
-from tests.amqp.serving import Serving, wait_for
+from tests.amqp.serving import Serving
 from tests.amqp.wire import HEADER, Wire, content, frame, method, publish
+from tests.in_thread import wait_for
 
 OwnServing = Callable[..., Serving]
 

@@ -15,8 +15,9 @@ from laneway.frontends.amqp import incoming
 from laneway.frontends.amqp.errors import AmqpError
 from laneway.frontends.amqp.incoming import ACK, Incoming
 from laneway.frontends.amqp.lookalikes import LookAlikes, Run
-from tests.amqp.serving import Serving, wait_for
+from tests.amqp.serving import Serving
 from tests.amqp.wire import Wire, frame, method, properties, publish
+from tests.in_thread import wait_for
 
 FRAME_MAX = 4096
 CHANNELS = (1, 2, 3)

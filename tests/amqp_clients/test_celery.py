@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,11 +16,11 @@ import celery
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from .servers import Broker, end, url
-from .speaking import eventually
+from tests import celery_worker
+from tests.celery_worker import WAIT_S
 
-ROOT = Path(__file__).parent.parent.parent
-WAIT_S = 30.0
+from .servers import Broker, url
+from .speaking import eventually
 
 
 @pytest.fixture(scope="module")
@@ -37,24 +35,8 @@ def worker(module: str, broker: Broker, folder: Path) -> Iterator[ModuleType]:
     prefix = f"{module}.{os.getpid()}"
     os.environ.update(LANEWAY_TEST_BROKER_URL=url(broker), LANEWAY_TEST_PREFIX=prefix)
     application = importlib.import_module(f"tests.amqp_clients.{module}")
-    log_path = folder / "worker.log"
-    program = [sys.executable, "-m", "celery", "-A", application.__name__, "worker", "--concurrency", "2"]
-    options = ["--loglevel", "INFO", "--hostname", f"{prefix}@test"]
-    with log_path.open("wb") as log:
-        process = subprocess.Popen([*program, *options], cwd=ROOT, stdout=log, stderr=log)
-    try:
-        eventually(
-            "the worker",
-            lambda: process.poll() is None and " ready." in log_path.read_text(errors="replace"),
-            within_s=WAIT_S,
-        )
+    with celery_worker.worker(application, folder, ["--concurrency", "2", "--hostname", f"{prefix}@test"]):
         yield application
-    except AssertionError:
-        print(log_path.read_text(errors="replace")[-3000:])
-        raise
-    finally:
-        application.app.close()
-        end(process)
 
 
 def test_a_result_comes_back(tasks: ModuleType) -> None:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any
 
 import httpx
-import uvloop
 
 from laneway.access import Access
 from laneway.broker.broker import Broker
@@ -25,18 +23,7 @@ from laneway.frontends.http.server import HttpServer
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.server import RestServer
 from laneway.journal.segments.journal import SegmentJournal
-
-T = TypeVar("T")
-
-DEADLINE_S = 10.0
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    """Poll until it holds; for what happens in another thread and announces itself nowhere."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"never came true: {what}"
-        time.sleep(0.005)
+from tests.in_thread import DEADLINE_S, InThread
 
 
 class Response:
@@ -170,41 +157,15 @@ class RecordingTransport:
         self.reading = True
 
 
-class Serving:
+class Serving(InThread):
     def __init__(self, folder: Path, limits: RestLimits | None = None, *, loop: str = "uvloop") -> None:
+        super().__init__(loop=loop)
         self._folder = folder
         self._limits = limits or RestLimits()
-        self._new_loop = uvloop.new_event_loop if loop == "uvloop" else asyncio.new_event_loop
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._started = threading.Event()
-        self._stop: asyncio.Event
-        self._failure: BaseException | None = None
-        self._loop: asyncio.AbstractEventLoop
-        self.ahead_ms = 0  # how far the broker's clock is moved ahead
         self.broker: Broker
         self.access: Access
         self.server: HttpServer
         self.address: tuple[str, int]
-
-    def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000 + self.ahead_ms
-
-    def _serve(self) -> None:
-        with asyncio.Runner(loop_factory=self._new_loop) as runner:
-            try:
-                runner.run(self._main())
-            except BaseException as failure:
-                self._failure = failure
-                self._started.set()
-
-    async def _main(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
-        await self._start()
-        self._started.set()
-        await self._stop.wait()
-        await self.server.stop(2000)
-        await self.broker.stop()
 
     async def _start(self) -> None:
         self.broker = Broker(Engine(SegmentJournal(self._folder), new_tag=lambda: 7), now_ms=self.now_ms)
@@ -213,31 +174,9 @@ class Serving:
         self.server = RestServer(self.broker, self.access, self._limits)
         self.address = await self.server.start("127.0.0.1", 0)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        assert self._started.wait(DEADLINE_S)
-        if self._failure is not None:
-            raise self._failure
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(DEADLINE_S)
-        assert not self._thread.is_alive(), "the server did not stop"
-        if self._failure is not None:
-            raise self._failure
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await something on the server's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(DEADLINE_S)
-
-    def call(self, function: Callable[..., T], *args: object) -> T:
-        """Call something on the server's loop."""
-
-        async def called() -> T:
-            return function(*args)
-
-        return self.run(called())
+    async def _end(self) -> None:
+        await self.server.stop(2000)
+        await self.broker.stop()
 
     @property
     def url(self) -> str:

@@ -10,7 +10,8 @@ import pytest
 
 from laneway.core.settings import QueueSettings
 from laneway.frontends.rest.answers import PeekAnswer, QueueAnswer, QueuesAnswer, StatsAnswer, TaskAnswer, TasksAnswer
-from tests.rest.serving import Serving, wait_for
+from tests.in_thread import wait_for
+from tests.rest.serving import Serving
 from tests.rest.test_consume import dequeue, error, handle, of, publish
 
 SETTINGS = {

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from laneway.frontends.rest.answers import DequeueAnswer, NackAnswer, SettledAnswer, VisibilityAnswer
-from tests.rest.serving import Serving, wait_for
+from tests.in_thread import wait_for
+from tests.rest.serving import Serving
 
 
 def publish(http: httpx.Client, queue: str, *payloads: object, **more: Any) -> list[str]:

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from laneway.frontends.rest.answers import GetAnswer
-from tests.rest.serving import Serving, wait_for
+from tests.in_thread import wait_for
+from tests.rest.serving import Serving
 from tests.rest.test_consume import dequeue, error, publish
 
 

@@ -13,7 +13,8 @@ import pytest
 from laneway.errors import ConfigInvalid
 from laneway.frontends.http.protocol import Connection
 from laneway.frontends.rest.limits import RestLimits
-from tests.rest.serving import RecordingTransport, Serving, request, take_responses, wait_for
+from tests.in_thread import wait_for
+from tests.rest.serving import RecordingTransport, Serving, request, take_responses
 from tests.rest.test_consume import dequeue, error, publish
 
 Start = Callable[..., Serving]

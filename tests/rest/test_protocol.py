@@ -12,7 +12,8 @@ import pytest
 
 from laneway.frontends.http.protocol import Connection
 from laneway.frontends.http.responses import Framer
-from tests.rest.serving import RecordingTransport, Serving, Wire, request, take_responses, wait_for
+from tests.in_thread import wait_for
+from tests.rest.serving import RecordingTransport, Serving, Wire, request, take_responses
 
 ROOT = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from laneway.core.settings import QueueSettings
 from laneway.frontends.http.protocol import Connection
-from tests.rest.serving import DEADLINE_S, RecordingTransport, Serving, request, take_responses
+from tests.in_thread import DEADLINE_S
+from tests.rest.serving import RecordingTransport, Serving, request, take_responses
 
 GOOD = [
     request("GET", "/healthz"),

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.rest.serving import Serving, request, take_responses, wait_for
+from tests.in_thread import wait_for
+from tests.rest.serving import Serving, request, take_responses
 from tests.rest.test_consume import dequeue, publish
 
 

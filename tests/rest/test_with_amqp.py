@@ -12,7 +12,8 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 
-from tests.amqp.serving import Serving, wait_for
+from tests.amqp.serving import Serving
+from tests.in_thread import wait_for
 from tests.rest.test_consume import dequeue, error
 
 _numbers = itertools.count(1)

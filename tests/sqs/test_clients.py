@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -17,12 +15,10 @@ import kombu
 import pytest
 from aiobotocore.session import get_session
 
-from tests.amqp_clients.servers import end
-from tests.amqp_clients.speaking import eventually
+from tests.celery_worker import WAIT_S, worker
 from tests.sqs.serving import REGION, SqsServing
 
 NewName = Callable[..., str]
-WAIT_S = 30.0
 
 
 def url_of(serving: SqsServing) -> str:
@@ -98,25 +94,8 @@ def tasks(shared_serving: SqsServing, tmp_path_factory: pytest.TempPathFactory) 
         LANEWAY_TEST_BROKER_URL=url_of(shared_serving), LANEWAY_TEST_BACKEND_URL=f"file://{folder / 'results'}"
     )
     application = importlib.import_module("tests.sqs.celery_app")
-    log_path = folder / "worker.log"
-    program = [sys.executable, "-m", "celery", "-A", application.__name__, "worker", "--concurrency", "1"]
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            [*program, "--loglevel", "INFO"], cwd=Path(__file__).parent.parent.parent, stdout=log, stderr=log
-        )
-    try:
-        eventually(
-            "the worker",
-            lambda: process.poll() is None and " ready." in log_path.read_text(errors="replace"),
-            within_s=WAIT_S,
-        )
+    with worker(application, folder, ["--concurrency", "1"]):
         yield application
-    except AssertionError:
-        print(log_path.read_text(errors="replace")[-3000:])
-        raise
-    finally:
-        application.app.close()
-        end(process)
 
 
 def test_celery_tasks_have_results(tasks: ModuleType) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.rest.serving import wait_for
+from tests.in_thread import wait_for
 from tests.sqs.serving import ACCOUNT_ID, REGION, attribute, bodies, refusal
 
 NewQueue = Callable[..., str]

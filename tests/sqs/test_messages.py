@@ -12,7 +12,7 @@ import httpx
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.rest.serving import wait_for
+from tests.in_thread import wait_for
 from tests.sqs.serving import ACCOUNT_ID, SqsServing, attribute, bodies, refusal
 
 NewQueue = Callable[..., str]

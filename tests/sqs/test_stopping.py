@@ -12,7 +12,7 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from tests.rest.serving import wait_for
+from tests.in_thread import wait_for
 from tests.sqs.serving import SqsServing, bodies
 
 

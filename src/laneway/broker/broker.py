@@ -253,16 +253,16 @@ class Broker:
         self.run_gathered()
         first, now_ms = self._state.table.next_seq, self.now()
         seqs: Sequence[int] = range(first, first + len(bodies))
-        ordered, by_priority = bodies, chosen
-        if chosen.count(chosen[0]) != len(chosen):  # numbers go by priority, as in commands.publish
-            order = sorted(range(len(bodies)), key=chosen.__getitem__, reverse=True)
-            ordered, by_priority = [bodies[i] for i in order], [chosen[i] for i in order]
+        ordered, ranks = bodies, chosen
+        order = commands.by_priority(chosen)
+        if not isinstance(order, range):
+            ordered, ranks = [bodies[i] for i in order], [chosen[i] for i in order]
             numbers = [0] * len(order)
             for seq, i in enumerate(order, first):
                 numbers[i] = seq
             seqs = numbers
         blocks = [block] * len(bodies)
-        self.run_now(commands.publish_columns(self._state, target, blocks, ordered, by_priority, now_ms))
+        self.run_now(commands.publish_columns(self._state, target, blocks, ordered, ranks, now_ms))
         self.committer.when_durable(done, Receipts(self._state.tag, seqs, chosen, now_ms))
         return True
 

@@ -218,29 +218,45 @@ def publish(
         priorities.append(priority)
         visible.append(visible_ms)
         expires.append(expires_ms)
-    receipts: list[Receipt] = []
     if bodies:
+        order = range(len(bodies)) if groups else by_priority(priorities)
         first = state.table.next_seq
-        order: Sequence[int] = range(len(bodies))
-        if not groups and priorities.count(priorities[0]) != len(priorities):
-            # Numbers go by priority: what will be delivered together then stands together, on disk and in memory.
-            order = sorted(order, key=priorities.__getitem__, reverse=True)
-            blocks, bodies = [blocks[i] for i in order], [bodies[i] for i in order]
-            visible, expires = [visible[i] for i in order], [expires[i] for i in order]
-            dedups = {at: dedups[i] for at, i in enumerate(order) if i in dedups} if dedups else dedups
-        receipts = _receipts(state, first, order, priorities, visible, now_ms)
-        priorities = [priorities[i] for i in order]
-        sizes = [RECORD_PREFIX_BYTES + len(block) + len(body) for block, body in zip(blocks, bodies, strict=True)]
+        receipts = _receipts(state, first, order, priorities, [visible[i] for i in order], now_ms)
         results += _answered(answers, receipts, repeats)
-        yield Published(
-            queue.number, now_ms, first, priorities, visible, expires, sizes, blocks, bodies, groups, dedups
-        )
+        batch = (priorities, visible, expires, blocks, bodies)
+        yield _in_order(queue, now_ms, first, order, batch, groups, dedups)
         if limited and settings.overflow == "drop_oldest":
             yield from shed(state, queue, now_ms)
     else:
-        results += _answered(answers, receipts, repeats)
+        results += _answered(answers, [], repeats)
     if refused and settings.overflow == "reject_dead_letter":
         yield from _bury_refused(state, queue, refused, now_ms)
+
+
+def by_priority(priorities: Sequence[int]) -> Sequence[int]:
+    """In which order the messages of a batch are numbered: what will be delivered together then stands together, on
+    disk and in memory."""
+    if priorities.count(priorities[0]) == len(priorities):
+        return range(len(priorities))
+    return sorted(range(len(priorities)), key=priorities.__getitem__, reverse=True)
+
+
+def _in_order(
+    queue: Queue,
+    now_ms: int,
+    first: int,
+    order: Sequence[int],
+    batch: tuple[list[int], list[int], list[int], list[bytes], list[bytes]],
+    groups: dict[int, str],
+    dedups: dict[int, str],
+) -> Published:
+    priorities, visible, expires, blocks, bodies = batch
+    if not isinstance(order, range):
+        priorities, visible, expires = ([column[i] for i in order] for column in (priorities, visible, expires))
+        blocks, bodies = ([column[i] for i in order] for column in (blocks, bodies))
+        dedups = {at: dedups[i] for at, i in enumerate(order) if i in dedups} if dedups else dedups
+    sizes = [RECORD_PREFIX_BYTES + len(block) + len(body) for block, body in zip(blocks, bodies, strict=True)]
+    return Published(queue.number, now_ms, first, priorities, visible, expires, sizes, blocks, bodies, groups, dedups)
 
 
 def _receipts(
