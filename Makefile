@@ -61,10 +61,11 @@ $(VENV)/bin/python:
 	$$python -m venv $(VENV)
 
 $(STAMPS)/run: EXTRAS :=
-$(STAMPS)/test: EXTRAS := [test,dev]
-$(STAMPS)/bench: EXTRAS := [bench]
+$(STAMPS)/pipeline: EXTRAS := [pipeline]
+$(STAMPS)/test: EXTRAS := [test,dev,pipeline]
+$(STAMPS)/bench: EXTRAS := [bench,pipeline]
 
-$(STAMPS)/run $(STAMPS)/test $(STAMPS)/bench: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(STAMPS)/run $(STAMPS)/pipeline $(STAMPS)/test $(STAMPS)/bench: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "laneway: installing packages$(if $(EXTRAS), $(EXTRAS))"
 	@mkdir -p $(STAMPS)
 	@$(PIP) install -c constraints.txt setuptools

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes sure the servers and programs that tests or benchmarks start for themselves are installed: services.sh test|bench
+# Makes sure the servers and programs that tests or benchmarks start for themselves are installed: services.sh test|bench|pipeline
 # Nothing is started here: whoever needs a server starts its own, in a temporary folder, and stops it.
 set -euo pipefail
 here=$(dirname "$0")
@@ -30,12 +30,20 @@ node_js() {
     "$here/debian-packages.sh" nodejs npm
 }
 
+java_runtime() {
+    # Spark runs on Java 17 or newer.
+    if command -v java >/dev/null && [ "$(java -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1)" -ge 17 ]; then return; fi
+    "$here/debian-packages.sh" openjdk-17-jre-headless
+}
+
 case "${1:-}" in
     test)
         node_js
+        java_runtime
         # The AMQP tests can be run against RabbitMQ itself, to see that they ask for what it does.
         if [ "${LANEWAY_TEST_PEER:-}" = rabbitmq ]; then rabbitmq; fi
         ;;
-    bench) postgres; rabbitmq ;;
-    *) echo "usage: $0 test|bench" >&2; exit 2 ;;
+    bench) postgres; rabbitmq; java_runtime ;;
+    pipeline) java_runtime ;;
+    *) echo "usage: $0 test|bench|pipeline" >&2; exit 2 ;;
 esac
