@@ -56,7 +56,7 @@ MAY_USE: dict[str, set[str]] = {
     "frontends.rest": {"msgspec"},
     "frontends.amqp": {"msgspec"},
     "frontends.sqs": {"msgspec"},
-    "pipeline": {"msgspec", "numpy", "pyarrow", "pyspark"},
+    "pipeline": {"httpx", "msgspec", "numpy", "pandas", "pyarrow", "pyspark"},
     "client": {"httpx", "msgspec"},
     "config": {"msgspec"},
     "node": {"msgspec", "uvloop"},
