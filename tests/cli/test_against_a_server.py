@@ -169,6 +169,13 @@ def test_exchanges_and_bindings_from_creation_to_deletion(run: Run, queue: str) 
         "nor does its alternate exchange 'rest' lead anywhere\n"
     )
 
+    sent = run("exchange", "publish", "orders", "a.b", '{"n": 1}', "--priority", "7", "-a", "size=3").stdout
+    assert sent.splitlines()[1].split("  ")[0] == queue
+    assert json.loads(run("exchange", "publish", "orders", "a.c", "-", "--json", stdin="2").stdout)["queue_count"] == 1
+    waiting = json_lines(run("peek", queue, "--json"))
+    assert [(one["priority"], one["payload"]) for one in waiting] == [(7, {"n": 1}), (5, 2)]
+    assert "`laneway route orders c` shows why" in run("exchange", "publish", "orders", "c", "1", code=1).stderr
+
     missing = run("binding", "delete", "orders", queue, "--routing-key", "a", code=1)
     assert "`laneway binding list` shows those there are" in missing.stderr
     assert run("binding", "delete", "orders", queue, "--routing-key", "a.#").stdout == (

@@ -56,6 +56,7 @@ log = logging.getLogger("laneway.broker")
 
 MAX_BATCH = 10_000
 MAX_WAIT_MS = 20_000
+LOOK_AGAIN_MS = 30_000  # a timer waits no longer before it looks at the wall clock again
 MAX_GATHERED_BYTES = 8 * 1024 * 1024
 MAX_STAGED_BYTES = 256 * 1024 * 1024
 
@@ -536,7 +537,9 @@ class Broker:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ms = due_ms
-        self._timer = self._loop.call_later(max(0, due_ms - self.now()) / 1000, self._on_timer)
+        # Looked at again from time to time: a wall clock that was set ahead brings deadlines nearer.
+        wait_ms = min(max(0, due_ms - self.now()), LOOK_AGAIN_MS)
+        self._timer = self._loop.call_later(wait_ms / 1000, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None

@@ -27,7 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "stats": ("laneway.cli.stats:stats", "Show counts and rates of one queue or of all."),
     "redrive": ("laneway.cli.dead_letters:redrive", "Move dead letters back to where they came from."),
     "purge": ("laneway.cli.dead_letters:purge", "Delete the waiting messages or the dead letters of a queue."),
-    "exchange": ("laneway.cli.exchanges:exchange", "List, create and delete exchanges."),
+    "exchange": ("laneway.cli.exchanges:exchange", "List, create, delete exchanges, and publish to them."),
     "binding": ("laneway.cli.exchanges:binding", "List, create and delete bindings of exchanges."),
     "route": ("laneway.cli.exchanges:route", "Show which queues a message would reach, and why."),
     "vhost": ("laneway.cli.vhosts:vhost", "List, create and delete virtual hosts."),

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import click
 
 from laneway.cli.kinds import attribute_value, name_and_value
-from laneway.cli.session import FailingGroup, Session, confirm, pass_session, talks_to_a_server
+from laneway.cli.messages import message_options, options_given, payload_given
+from laneway.cli.session import FailingGroup, Failure, Session, confirm, pass_session, talks_to_a_server
 from laneway.cli.show import print_json, print_table
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -30,14 +31,15 @@ def complete_exchange(ctx: click.Context, _: click.Parameter, incomplete: str) -
 exchange_argument = click.argument("exchange", metavar="EXCHANGE", shell_complete=complete_exchange)
 
 
-@click.group(cls=FailingGroup, short_help="List, create and delete exchanges.")
+@click.group(cls=FailingGroup, short_help="List, create, delete exchanges, and publish to them.")
 def exchange() -> None:
-    """List, create and delete exchanges, which send messages on to queues.
+    """List, create and delete exchanges, which send messages on to queues, and publish to them.
 
     \b
     laneway exchange create orders --type topic
     laneway binding create orders eu-orders --routing-key 'orders.eu.#'
     laneway route orders orders.eu.new
+    laneway exchange publish orders orders.eu.new '{"id": 1}'
     """
 
 
@@ -102,6 +104,35 @@ def delete_exchange(session: Session, exchange: str, if_unused: bool, yes: bool)
     with session.client() as client:
         client.delete_exchange(exchange, if_unused=if_unused)
     print_json({"deleted": exchange}) if session.json else click.echo(f"deleted {exchange}")
+
+
+@exchange.command("publish", short_help="Publish a message through an exchange.")
+@exchange_argument
+@click.argument("routing_key", metavar="KEY")
+@click.argument("body", required=False, metavar="[BODY|-]")
+@message_options
+@talks_to_a_server
+@pass_session
+def publish(
+    session: Session, exchange: str, routing_key: str, body: str | None, content_type: str | None, **options: Any
+) -> None:
+    """Publish a message to EXCHANGE with the routing key KEY, and print which queues it went to, once it is durable.
+
+    \b
+    laneway exchange publish orders orders.eu.new '{"id": 1}' --priority 8
+    laneway exchange publish amq.fanout '' - < body.json
+
+    BODY and the options are those of `laneway send`. Exit code 1 if no queue takes the message.
+    """
+    payload = payload_given(body, content_type)
+    with session.client() as client:
+        answer = client.publish_to_exchange(exchange or "amq.default", routing_key, **payload, **options_given(options))
+    if session.json:
+        print_json(answer)
+    elif answer["routed"]:
+        print_table(("queue", "message"), [(one["queue_name"], one.get("message_id", "")) for one in answer["queues"]])
+    if not answer["routed"]:
+        raise Failure(f"no queue took it: `laneway route {exchange} {routing_key}` shows why", code="unroutable")
 
 
 @click.group(cls=FailingGroup, short_help="List, create and delete bindings of exchanges.")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -18,6 +18,8 @@ from laneway.cli.show import age, payload_text, print_json, print_table, printab
 if TYPE_CHECKING:
     from laneway.client import Client, ClientError, Message
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 LONGEST_WAIT_SECONDS = 20  # of one request; a longer wait is several
 JSON_TYPE = "application/json"
 BATCH_MESSAGES = 1000
@@ -25,26 +27,56 @@ BATCH_BYTES = 1 << 20
 STATES = ("ready", "leased", "delayed", "dead")
 
 
+def message_options(command: F) -> F:
+    """What a message may carry beside its body: the options of all commands that publish."""
+    for option in reversed(
+        (
+            click.option("--priority", "-p", type=click.IntRange(0, 255), help="Higher goes first."),
+            click.option("--delay", "delay_seconds", type=duration, help="Hide it for so long, up to 15m."),
+            click.option(
+                "--at",
+                "deliver_at",
+                metavar="TIME",
+                help="Hide it until then: 2030-01-01T10:00:00Z, up to 90 days ahead.",
+            ),
+            click.option("--ttl", "ttl_seconds", type=duration, help="Let it expire after so long."),
+            click.option(
+                "--attribute",
+                "-a",
+                "attributes",
+                multiple=True,
+                type=name_and_value,
+                help="An attribute; may be repeated.",
+            ),
+            click.option("--content-type", metavar="TYPE", help="What the body is."),
+            click.option("--correlation-id", metavar="TEXT", help="Handed on to whoever receives it."),
+            click.option(
+                "--group", metavar="TEXT", help="Messages of one group are delivered in order, one batch at a time."
+            ),
+            click.option("--message-key", metavar="TEXT", help="The key of what the message is about."),
+            click.option("--tenant", metavar="TEXT", help="Whose message it is."),
+            click.option(
+                "--dedup-id",
+                metavar="TEXT",
+                help="A second message with this id, within the queue's window, is not added.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def options_given(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of message_options as the client takes them."""
+    options["key"] = options.pop("message_key")
+    options["attributes"] = {name: attribute_value(text) for name, text in options["attributes"]} or None
+    return options
+
+
 @click.command(short_help="Publish a message, or one for each line of input.")
 @queue_argument
 @click.argument("body", required=False, metavar="[BODY|-]")
-@click.option("--priority", "-p", type=click.IntRange(0, 255), help="Higher goes first.")
-@click.option("--delay", "delay_seconds", type=duration, help="Hide it for so long, up to 15m.")
-@click.option(
-    "--at", "deliver_at", metavar="TIME", help="Hide it until then: 2030-01-01T10:00:00Z, up to 90 days ahead."
-)
-@click.option("--ttl", "ttl_seconds", type=duration, help="Let it expire after so long.")
-@click.option(
-    "--attribute", "-a", "attributes", multiple=True, type=name_and_value, help="An attribute; may be repeated."
-)
-@click.option("--content-type", metavar="TYPE", help="What the body is.")
-@click.option("--correlation-id", metavar="TEXT", help="Handed on to whoever receives it.")
-@click.option("--group", metavar="TEXT", help="Messages of one group are delivered in order, one batch at a time.")
-@click.option("--message-key", metavar="TEXT", help="The key of what the message is about.")
-@click.option("--tenant", metavar="TEXT", help="Whose message it is.")
-@click.option(
-    "--dedup-id", metavar="TEXT", help="A second message with this id, within the queue's window, is not added."
-)
+@message_options
 @click.option("--lines", is_flag=True, help="Publish each line of stdin as a message of its own, in batches.")
 @talks_to_a_server
 @pass_session
@@ -61,19 +93,24 @@ def send(session: Session, queue: str, body: str | None, lines: bool, content_ty
     are no UTF-8 are published as they are. --content-type overrules all of that. Attributes that look like numbers or
     true/false are sent as such; put double quotes around a value to keep it text.
     """
-    options["key"] = options.pop("message_key")
-    options["attributes"] = {name: attribute_value(text) for name, text in options["attributes"]} or None
+    options = options_given(options)
     if lines:
         if body not in (None, "-"):
             raise click.UsageError("with --lines the messages come from stdin: leave BODY out")
         _send_lines(session, queue, content_type, options)
         return
+    payload = payload_given(body, content_type)
+    with session.client() as client:
+        answer = client.publish(queue, **payload, **options)
+    print_json(answer) if session.json else click.echo(answer["message_id"])
+
+
+def payload_given(body: str | None, content_type: str | None) -> dict[str, Any]:
+    """BODY, or what stdin has, as publish() takes it."""
     if body is None and sys.stdin.isatty():
         raise click.UsageError("give the BODY, or - to read it from stdin")
     raw = stdin_bytes("the body") if body in (None, "-") else str(body).encode("utf-8", "surrogateescape")
-    with session.client() as client:
-        answer = client.publish(queue, **_payload(raw, content_type), **options)
-    print_json(answer) if session.json else click.echo(answer["message_id"])
+    return _payload(raw, content_type)
 
 
 def _payload(raw: bytes, content_type: str | None) -> dict[str, Any]:
