@@ -61,6 +61,7 @@ EVENTS: tuple[Column, ...] = (
     Column("expires_at", "timestamp", "published with a time to live: its end"),
     Column("target_vhost", "string", "moved, copied: of the queue it went to"),
     Column("target_queue", "string", "moved, copied"),
+    Column("target_queue_number", "int", "moved, copied: as queue_number, of that queue"),
     Column("target_message", "bigint", "moved, copied: its number there"),
     Column("body", "binary", "published; only when asked for", False),
     Column(
