@@ -295,6 +295,36 @@ def test_replies_for_somebody_who_does_not_read_come_back(own_serving: OwnServin
         raise AssertionError("30 MB of replies were kept for a client that does not read")
 
 
+def test_the_transactions_of_a_connection_share_its_limit(own_serving: OwnServing) -> None:
+    with own_serving(transaction_bytes=1_000).log_in() as wire:
+        wire.ask(2, "channel.open")
+        for channel in (1, 2):
+            wire.ask(channel, "tx.select")
+        for _ in range(3):  # what was rolled back or committed does not count
+            wire.send(publish(1, "x", b"x" * 700))
+            wire.ask(1, "tx.rollback")
+            wire.send(publish(2, "x", b"x" * 700))
+            wire.ask(2, "tx.commit")
+        wire.send(publish(1, "x", b"x" * 700) + publish(2, "x", b"x" * 700))
+        assert wire.expect("connection.close").fields["code"] == 506
+
+
+def test_unfinished_messages_of_a_connection_share_its_limit(own_serving: OwnServing) -> None:
+    with own_serving(unfinished_bytes=10_000, body_bytes=6_000).log_in() as wire:
+        begun = frame(2, 1, struct.pack(">HHQH", 60, 0, 6_000, 0)) + frame(3, 1, bytes(5_999))
+        for _ in range(3):  # what was completed, or ended with its channel, does not count
+            wire.send(method(1, "basic.publish", key="x") + begun + frame(3, 1, b"x"))
+        for channel in (2, 3):
+            wire.ask(channel, "channel.open")
+        for channel in (1, 2, 3):
+            body = frame(3, channel, bytes(3_000))
+            wire.send(method(channel, "basic.publish", key="x") + frame(2, channel, begun[7:21]) + body)
+        assert wire.ask(4, "channel.open").name == "channel.open-ok"
+        wire.send(frame(3, 1, bytes(2_000)))
+        close = wire.expect("connection.close")
+        assert (close.fields["code"], "10000 bytes together" in close.fields["text"]) == (506, True)
+
+
 def test_a_transaction_counts_headers_too(own_serving: OwnServing) -> None:
     with own_serving(transaction_bytes=100_000).log_in() as wire:
         wire.ask(1, "queue.declare", queue="q")
@@ -313,7 +343,7 @@ def test_a_body_in_crumbs_takes_no_more_memory_than_its_size() -> None:
         def route_version(self) -> int:
             return 0
 
-    incoming = Incoming(Sink(), 131072)  # type: ignore[arg-type]
+    incoming = Incoming(Sink(), 131072, 1 << 26)  # type: ignore[arg-type]
     begin = method(1, "basic.publish", key="x") + frame(2, 1, struct.pack(">HHQH", 60, 0, 1 << 20, 0))
     crumbs = (frame(3, 1, b"ab") + frame(3, 1, b"")) * 1000
     tracemalloc.start()

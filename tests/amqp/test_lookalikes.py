@@ -51,7 +51,7 @@ class Recorder:
         self.alike = alike
         self.version = 0
         self.channels = {number: FakeChannel(number) for number in CHANNELS}
-        self.incoming = Incoming(self, FRAME_MAX)
+        self.incoming = Incoming(self, FRAME_MAX, 1 << 26)
         self.run_count = 0
         self.connection_events: list[Any] = []
 

@@ -34,6 +34,7 @@ from laneway.frontends.amqp.spec import (
     encode,
 )
 from laneway.frontends.amqp.tables import Malformed
+from laneway.frontends.amqp.transactions import Uncommitted
 
 log = logging.getLogger("laneway.amqp")
 
@@ -61,10 +62,12 @@ class Connection(asyncio.Protocol):
         self.channels: dict[int, Channel] = {}
         self._leaving: dict[int, Outbox] = {}  # what closed channels still have to say, by their number
         self.unconfirmed_bytes = 0  # of publishes on their way to the disk
+        self.uncommitted = Uncommitted()
         self.consumer_count = 0
         self.is_writing_paused = False
         self._transport: asyncio.Transport
-        self._incoming = Incoming(self, shared.limits.frame_bytes)
+        unfinished_bytes = max(shared.limits.unfinished_bytes, shared.limits.body_bytes)
+        self._incoming = Incoming(self, shared.limits.frame_bytes, unfinished_bytes)
         self._handshake: Handshake | None = None  # None before the protocol header
         self._beginning = b""
         self._is_closing = False  # connection.close was sent

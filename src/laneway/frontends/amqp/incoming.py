@@ -77,9 +77,11 @@ class _Content:
 
 
 class Incoming:
-    def __init__(self, sink: Sink, frame_bytes: int) -> None:
+    def __init__(self, sink: Sink, frame_bytes: int, most_unfinished_bytes: int) -> None:
         self._sink = sink
         self.frame_bytes = frame_bytes
+        self._most_unfinished_bytes = most_unfinished_bytes
+        self._unfinished_bytes = 0  # of the bodies in _contents
         self.is_held = False
         self.alikes = LookAlikes()
         self._acks = Acks()
@@ -136,7 +138,7 @@ class Incoming:
 
     def forget(self, channel: int) -> None:
         """The channel ended: what it began to publish is not published, and what comes now is not recognised."""
-        self._contents.pop(channel, None)
+        self._drop(channel)
         if self.alikes.has_runs:
             self._sink.on_runs()  # they came before the end
         self.alikes.forget()
@@ -178,6 +180,10 @@ class Incoming:
             if content.missing < 0:
                 raise _frame_error(kind, payload, "{body_too_large," + str(-content.missing) + "}")
             content.add(payload)
+            self._unfinished_bytes += len(payload)
+            if content.missing and self._unfinished_bytes > self._most_unfinished_bytes:
+                most = self._most_unfinished_bytes
+                raise AmqpError(506, f"unfinished messages of one connection have at most {most} bytes together")
         else:
             raise _out_of_place(content)
         if content.missing == 0 and content.properties is not None:
@@ -197,12 +203,18 @@ class Incoming:
 
     def _complete(self, channel: int, content: _Content) -> None:
         # The channel may have been closed by what its size said.
-        if self._contents.pop(channel, None) is content:
+        if self._drop(channel) is content:
             assert content.properties is not None
             if content.number == PUBLISH:
                 self._sink.on_publish(channel, content.method, content.properties, bytes(content.body))
             else:
                 self._sink.on_method(channel, content.number, content.method)
+
+    def _drop(self, channel: int) -> _Content | None:
+        content = self._contents.pop(channel, None)
+        if content is not None:
+            self._unfinished_bytes -= len(content.body)
+        return content
 
     def _learn(self, channel: int, content: _Content, prefix: bytes) -> None:
         """Recognise the next one that looks like this publish, whose bytes up to the body are the prefix."""

@@ -23,7 +23,8 @@ class AmqpLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         100_000  # unsettled deliveries, of one consumer without a prefetch limit or of one channel's gets
     )
     unconfirmed_bytes: int = 32 * 1024 * 1024  # of one connection's publishes on their way to the disk
-    transaction_bytes: int = 64 * 1024 * 1024  # of one channel's uncommitted publishes
+    unfinished_bytes: int = 64 * 1024 * 1024  # of messages of one connection that have not come whole yet
+    transaction_bytes: int = 64 * 1024 * 1024  # of one connection's uncommitted publishes
     transaction_count: int = 100_000  # … and of its publishes and acknowledgements
     unsent_bytes: int = 4 * 1024 * 1024  # of one connection, before its consumers are paused
     unread_bytes: int = 16 * 1024 * 1024  # … and of answers on top of that, before nothing more is read

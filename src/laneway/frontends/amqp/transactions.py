@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 _COMMIT_OK = BY_NAME["tx.commit-ok"]
 
 
+class Uncommitted:
+    """What the transactions of one connection hold together."""
+
+    __slots__ = ("bytes", "count")
+
+    def __init__(self) -> None:
+        self.bytes = self.count = 0
+
+
 class Transaction:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -26,22 +35,24 @@ class Transaction:
         self._bytes = 0
 
     def add_publish(self, plan: publishing.Plan, body: bytes) -> None:
-        self._bytes += len(body) + len(plan.shape.raw)
         self._publishes.append((plan, body))
-        self._check_size()
+        self._count(len(body) + len(plan.shape.raw))
 
     def add_settlement(self, action: str, taken: list[Taken]) -> None:
         self._settlements.append((action, taken))
-        self._check_size()
+        self._count(0)
 
-    def _check_size(self) -> None:
-        limits = self._channel.limits
-        count = len(self._publishes) + len(self._settlements)
-        if self._bytes > limits.transaction_bytes or count > limits.transaction_count:
+    def _count(self, size_bytes: int) -> None:
+        """The connection has a limit for all its transactions together, as it may have thousands of channels."""
+        limits, all_of_it = self._channel.limits, self._channel.connection.uncommitted
+        self._bytes += size_bytes
+        all_of_it.bytes += size_bytes
+        all_of_it.count += 1
+        if all_of_it.bytes > limits.transaction_bytes or all_of_it.count > limits.transaction_count:
             raise AmqpError(
                 506,
-                f"a transaction has at most {limits.transaction_count} publishes and acknowledgements and "
-                f"{limits.transaction_bytes} bytes",
+                f"the transactions of a connection have at most {limits.transaction_count} publishes and "
+                f"acknowledgements and {limits.transaction_bytes} bytes",
             )
 
     def commit(self) -> None:
@@ -69,6 +80,9 @@ class Transaction:
         ch.broker.when_durable(slot.fill, _COMMIT_OK.encode(ch.number))
 
     def forget(self) -> None:
+        all_of_it = self._channel.connection.uncommitted
+        all_of_it.bytes -= self._bytes
+        all_of_it.count -= len(self._publishes) + len(self._settlements)
         self._publishes, self._settlements, self._bytes = [], [], 0
 
     def restore(self) -> None:
