@@ -36,9 +36,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipeline": {"errors", "journal", *EVENT_WORDS},
     "console": set(),
     "client": set(),
+    "demo": {"client"},
     "config": {"errors", "core.settings"},
     "node": {"errors", "config", "core", "journal", "cluster", "broker", "access", "frontends", "telemetry"},
-    "cli": {"errors", "config", "core", "journal", "access", "client", "node", "pipeline"},
+    "cli": {"errors", "config", "core", "journal", "access", "client", "demo", "node", "pipeline"},
     "__main__": {"cli"},
 }
 
