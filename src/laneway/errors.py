@@ -23,6 +23,9 @@ for people. `field` names the offending part of the input where there is one.
     │   └── Unavailable
     │       └── JournalFailed   a write or sync failed; nothing more is written until a restart
     ├── Unauthenticated · Forbidden
+    ├── PipelineError           of a job on Spark; the server never raises one
+    │   ├── PipelineUnavailable a package or Java is missing
+    │   └── JobFailed           a job ended with an error
     └── StartError              the node cannot start
         ├── ConfigInvalid · JournalLocked · JournalDamaged · JournalVersionUnknown
 """
@@ -146,6 +149,18 @@ class Unauthenticated(LanewayError):
 
 class Forbidden(LanewayError):
     code = "forbidden"
+
+
+class PipelineError(LanewayError):
+    code = "pipeline_error"
+
+
+class PipelineUnavailable(PipelineError):
+    code = "pipeline_unavailable"
+
+
+class JobFailed(PipelineError):
+    code = "job_failed"
 
 
 class StartError(LanewayError):

@@ -211,19 +211,24 @@ def prints_json(command: F) -> F:
     return _option("--json", is_flag=True, flag_value=True, help="Print JSON, for programs.")(command)
 
 
-def talks_to_a_server(command: F) -> F:
-    """Give a command the options --url, --key, --user, --password, --vhost and --json."""
+def names_a_server(command: F) -> F:
+    """Give a command the options --url, --key, --user, --password and --json."""
     options = (
         _option("--url", metavar="URL", help=f"The server (LANEWAY_URL; default {DEFAULT_URL})."),
         _option("--key", metavar="KEY", help="An API key (LANEWAY_KEY)."),
         _option("--user", metavar="NAME", help="An account (LANEWAY_USER)."),
         _option("--password", metavar="TEXT", help="Its password (LANEWAY_PASSWORD); asked for if left out."),
-        _option("--vhost", metavar="NAME", help="The virtual host of the queues (LANEWAY_VHOST; default /)."),
         prints_json,
     )
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def talks_to_a_server(command: F) -> F:
+    """Give a command the options --url, --key, --user, --password, --json and --vhost."""
+    vhost = _option("--vhost", metavar="NAME", help="The virtual host of the queues (LANEWAY_VHOST; default /).")
+    return names_a_server(vhost(command))
 
 
 def pass_session(command: Callable[..., None]) -> Callable[..., None]:

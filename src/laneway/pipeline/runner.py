@@ -1,0 +1,238 @@
+"""Which jobs there are, what they take, and how one is run: once or again and again. Knows nothing of the terminal.
+
+The registry names modules and imports one only to run it, so that listing jobs needs neither Spark nor Java.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from laneway.errors import InvalidInput, JobFailed, LanewayError
+from laneway.pipeline.lake import Warehouse, new_run_id
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LAKE = "lake"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An option of one job. `read` makes the value of what was typed, and raises ValueError saying what is wrong."""
+
+    name: str
+    help: str
+    default: Any = None
+    read: Callable[[str], Any] = str
+    metavar: str = "VALUE"
+    is_flag: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    name: str
+    help: str
+    module: str
+    settings: tuple[Setting, ...] = ()
+
+    def load(self) -> Callable[[SparkSession, Options], Result]:
+        """The job's run(spark, options)."""
+        run: Callable[[SparkSession, Options], Result] = import_module(self.module).run
+        return run
+
+
+@dataclass
+class Result:
+    """What a run did: rows for people, and all of it for programs."""
+
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[Any]] = ()
+    notes: Sequence[str] = ()
+    tables: Mapping[str, int] = field(default_factory=dict)  # rows in each table that was written
+    files: Sequence[str] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what programs want beside the rows
+    is_failure: bool = False  # the job ran, and found what must not be: exit code 1
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "is_failure": self.is_failure,
+            "tables": dict(self.tables),
+            "files": list(self.files),
+            **self.facts,
+            "notes": list(self.notes),
+            "rows": [dict(zip(self.columns, row, strict=True)) for row in self.rows],
+        }
+
+
+def _say_nothing(line: str) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where a job reads and writes. `settings` holds its own options by name, defaults filled in."""
+
+    source: str = "data"  # a data folder, the URL of a server, or "lake"
+    warehouse: Warehouse = field(default_factory=lambda: Warehouse("warehouse"))
+    since: datetime | None = None
+    until: datetime | None = None
+    server: str = "http://127.0.0.1:8080"  # for jobs that talk to one
+    key: str | None = None
+    user: str | None = None
+    password: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    say: Callable[[str], None] = _say_nothing
+    run_id: str = field(default_factory=lambda: new_run_id("run"))
+
+    def __getitem__(self, name: str) -> Any:
+        return self.settings[name]
+
+    @property
+    def is_lake(self) -> bool:
+        return self.source == LAKE
+
+    @property
+    def is_server(self) -> bool:
+        return bool(re.match(r"https?://", self.source))
+
+    def events(self, spark: SparkSession, *columns: str, kinds: Sequence[str] = ()) -> DataFrame:
+        """The events of the source from `since` on and before `until`: these columns, or all but body and attributes.
+        The filters are the source's to use: it reads only what is asked for."""
+        from pyspark.sql import functions as F
+
+        frame = self._source(spark, columns)
+        if kinds:
+            frame = frame.where(F.col("kind").isin(*kinds))
+        if self.since is not None:
+            frame = frame.where(F.col("time") >= F.lit(self.since))
+        if self.until is not None:
+            frame = frame.where(F.col("time") < F.lit(self.until))
+        return frame
+
+    def _source(self, spark: SparkSession, columns: Sequence[str]) -> DataFrame:
+        from laneway.pipeline.schema import EVENTS, column
+
+        wanted = [column(name) for name in columns] or [one for one in EVENTS if one.is_default]
+        if self.is_lake:
+            frame = self.warehouse.read(spark, "events")
+            missing = [one.name for one in wanted if one.name not in frame.columns]
+            if missing:
+                raise InvalidInput(
+                    f"the archive in {self.warehouse.events} has no {', '.join(missing)}: it was made without",
+                    field="source",
+                )
+            return frame.select(*(one.name for one in wanted))
+        schema = ", ".join(f"`{one.name}` {one.type}" for one in wanted)
+        reader = spark.read.format("laneway").schema(schema)
+        for name, value in self.source_options().items():
+            reader = reader.option(name, value)
+        return reader.load()
+
+    def source_options(self) -> dict[str, str]:
+        """The data source's options that say where to read, and as whom."""
+        if not self.is_server:
+            return {"path": self.source}
+        said = {"url": self.source, "user": self.user, "password": self.password, "token": self.key}
+        return {name: value for name, value in said.items() if value}
+
+
+def run(job: Job, spark: SparkSession, options: Options) -> Result:
+    """One run. What Spark says when it fails is cut down to what was wrong."""
+    from pyspark.errors import PySparkException
+
+    options = replace(options, run_id=new_run_id(job.name), settings=settled(job, options.settings))
+    options.say(f"{job.name}: reading {options.warehouse.events if options.is_lake else options.source}")
+    try:
+        return job.load()(spark, options)
+    except LanewayError:
+        raise
+    except PySparkException as error:
+        raise JobFailed(f"the job {job.name} failed: {reason(str(error))}", job=job.name) from error
+    except Exception as error:
+        if type(error).__module__.startswith("py4j"):
+            raise JobFailed(f"the job {job.name} failed: {reason(str(error))}", job=job.name) from error
+        raise
+
+
+def run_every(job: Job, spark: SparkSession, options: Options, seconds: float) -> Iterator[Result]:
+    """Run after run, each begun so long after the one before; one that takes longer is followed at once."""
+    while True:
+        begun = time.monotonic()
+        yield run(job, spark, options)
+        time.sleep(max(0.0, begun + seconds - time.monotonic()))
+
+
+def settled(job: Job, given: Mapping[str, Any]) -> dict[str, Any]:
+    known = {setting.name: setting for setting in job.settings}
+    unknown = sorted(given.keys() - known.keys())
+    if unknown:
+        there = ", ".join(known) or "none"
+        raise InvalidInput(f"the job {job.name} has no option {', '.join(unknown)}; it has: {there}", field=unknown[0])
+    values = {name: setting.default for name, setting in known.items()}
+    for name, value in given.items():
+        try:
+            values[name] = known[name].read(value) if isinstance(value, str) else value
+        except ValueError as error:
+            raise InvalidInput(f"{name}: {error}", field=name) from error
+    return values
+
+
+def reason(text: str) -> str:
+    """What was wrong, out of Spark's many lines: our own error if there is one, else its first line."""
+    ours = re.findall(r"laneway\.errors\.\w+: (.+)", text)
+    if ours:
+        return str(ours[-1]).strip()
+    python = re.findall(r"^\w*(?:Error|Exception): (.+)$", text, re.MULTILINE)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return str(python[-1] if python else lines[0] if lines else "no reason was given").strip()
+
+
+def moment(text: str, now: datetime | None = None) -> datetime:
+    """A point in time: 2026-11-16, 2026-11-16T18:00 (UTC unless a zone is named), or so long ago: 90m, 12h, 7d."""
+    ago = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
+    if ago:
+        seconds = float(ago[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}[ago[2]]
+        return (now or datetime.now(UTC)) - timedelta(seconds=seconds)
+    try:
+        found = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise InvalidInput(
+            f"{text!r} is no point in time: give one like 2026-11-16T18:00, or a time ago like 90m, 12h or 7d"
+        ) from None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+# --- values of settings
+
+
+def whole(text: str) -> int:
+    """A whole number above zero."""
+    if not re.fullmatch(r"[1-9][0-9]{0,17}", text):
+        raise ValueError(f"{text!r} is no whole number above 0")
+    return int(text)
+
+
+def number(text: str) -> float:
+    """A number above zero."""
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) or float(text) <= 0:
+        raise ValueError(f"{text!r} is no number above 0")
+    return float(text)
+
+
+_MODULES = "laneway.pipeline.jobs"
+
+_JOBS: tuple[Job, ...] = ()
+
+JOBS: dict[str, Job] = {one.name: one for one in _JOBS}
+
+
+def job(name: str) -> Job:
+    if name not in JOBS:
+        raise InvalidInput(f"there is no job {name!r}; there are: {', '.join(JOBS)}", field="job")
+    return JOBS[name]

@@ -1,0 +1,43 @@
+"""One Spark session for all tests of the pipeline: starting one takes longer than most tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from laneway.pipeline.session import session
+from tests.pipeline.events import frame
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+MakeEvents = Callable[..., "DataFrame"]
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    running = session(
+        "local[1]",
+        "laneway-tests",
+        **{
+            "spark.sql.shuffle.partitions": "1",
+            "spark.driver.memory": "1g",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("spark-warehouse")),
+        },
+    )
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def make_events(spark: SparkSession) -> MakeEvents:
+    """make_events([row(0, "published", 1), row(2, "leased", 1), …]) is an events table (tests/pipeline/events.py)."""
+
+    def make(rows: list[dict[str, object]], *, body: bool = False, attributes: bool = False) -> DataFrame:
+        return frame(spark, rows, body=body, attributes=attributes)
+
+    return make
