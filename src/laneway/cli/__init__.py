@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "key": ("laneway.cli.accounts:key", "Create, list and delete API keys."),
     "journal": ("laneway.cli.journal:journal", "Look into the journal in a data folder."),
     "pipeline": ("laneway.cli.pipeline:pipeline", "Run jobs over the history of a queue, on Spark."),
+    "demo": ("laneway.cli.demo:demo", "See it all at work: a server, an hour's traffic in a minute, a report."),
     "bench": ("laneway.cli.bench:bench", "Measure a running server with a quick load."),
     "completion": ("laneway.cli.completion:completion", "Print the completion script of a shell."),
 }
