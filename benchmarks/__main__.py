@@ -1,5 +1,5 @@
 """make bench: durable publishing, end to end, and lone latency, over HTTP (here), AMQP (amqp.py) and SQS (sqs.py), each
-beside its peers in the same run."""
+beside its peers in the same run; `--part counts` counts what a message costs instead (counts.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import uvloop
 
-from benchmarks import amqp, sqs
+from benchmarks import amqp, counts, sqs
 from benchmarks import laneway_load as laneway
 from benchmarks.http_load import HttpConnection, ask, queue_path
 from benchmarks.load import Load, LoadFailed
@@ -229,7 +229,7 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=200_000, help="messages of an end-to-end turn (%(default)s)")
     parser.add_argument("--lone", type=int, default=2_000, help="publishes of a latency turn (%(default)s)")
     parser.add_argument("--pace-seconds", type=float, default=5.0, help="length of a turn at a set rate (%(default)s)")
-    parser.add_argument("--part", choices=["http", "amqp", "sqs"], help="one of the three")
+    parser.add_argument("--part", choices=["http", "amqp", "sqs", "counts"], help="one alone")
     parser.add_argument("--only", default="", help="only the cases whose name contains this")
     parser.add_argument(
         "--systems", default="Laneway,RabbitMQ,sink", help="of the AMQP part, with commas between (%(default)s)"
@@ -239,6 +239,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--docs", action="store_true", help=f"put the tables into {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
+    if options.part == "counts":
+        counts.main(["--only", options.only])
+        return
     if options.quick:
         options.rounds, options.seconds, options.messages, options.lone = 1, 1.0, 20_000, 500
         options.pace_seconds = 2.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from array import array
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import amqp, amqp_frames, laneway_load
+from benchmarks import amqp, amqp_frames, counts, laneway_load
 from benchmarks.amqp_load import Confirms, Consumer, Deliveries, Publisher, single_acks
 from benchmarks.http_load import HttpConnection, Script, request
 from benchmarks.load import Load, LoadFailed
@@ -330,3 +331,20 @@ def test_a_goal_may_compare_two_cases_of_one_system() -> None:
         report.add("ten", "Laneway", "msg/s", ten)
     report.goals = [Goal("ten", "Laneway", at_least=0.85, beside="Laneway", beside_case="one")]
     assert "ten: Laneway ÷ one, at least 0.85× | 0.90× (0.80 – 0.95) | reached" in report.markdown()
+
+
+@pytest.mark.parametrize(
+    ("case", "most_calls", "most_bytecodes"),
+    [
+        ("HTTP single publish, 1 KB", 60, 2000),
+        ("HTTP end to end, 100 × 1 KB", 4, 350),
+        ("AMQP two queues", 2, 270),
+        ("AMQP one queue, single acks", 2, 340),
+        ("SQS send, 10 × 1 KB", 20, 900),
+    ],
+)
+def test_a_message_costs_few_calls_in_a_batch(case: str, most_calls: float, most_bytecodes: float) -> None:
+    """Not how fast it is, but that no step that was taken once a batch is taken once a message."""
+    counter, messages, _ = asyncio.run(counts.measure(counts.CASES[case], repetitions=1, warm_up=3))
+    assert 0 < counter.calls / messages <= most_calls
+    assert 0 < counter.bytecodes / messages <= most_bytecodes

@@ -243,3 +243,28 @@ def test_a_thousand_messages_make_the_round(http: httpx.Client, queue: str) -> N
     answer = http.post(f"{queue}/ack", json=[handle(m) for m in messages])
     assert answer.status_code == 200 and answer.json() == [{"status": "acked"}] * 1000
     assert error(http.post(f"{queue}/messages", json=[{"payload": 1}] * 1001))[0] == 400
+
+
+@pytest.mark.parametrize(
+    "written", ['[{"receipt_handle":"%s"}]', '[{"receipt_handle": "%s"}]', '[\n{"receipt_handle" :"%s"}]']
+)
+def test_a_batch_of_acks_may_be_written_in_any_way(http: httpx.Client, queue: str, written: str) -> None:
+    publish(http, queue, 1, 2)
+    begin, end = written.split("%s")
+    between = end[:-1] + "," + begin[1:]
+    handles = [m["receipt_handle"] for m in dequeue(http, queue, max_messages=2)]
+    answer = http.post(f"{queue}/ack", content=begin + between.join(handles) + end)
+    assert answer.status_code == 200 and answer.json() == [{"status": "acked"}] * 2
+
+
+def test_what_is_no_receipt_handle_in_a_batch_of_acks_is_told_so(http: httpx.Client, queue: str) -> None:
+    publish(http, queue, 1)
+    (message,) = dequeue(http, queue)
+    good = message["receipt_handle"]
+    for wrong in ("", "x" * 28, good[:-1], " " * 28, 'a"},{"a":"b'):
+        answer = http.post(
+            f"{queue}/ack", content=f'[{{"receipt_handle":"{wrong}"}},{{"receipt_handle":"ff{good[2:]}"}}]'
+        )
+        assert answer.status_code in (207, 400), answer.text
+    twice = http.post(f"{queue}/ack", content=f'[{{"receipt_handle":"{good}"}},{{"receipt_handle":"{good}"}}]')
+    assert [list(one) for one in twice.json()] == [["status"], ["error"]]

@@ -6,6 +6,7 @@ import re
 import socket
 import struct
 from collections.abc import Callable
+from itertools import pairwise
 
 import httpx
 import pytest
@@ -52,6 +53,17 @@ def test_a_request_sent_byte_by_byte_reads_the_same(serving: Serving, queue: str
     raw = request("POST", f"{queue}/messages", b'{"payload":"slow"}', "Connection: keep-alive\r\n") * 2
     written, _ = serving.transcript([raw[i : i + 1] for i in range(len(raw))], 2)
     assert [r.status for r in take_responses(written)] == [201, 201]
+
+
+def test_a_body_in_large_and_small_pieces_reads_the_same(serving: Serving, queue: str, http: httpx.Client) -> None:
+    payload = "".join(f"{n:08d}" for n in range(5000))
+    raw = request("POST", f"{queue}/messages", b'{"payload":"%b"}' % payload.encode()) + ROOT
+    cuts = [0, 300, 10_000, 10_001, 10_002, 20_000, 20_010, 30_000, len(raw) - 5, len(raw)]
+    pieces = [raw[start:end] for start, end in pairwise(cuts)]
+    written, _ = serving.transcript(pieces, 2)
+    assert [r.status for r in take_responses(written)] == [201, 200]
+    (message,) = http.post(f"{queue}/dequeue").json()["messages"]
+    assert message["payload"] == payload
 
 
 def test_pipelined_requests_are_answered_in_order_in_one_write(serving: Serving, queue: str) -> None:

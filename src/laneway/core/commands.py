@@ -534,9 +534,9 @@ def parse_tokens(texts: Sequence[str]) -> tuple[list[int], list[int]] | None:
         return None
     if 2 * len(joined) != TOKEN_CHARS * len(texts):  # blanks, which fromhex() passes over
         return None
-    parsed = list(_TOKEN.iter_unpack(joined))
-    seqs = Seqs([high << 32 | low for _, high, low in parsed])
-    return (seqs, [lease for lease, _, _ in parsed]) if len(set(seqs)) == len(seqs) else None
+    leases, highs, lows = zip(*_TOKEN.iter_unpack(joined), strict=True)
+    seqs = Seqs(lows if not any(highs) else [high << 32 | low for high, low in zip(highs, lows, strict=True)])
+    return (seqs, list(leases)) if len(set(seqs)) == len(seqs) else None
 
 
 def ack_held(state: State, queue: Queue, seqs: Sequence[int], leases: Sequence[int], now_ms: int) -> Acked | None:
@@ -590,7 +590,9 @@ def still_held(state: State, queue: Queue, seqs: Sequence[int], leases: Sequence
         ):
             return [_is_held(state, number, seq, lease) for seq, lease in zip(seqs, leases, strict=True)]
         done += count
-    return None if len(set(seqs)) == len(seqs) else [seq not in seqs[:at] for at, seq in enumerate(seqs)]
+    if len(runs(seqs)) == 1 or len(set(seqs)) == len(seqs):
+        return None
+    return [seq not in seqs[:at] for at, seq in enumerate(seqs)]
 
 
 def _is_held(state: State, number: int, seq: int, lease: int) -> bool:

@@ -30,6 +30,7 @@ from laneway.frontends.http.responses import CONTINUE, JSON, Framer
 log = logging.getLogger("laneway.http")
 
 _LINGER_TICKS = 3  # how long a refused client may go on sending before the connection is cut
+_CRUMB_BYTES = 4096  # of a body: smaller pieces of it are joined as they come
 _LOOKS = 64  # at an incomplete head, whenever more of it comes
 _TURNED_AWAY_COUNT = 64  # connections beyond the limit that are given this time; further ones are cut at once
 
@@ -114,6 +115,16 @@ class Call:
             self.response = self._special(framer, status, body, headers, content_type)
         connection.answered(self)
 
+    def answer_pieces(self, status: int, pieces: list[bytes]) -> None:
+        """As answer, with a body in pieces: they are joined once, with the head in front of them."""
+        connection = self.connection
+        if not self.head.is_plain or connection.shared.is_stopping or self.response is not None or self.is_abandoned:
+            self.answer(status, b"".join(pieces))
+            return
+        pieces.insert(0, connection.shared.framer.head(status, sum(map(len, pieces))))
+        self.response = b"".join(pieces)
+        connection.answered(self)
+
     def refuse(self, error: LanewayError) -> None:
         application: Application = self.head.application or self.connection.shared.applications[-1]
         self.answer(*application.refusal(error))
@@ -138,7 +149,8 @@ class Connection(asyncio.Protocol):
         self._rest = b""
         self._looks = self._looked_at_bytes = 0  # at a head that is not complete, to see whether it can be one
         self._head: Head | None = None
-        self._partial: bytearray | None = None  # the body so far, of known length
+        self._pieces: list[bytes | bytearray] | None = None  # of a body of known length, joined when it is all here
+        self._missing_bytes = 0  # of that body
         self._chunked: ChunkedBody | None = None
         self._ticks = 0  # sweeps since the current phase began
         self._is_receiving = False
@@ -195,7 +207,7 @@ class Connection(asyncio.Protocol):
                 call.waiter = None
         self._slots.clear()
         self._rest = b""
-        self._head = self._partial = self._chunked = None
+        self._head = self._pieces = self._chunked = None
         if not shared.connections:
             shared.on_empty()
 
@@ -311,7 +323,8 @@ class Connection(asyncio.Protocol):
         if head.chunked:
             self._chunked = ChunkedBody(self._limits)
         else:
-            self._partial = bytearray()
+            self._pieces = []
+            self._missing_bytes = head.content_length
         if head.expects_continue:
             self._must_continue = True
             self._flush()
@@ -324,15 +337,28 @@ class Connection(asyncio.Protocol):
             if self._chunked.is_complete:
                 self._finish_body(head, self._chunked.body)
             return at
-        assert self._partial is not None
-        stop = at + head.content_length - len(self._partial)
-        self._partial += data[at:stop]
-        if stop <= len(data):
-            self._finish_body(head, bytes(self._partial))
-        return min(stop, len(data))
+        assert self._pieces is not None
+        stop = at + self._missing_bytes
+        self._add_piece(data[at:stop])  # a read that is all body is not copied here
+        if stop > len(data):
+            self._missing_bytes = stop - len(data)
+            return len(data)
+        self._finish_body(head, b"".join(self._pieces))
+        return stop
+
+    def _add_piece(self, piece: bytes) -> None:
+        """Large ones are kept as they come; crumbs are put together, or they would take many times their size."""
+        pieces = self._pieces
+        assert pieces is not None
+        if len(piece) >= _CRUMB_BYTES or not pieces:
+            pieces.append(piece)
+            return
+        if not isinstance(pieces[-1], bytearray):
+            pieces.append(bytearray())
+        pieces[-1] += piece
 
     def _finish_body(self, head: Head, body: bytes) -> None:
-        self._head = self._partial = self._chunked = None
+        self._head = self._pieces = self._chunked = None
         self._must_continue = False
         self._arrived(head, body)
 
@@ -350,7 +376,7 @@ class Connection(asyncio.Protocol):
         self._is_deaf = True
         self._rest = b""
         self._is_receiving = False
-        self._head = self._partial = self._chunked = None
+        self._head = self._pieces = self._chunked = None
         call = Call(self, _UNREADABLE, b"")
         self._slots.append(call)
         call.refuse(error)

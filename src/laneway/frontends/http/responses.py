@@ -20,13 +20,17 @@ class Framer:
 
     def usual(self, status: int, body: bytes, content_type: bytes = JSON) -> bytes:
         """The usual answer, on a connection that stays open."""
+        return self.head(status, len(body), content_type) + body
+
+    def head(self, status: int, size: int, content_type: bytes = JSON) -> bytes:
+        """What stands before a body of this size."""
         if int(self._now()) != self._second:
             self._new_second()
         start = self._starts.get((status, content_type))
         if start is None:
             start = b"%bContent-Type: %b\r\nContent-Length: " % (self._start(status), content_type)
             self._starts[status, content_type] = start
-        return b"%b%d\r\n\r\n%b" % (start, len(body), body)
+        return b"%b%d\r\n\r\n" % (start, size)
 
     def no_content(self) -> bytes:
         if int(self._now()) != self._second:

@@ -42,6 +42,11 @@ from laneway.frontends.rest.writing import Writer
 log = logging.getLogger("laneway.http")
 
 REPLAYED = b"Idempotency-Replayed: true\r\n"
+#: What stands before, between and behind the receipt handles of a list of them, without blanks and as Python writes it.
+_BARE = (
+    (b'[{"receipt_handle":"', '"},{"receipt_handle":"', b'"}]'),
+    (b'[{"receipt_handle": "', '"}, {"receipt_handle": "', b'"}]'),
+)
 _REMEMBERED_BODIES = 1024
 _REMEMBERED_BODY_BYTES = 512
 
@@ -209,7 +214,7 @@ class HotPaths:
         if call.is_abandoned or call.response is not None:
             give_back(self._broker, call.head.plan, deliveries)
             return
-        call.answer(200, self._writer.deliveries(deliveries))
+        call.answer_pieces(200, self._writer.delivery_pieces(deliveries))
 
     def end_wait(self, call: Call) -> None:
         if call.waiter is not None:
@@ -285,14 +290,14 @@ class HotPaths:
         plan: Plan = call.head.plan
         self._access.check(call.account, plan.vhost, plan.queue, "read")
         body = call.body
+        if form is ACK and (handles := bare_handles(body)) is not None:
+            self._check_count(len(handles))
+            if self._broker.ack_tokens(plan.vhost, plan.queue, handles, partial(self._acked_many, call)):
+                return
         requests = form.decode_many(body)
         self._check_count(len(requests))
         if colons_of(body) != len(requests):  # more than the receipt handles alone: see publishing.decode_publish
             check_names_once(body)
-        elif form is ACK:
-            tokens = [request.receipt_handle for request in requests]
-            if self._broker.ack_tokens(plan.vhost, plan.queue, tokens, partial(self._acked_many, call)):
-                return
         settlements = list(map(form.to_settlement, requests))
         self._broker.settle(plan.vhost, plan.queue, settlements, partial(self._settled_many, call, form, settlements))
 
@@ -327,6 +332,15 @@ class HotPaths:
         most = self._limits.batch_count
         if not 1 <= count <= most:
             raise InvalidInput(f"a batch has 1 to {most} entries, this one has {count}", limit=most)
+
+
+def bare_handles(body: bytes) -> list[str] | None:
+    """Hot: the receipt handles of a list of nothing else, cut out of its JSON as programs write it. None if it does not
+    look like that. What is cut out wrongly is no receipt handle, and is found out by whoever looks at it as one."""
+    for begin, between, end in _BARE:
+        if body.startswith(begin) and body.endswith(end):
+            return body[len(begin) : -len(end)].decode("latin-1").split(between)
+    return None
 
 
 def give_back(broker: Broker, plan: Plan, deliveries: Sequence[Delivery]) -> None:

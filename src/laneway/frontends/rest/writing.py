@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import sys
 from array import array
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from laneway.access import Account, KeyInfo
 from laneway.broker.values import QueueInfo, QueueStats, Task
@@ -40,17 +40,27 @@ from laneway.frontends.rest.publishing import Binary, is_json_text, is_json_type
 from laneway.frontends.rest.times import Timestamps
 from laneway.frontends.rest.words import BY_CORE, seconds
 
+_K = TypeVar("_K")
+
 _DUPLICATE = ',"duplicate":true}'
 _BEFORE_HANDLE = b',"attributes":{},"receipt_handle":"'
 
 
-def hex_of(seqs: Sequence[int]) -> list[str]:
-    """Message numbers as the twelve digits that end an id."""
-    words = array("Q", seqs)
+def digits_of(numbers: Sequence[int], count: int) -> list[bytes]:
+    """The last so many hexadecimal digits of numbers."""
+    words = array("Q", numbers)
     if sys.byteorder == "little":
         words.byteswap()
-    text = words.tobytes().hex()
-    return [text[at : at + 12] for at in range(4, len(text), 16)]
+    text = words.tobytes().hex().encode()
+    return [text[end - count : end] for end in range(16, len(text) + 1, 16)]
+
+
+def _column(keys: Sequence[_K], make: Callable[[_K], bytes]) -> list[bytes]:
+    """What is made of each key, made once for equal ones: mostly they all are."""
+    if keys.count(keys[0]) == len(keys):
+        return [make(keys[0])] * len(keys)
+    made = {key: make(key) for key in set(keys)}
+    return [made[key] for key in keys]
 
 
 class Writer:
@@ -65,12 +75,19 @@ class Writer:
     def plain_receipts(self, told: Receipts, queue_json: str) -> bytes:
         """Hot: as receipts(), of columns."""
         at = self._text(told.enqueued_at_ms)
-        prefix = message_id_prefix(told.enqueued_at_ms, told.tag)
-        tail = f'"enqueued_at":"{at}","visible_at":"{at}"}}'
-        head, between = f'{{"message_id":"{prefix}', f'","queue_name":{queue_json},"priority":'
-        pairs = zip(hex_of(told.seqs), told.priorities, strict=True)
-        texts = [f"{head}{number}{between}{priority},{tail}" for number, priority in pairs]
-        return f"[{','.join(texts)}]".encode()
+        head = f'{{"message_id":"{message_id_prefix(told.enqueued_at_ms, told.tag)}'
+
+        def rest(priority: int) -> bytes:
+            text = (
+                f'","queue_name":{queue_json},"priority":{priority},"enqueued_at":"{at}","visible_at":"{at}"}},{head}'
+            )
+            return text.encode()
+
+        columns = [b""] * (2 * len(told.seqs))
+        columns[0::2] = digits_of(told.seqs, 12)
+        columns[1::2] = _column(told.priorities, rest)
+        columns[-1] = columns[-1][: -len(head) - 1]  # there is none after the last one
+        return b"[%b%b]" % (head.encode(), b"".join(columns))
 
     def receipts(self, results: Sequence[Receipt | LanewayError], queue_json: str) -> list[str]:
         """What each message of a publish came to. queue_json is the queue's name as JSON; ids need no escaping."""
@@ -90,10 +107,14 @@ class Writer:
             )
         return texts
 
-    def deliveries(self, deliveries: Sequence[Delivery]) -> bytes:
-        """Hot: one text a message, encoded all at once. Neighbours mostly share their times, so those are kept."""
+    def delivery_pieces(self, deliveries: Sequence[Delivery]) -> list[bytes]:
+        """Hot: as deliveries(), to be joined by whoever puts something in front of it."""
         if isinstance(deliveries, Deliveries) and not any(deliveries.props):
             return self._plain_deliveries(deliveries)
+        return [self.deliveries(deliveries)]
+
+    def deliveries(self, deliveries: Sequence[Delivery]) -> bytes:
+        """One text a message, encoded all at once. Neighbours mostly share their times, so those are kept."""
         texts: list[str] = []
         since_ms, since, until_ms, until = -1, "", -1, ""
         for d in deliveries:
@@ -116,32 +137,26 @@ class Writer:
                 )
         return f'{{"messages":[{",".join(texts)}]}}'.encode()
 
-    def _plain_deliveries(self, d: Deliveries) -> bytes:
+    def _plain_deliveries(self, d: Deliveries) -> list[bytes]:
         """Hot: bodies that are known to be JSON and have nothing else, laid out in columns around them."""
-        heads = {at: f'{{"message_id":"{message_id_prefix(at, d.tag)}'.encode() for at in set(d.enqueued_at_ms)}
-        ranks = {priority: b'","priority":%d,"payload":' % priority for priority in set(d.priorities)}
         until = self._text(d.deadline_ms)
-        tails = {
-            (at, receives): (
-                f'","enqueued_at":"{self._text(at)}","receive_count":{receives},"visible_until":"{until}"}},'
-            ).encode()
-            for at, receives in set(zip(d.enqueued_at_ms, d.receives, strict=True))
-        }
-        numbers = [number.encode() for number in hex_of(d.seqs)]
-        leases = array("Q", range(d.first_lease, d.first_lease + len(d)))
-        if sys.byteorder == "little":
-            leases.byteswap()
-        lease_text = leases.tobytes().hex().encode()
+
+        def tail(key: tuple[int, int]) -> bytes:
+            at = self._text(key[0])
+            return f'","enqueued_at":"{at}","receive_count":{key[1]},"visible_until":"{until}"}},'.encode()
+
+        numbers = digits_of(d.seqs, 12)
         columns = [_BEFORE_HANDLE] * (8 * len(d))
-        columns[0::8] = [heads[at] for at in d.enqueued_at_ms]
+        columns[0::8] = _column(d.enqueued_at_ms, lambda at: b'{"message_id":"' + _prefix(at, d.tag))
         columns[1::8] = numbers
-        columns[2::8] = [ranks[priority] for priority in d.priorities]
+        columns[2::8] = _column(d.priorities, b'","priority":%d,"payload":'.__mod__)
         columns[3::8] = d.bodies
-        columns[5::8] = [lease_text[at : at + 16] for at in range(0, len(lease_text), 16)]
+        columns[5::8] = digits_of(range(d.first_lease, d.first_lease + len(d)), 16)
         columns[6::8] = numbers
-        columns[7::8] = [tails[key] for key in zip(d.enqueued_at_ms, d.receives, strict=True)]
+        columns[7::8] = _column(list(zip(d.enqueued_at_ms, d.receives, strict=True)), tail)
+        columns[0] = b'{"messages":[' + columns[0]
         columns[-1] = columns[-1][:-1] + b"]}"
-        return b'{"messages":[' + b"".join(columns)
+        return columns
 
     def gotten(self, deliveries: Sequence[Delivery], *, with_handles: bool) -> bytes:
         """Deliveries, without their handles if they are settled already."""
@@ -297,6 +312,10 @@ class Writer:
             kind=info.kind,
             created_at=self._text(info.created_at_ms),
         )
+
+
+def _prefix(at_ms: int, tag: int) -> bytes:
+    return message_id_prefix(at_ms, tag).encode()
 
 
 def _utf8_or_none(body: bytes) -> str | None:
