@@ -9,9 +9,12 @@ import pytest
 
 from laneway.broker.engine import KEPT_OVERHEAD_BYTES, ContentCache
 from laneway.broker.values import Draft
+from laneway.core import rows
 from laneway.core.events import Event, Kind
 from laneway.core.invariants import check_invariants
+from laneway.core.message import message_id
 from laneway.errors import LimitExceeded, Unavailable
+from tests.core.runner import row_births
 
 from .conftest import Bench, bodies
 
@@ -120,3 +123,37 @@ def test_settling_what_was_never_kept_leaves_the_kept_ones_whole() -> None:
     assert [cache.get(seq) for seq in range(1, 6)] == [(5, b"", b"one"), None, None, None, (6, b"p", b"five")]
     assert cache.run(5, 1) == ([6], [b"p"], [b"five"])
     assert cache.run(1, 5) is None
+
+
+def test_what_is_written_of_a_message_tells_its_id(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        told: list[tuple[str, str]] = []
+        stage = b.journal.stage
+
+        def watched(event: Event) -> int:
+            for _, _, (at_ms, number) in row_births(rows.encode(event, 0)[0]):
+                told.append((event.kind.name, message_id(at_ms, 77, number)))
+            return stage(event)
+
+        b.journal.stage = watched  # type: ignore[method-assign]
+        await b.queue("dead")
+        await b.queue(dead_letter_queue="dead")
+        (late,) = await b.publish(b"late", delay_ms=1_000)
+        b.pass_time(400)
+        (early,) = await b.publish(b"early")
+        b.pass_time(1_000)
+        deliveries = await b.lease()
+        assert [d.message_id for d in deliveries] == [late.message_id, early.message_id]
+        await b.settle("release", deliveries[1:])
+        await b.settle("reject", deliveries[:1])
+        await b.settle("ack", await b.lease(queue="dead"), queue="dead")
+        assert told == [
+            ("LEASED", late.message_id),
+            ("LEASED", early.message_id),
+            ("RELEASED", early.message_id),
+            ("MOVED", late.message_id),
+            ("LEASED", late.message_id),
+            ("ACKED", late.message_id),
+        ]
+
+    run(scenario)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from laneway.core import burial, clockwork, commands, rows, snapshot
+import msgspec
+
+from laneway.core import births, burial, clockwork, commands, rows, snapshot
 from laneway.core.deadlines import TTL
-from laneway.core.events import Event, Kind, Opened, Relocated
+from laneway.core.events import Event, Kind, Opened, Published, Relocated
 from laneway.core.message import PLAIN, Draft, Properties, Receipt, Settlement, split_record, token
 from laneway.core.queue import DEDUPLICATED, TOTALS, Queue
 from laneway.core.settings import QueueSettings
@@ -56,6 +59,17 @@ class Paper:
         return bytes(self.extents[(location >> 32) - 1][at : at + size])
 
 
+def row_births(stored: bytes) -> Iterator[tuple[int, int, tuple[int, int]]]:
+    """(number, new number if it gets one, (first published at, number in its id)) of each row that is about a message,
+    read as rows.py documents them and not as it writes them."""
+    for kind, _, _, flags, _, seq, _, due, lease, expires, _, target, _, _ in rows.ROW.iter_unpack(stored):
+        at_ms, upper = expires & (1 << 48) - 1, expires >> 48
+        if kind in (Kind.MOVED, Kind.COPIED):
+            yield seq, lease, (expires, due)
+        elif Kind.LEASED <= kind <= Kind.REMOVED:
+            yield seq, 0, (at_ms, upper << 32 | target if flags & 32 else seq)
+
+
 class Core:
     """A State with a clock and a journal; commands run as the broker runs them."""
 
@@ -64,17 +78,34 @@ class Core:
         self.state.read_props = self.props
         self.paper = Paper(extent_bytes)
         self.now_ms = START_MS
+        self._batches: list[tuple[int, int]] = []  # (first number, published at), to check what rows say
+        self._moved: dict[int, tuple[int, int]] = {}  # number -> (published at, number in its id) of moved messages
         self.run(iter([Opened(self.now_ms, 1, TAG)]))
 
     def run(self, command: Iterator[Event]) -> list[Event]:
         events = []
         for event in command:
-            location = self.paper.write(event)
+            told = msgspec.structs.replace(event)  # as the broker does; tests compare what commands say
+            births.note(self.state, told)
+            location = self.paper.write(told)
+            self._check_births(event)
             if event.kind in (Kind.PUBLISHED, Kind.RELOCATED):
                 event.location = location  # type: ignore[union-attr]
             self.state.apply(event)
             events.append(event)
         return events
+
+    def _check_births(self, event: Event) -> None:
+        """Each row about a message tells its id without any other."""
+        if isinstance(event, Published):
+            self._batches.append((event.first_seq, event.at_ms))
+        elif event.kind is not Kind.RELOCATED:
+            for seq, new, found in row_births(self.paper.commits[-1][1]):
+                at = bisect_right(self._batches, seq, key=lambda batch: batch[0]) - 1
+                known = self._moved.get(seq) or (self._batches[at][1], seq)
+                assert found == known, f"the row of message {seq} says {found}, it is {known}"
+                if new:
+                    self._moved[new] = known
 
     def __getitem__(self, name: str) -> Queue:
         return self.state.by_name["/", name]
@@ -236,6 +267,7 @@ def _dump_message(slab: Any, i: int) -> tuple[Any, ...]:
         slab.size[i],
         slab.location[i],
         slab.since_ms[i],
+        (slab.enqueued_ms or slab.since_ms)[i],
         slab.lease[i] if held else 0,
         slab.due_ms[i] if held or slab.state[i] == DELAYED else 0,
     )

@@ -271,7 +271,10 @@ def test_deleting_a_queue_takes_everything_with_it() -> None:
     core.settle(Settlement("reject", core.take(1, "dead", consumer="me")[0][1]), queue="dead")
     core.take(2, "dead", consumer="me")
     core.put()  # no longer in use
-    assert delete(core, "dead") == [QueueDeleted(1, START_MS)]
+    (deleted,) = delete(core, "dead")
+    assert deleted == QueueDeleted(1, START_MS, deleted.document)
+    named = msgspec.json.decode(deleted.document)  # whoever reads the history later learns what it was called
+    assert (named["vhost"], named["name"], named["settings"]["tier"]) == ("/", "dead", "normal")
     assert [q.name for q in core.state.queues.values()] == ["q"]
     assert len(core.state.table) == 0 and core.state.extents == {} and core.state.consumers == {}
     assert core.state.stories == {} and core.state.moved == {}
@@ -324,7 +327,7 @@ def test_settings_are_stored_as_they_are() -> None:
     core = Core()
     every = {name: RANGES[name][1] for name in RANGES}
     core.put("dead")
-    rest = {"durable": True, "auto_delete": True, "keep_dead": False, "single_active_consumer": True}
+    rest = {"durable": True, "auto_delete": True, "keep_dead": False, "single_active_consumer": True, "tier": "low"}
     arguments = {"x-max-priority": 5, "x-nested": {"list": [1, -2.5, None, True, "é"]}}
     core.put("q", **every, **rest, overflow="drop_oldest", dead_letter_queue="dead", arguments=arguments)
     core.put("r", dead_letter_exchange="", dead_letter_routing_key="dead", overflow="reject_dead_letter")

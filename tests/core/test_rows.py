@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from laneway.core import rows
 from laneway.core.events import (
     Acked,
+    Births,
     Bound,
     Cause,
     Copied,
@@ -37,8 +38,9 @@ from laneway.core.events import (
     Unbound,
 )
 from laneway.core.message import RECORD_PREFIX_BYTES, Properties, encode_props, encode_record
+from tests.core.runner import row_births
 
-u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+u32, u48, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**48 - 1), st.integers(0, 2**64 - 1)
 words = st.text(st.characters(codec="utf-8"), max_size=20)
 seqs = st.lists(u64, min_size=1, max_size=6)
 causes = st.sampled_from(Cause)
@@ -97,7 +99,7 @@ def moved(draw: st.DrawFn, kind: type[Moved] | type[Copied]) -> Event:
 EVENTS: dict[Kind, st.SearchStrategy[Event]] = {
     Kind.OPENED: st.builds(Opened, u64, u64, u64),
     Kind.QUEUE_PUT: st.builds(QueuePut, u32, u64, blobs),
-    Kind.QUEUE_DELETED: st.builds(QueueDeleted, u32, u64),
+    Kind.QUEUE_DELETED: st.builds(QueueDeleted, u32, u64, blobs),
     Kind.QUEUE_PURGED: st.builds(QueuePurged, u32, u64, u64),
     Kind.PUBLISHED: published(),
     Kind.LEASED: pairs(Leased),
@@ -119,6 +121,19 @@ EVENTS: dict[Kind, st.SearchStrategy[Event]] = {
 }
 
 
+@st.composite
+def with_births(draw: st.DrawFn, events: st.SearchStrategy[Event]) -> Event:
+    event = draw(events)
+    if hasattr(event, "births") and draw(st.booleans()):
+        count = len(event.seqs)  # type: ignore[union-attr]
+        times = draw(st.lists(u48, min_size=count, max_size=count))
+        event.births = Births(times, draw(st.dictionaries(st.integers(0, count - 1), u48)))
+    return event
+
+
+EVENTS = {kind: with_births(events) for kind, events in EVENTS.items()}
+
+
 def store(events: Sequence[Event], start: int = 40) -> tuple[bytes, bytes]:
     """All rows and all blobs of a commit; blobs begin at an offset, as a commit has a header."""
     stored, page = b"", bytes(start)
@@ -136,8 +151,8 @@ def without_records(event: Event, location: int) -> Event:
     if isinstance(event, Relocated):
         return msgspec.structs.replace(event, records=(), location=location)
     if isinstance(event, Moved | Copied) and event.exchange is None:
-        return msgspec.structs.replace(event, routing_key=None)  # there is none without an exchange
-    return event
+        event = msgspec.structs.replace(event, routing_key=None)  # there is none without an exchange
+    return msgspec.structs.replace(event, births=None) if hasattr(event, "births") else event
 
 
 def test_every_kind_of_event_is_tried() -> None:
@@ -181,3 +196,36 @@ def test_a_row_has_the_documented_fields_at_the_documented_places() -> None:
     read = {name: int.from_bytes(second[i : i + n], "little") for name, (i, n) in at.items()}
     assert read == {"queue": 3, "seq": 10, "at_ms": 1000, "due_ms": 0, "expires": 2500, "offset": 100 + len(record)}
     assert int.from_bytes(second[60:64], "little") == len(record)
+
+
+@pytest.mark.parametrize("kind", [k for k in Kind if Kind.LEASED <= k <= Kind.REMOVED or k is Kind.COPIED])
+def test_a_row_about_a_message_tells_its_id(kind: Kind) -> None:
+    @given(EVENTS[kind])
+    def check(event: Event) -> None:
+        stored, _ = store([event])
+        seqs: Sequence[int] = event.seqs  # type: ignore[union-attr]
+        told: Births | None = event.births  # type: ignore[union-attr]
+        found = [(seq, birth) for seq, _, birth in row_births(stored)]
+        if told is not None:
+            numbers = [told.numbers.get(i, seq) for i, seq in enumerate(seqs)]
+            assert found == list(zip(seqs, zip(told.enqueued_ms, numbers, strict=True), strict=True))
+        else:
+            assert all(at_ms == 0 for _, (at_ms, _) in found)  # as a version did that knew nothing of it
+
+    check()
+
+
+def test_the_number_in_an_id_stands_where_it_is_documented() -> None:
+    born = Births([5000, 6000], {1: 0x1234_89AB_CDEF})
+    stored, _ = rows.encode(Leased(3, 9000, [9, 10], [1, 2], 77, 9500, "", born), 100)
+    first, second = stored[:64], stored[64:]
+    assert (first[3], int.from_bytes(first[40:48], "little"), first[52:56]) == (0, 5000, bytes(4))
+    assert second[3] == rows.CONTINUES | rows.HAS_NUMBER == 33
+    assert int.from_bytes(second[40:46], "little") == 6000
+    assert int.from_bytes(second[46:48], "little") == 0x1234
+    assert int.from_bytes(second[48:52], "little") == 2  # the receives
+    assert int.from_bytes(second[52:56], "little") == 0x89AB_CDEF
+    stored, _ = rows.encode(Moved(3, 9000, [9, 10], Cause.REJECTED, 8, 20, births=born), 100)
+    first, second = stored[:64], stored[64:]
+    assert [int.from_bytes(first[at : at + 8], "little") for at in (24, 32, 40)] == [9, 20, 5000]
+    assert [int.from_bytes(second[at : at + 8], "little") for at in (24, 32, 40)] == [0x1234_89AB_CDEF, 21, 6000]

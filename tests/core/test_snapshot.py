@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from laneway.core import commands, snapshot
+from laneway.core.births import births
 from laneway.core.events import DocumentPut, DocumentRemoved
 from laneway.core.invariants import check_invariants
 from laneway.core.message import Settlement
@@ -220,3 +221,20 @@ def test_a_lane_with_dead_entries_at_its_front_is_thawed_and_replayed() -> None:
     assert seq == 3
     assert [s for s, _ in core.take()] == [3, 4, 5]
     check_invariants(core.state)
+
+
+def test_a_snapshot_of_the_version_before_is_read() -> None:
+    core = Core()
+    core.put("dead")
+    core.put(dead_letter_queue="dead")
+    core.publish(draft(), draft(), draft(delay_ms=500))
+    core.now_ms += 100
+    core.settle(Settlement("reject", core.take(1)[0][1]))
+    first, slabs, end = snapshot.chunks(snapshot.freeze(core.state))
+    older = [row[:-1] for row in msgspec.msgpack.decode(slabs)]  # it had no column for when messages were published
+    head = msgspec.msgpack.encode({**msgspec.msgpack.decode(first), "version": 1})
+    state = snapshot.thaw([head, msgspec.msgpack.encode(older), end])
+    check_invariants(state)
+    assert [births(core.state, [seq]).enqueued_ms[0] for seq in (2, 3, 4)] == [START_MS] * 3
+    # What was never delayed nor moved has had one time all along; of the others it is not known any more.
+    assert [births(state, [seq]).enqueued_ms[0] for seq in (2, 3, 4)] == [START_MS, 0, 0]

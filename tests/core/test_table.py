@@ -157,3 +157,17 @@ def test_priorities_are_told_in_the_order_that_was_asked_for() -> None:
     for asked, expected in (([1, 2, 3, 4], [10, 20, 30, 40]), ([1, 3, 2, 4], [10, 30, 20, 40]), ([4], [40])):
         assert list(table.priorities(runs(asked))) == expected
         assert list(table.priorities(runs(Seqs(asked)))) == expected
+
+
+def test_when_a_message_was_published_takes_memory_only_where_its_age_counts_from_elsewhere() -> None:
+    table = filled(SLAB_ROWS + 5)
+    assert not any(slab.enqueued_ms for slab in table.slabs.values())
+    table.owned(3).set_times(3, 500, 200)
+    first, second = table.slabs[0], table.slabs[1]
+    assert (list(first.since_ms[2:5]), list(first.enqueued_ms[2:5])) == ([123, 500, 123], [123, 200, 123])
+    assert not second.enqueued_ms
+    table.owned(SLAB_ROWS).set_times(0, 500, 200)
+    table.append([1], [1], 600, 1, [5], READY)
+    table.append([1, 2], [1, 1], 700, 1, [5, 5], READY)
+    assert list(second.enqueued_ms[-4:]) == [123, 600, 700, 700]
+    assert len(second.enqueued_ms) == len(second.state)

@@ -34,6 +34,7 @@ SETTINGS = {
     "dead_letter_routing_key": "dead",
     "keep_dead": False,
     "single_active_consumer": True,
+    "tier": "critical",
 }
 
 

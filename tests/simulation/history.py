@@ -111,6 +111,7 @@ def _messages(state: State) -> dict[int, tuple[Any, ...]]:
                 slab.receives[i],
                 slab.size[i],
                 slab.since_ms[i],
+                (slab.enqueued_ms or slab.since_ms)[i],
                 groups.get(seq),
                 stories.get(seq),
                 consumers.get(seq) if found == LEASED else None,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 
 import msgspec
 
-from laneway.core import clockwork, commands, snapshot
+from laneway.core import births, clockwork, commands, snapshot
 from laneway.core.events import Event, Kind, Leased, Opened
 from laneway.core.message import (
     PLAIN,
@@ -184,10 +184,11 @@ class Engine:
         if self.closed:
             raise Unavailable("the node is stopping; try again later")
         events: list[Event] = []
-        stage, apply = self.journal.stage, self.state.apply
+        stage, apply, state = self.journal.stage, self.state.apply, self.state
         staged_count = 0
         try:
             for event in command:
+                births.note(state, event)
                 location = stage(event)
                 staged_count += 1
                 kind = event.kind

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from laneway.core.events import DocumentPut, DocumentRemoved, Event, QueueDeleted
 from laneway.core.queue import Queue
+from laneway.core.state import queue_document
 from laneway.core.topology_commands import clear_exchanges
 from laneway.errors import Conflict, InvalidInput, LimitExceeded, VhostNotFound
 
@@ -83,7 +84,7 @@ class Vhosts:
     def _deleted(self, name: str, queues: Sequence[Queue]) -> Iterator[Event]:
         now_ms = self._broker.now()
         # Whether one's dead letters go to another does not matter: both go.
-        yield from (QueueDeleted(queue.number, now_ms) for queue in queues)
+        yield from (QueueDeleted(queue.number, now_ms, queue_document(queue)) for queue in queues)
         yield from clear_exchanges(self._broker.engine.state, name, now_ms)
         yield DocumentRemoved(now_ms, COLLECTION, name)
 

@@ -41,7 +41,7 @@ from laneway.core.message import (
 )
 from laneway.core.queue import Queue
 from laneway.core.settings import DAY_MS, RANGES, SECOND_MS, QueueSettings, check_queue_name, check_settings
-from laneway.core.state import SESSION_LEASE, QueueDocument, Seqs, State, runs
+from laneway.core.state import SESSION_LEASE, QueueDocument, Seqs, State, queue_document, runs
 from laneway.core.table import LEASED, OVERDUE, SLAB_BITS, SLAB_MASK
 from laneway.errors import (
     Conflict,
@@ -129,7 +129,7 @@ def delete_queue(state: State, queue: Queue, now_ms: int, *, if_empty: bool) -> 
             raise QueueInUse(
                 f"dead letters of queue {other.name!r} go to {queue.name!r}; change that queue first", field="queue"
             )
-    yield QueueDeleted(queue.number, now_ms)
+    yield QueueDeleted(queue.number, now_ms, queue_document(queue))
 
 
 def purge_queue(state: State, queue: Queue, now_ms: int) -> Iterator[Event]:

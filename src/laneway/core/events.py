@@ -51,6 +51,14 @@ class Cause(IntEnum):
     REDRIVEN = 9
 
 
+class Births(msgspec.Struct, gc=False):
+    """Which messages an event is about, for whoever reads the history without the state: with their numbers it makes
+    their ids. Filled in when an event is staged (births.py); a replay has no use for it, and leaves it out."""
+
+    enqueued_ms: Sequence[int]  # when each was first published, 0: not known
+    numbers: dict[int, int]  # that its record was written under, by index, of the few that have another now
+
+
 class Opened(msgspec.Struct, gc=False):
     """The store was opened for writing; its epoch fences lease ids and, in a cluster, older leaders."""
 
@@ -71,6 +79,7 @@ class QueueDeleted(msgspec.Struct, gc=False):
     kind: ClassVar[Kind] = Kind.QUEUE_DELETED
     queue: int
     at_ms: int
+    document: bytes = b""  # as in QueuePut; none in a history of before
 
 
 class QueuePurged(msgspec.Struct, gc=False):
@@ -117,6 +126,7 @@ class Leased(msgspec.Struct, gc=False):
     first_lease: int
     deadline_ms: int
     consumer: str
+    births: Births | None = None
 
 
 class Acked(msgspec.Struct, gc=False):
@@ -125,6 +135,7 @@ class Acked(msgspec.Struct, gc=False):
     at_ms: int
     seqs: Sequence[int]
     leases: Sequence[int]
+    births: Births | None = None
 
 
 class Released(msgspec.Struct, gc=False):
@@ -136,6 +147,7 @@ class Released(msgspec.Struct, gc=False):
     seqs: Sequence[int]
     due_ms: Sequence[int]
     cause: Cause
+    births: Births | None = None
 
 
 class Extended(msgspec.Struct, gc=False):
@@ -144,6 +156,7 @@ class Extended(msgspec.Struct, gc=False):
     at_ms: int
     seqs: Sequence[int]
     deadline_ms: int
+    births: Births | None = None
 
 
 class DeadLettered(msgspec.Struct, gc=False):
@@ -155,6 +168,7 @@ class DeadLettered(msgspec.Struct, gc=False):
     seqs: Sequence[int]
     cause: Cause
     detail: str = ""
+    births: Births | None = None
 
 
 class Moved(msgspec.Struct, gc=False):
@@ -172,6 +186,7 @@ class Moved(msgspec.Struct, gc=False):
     routing_key: str | None = None  # that they were given for it; None: they keep theirs
     #: That they were published with, if this queue took them at lower ones than the target may; empty: those they have.
     priorities: Sequence[int] = ()
+    births: Births | None = None
 
 
 class Copied(msgspec.Struct, gc=False):
@@ -189,6 +204,7 @@ class Copied(msgspec.Struct, gc=False):
     exchange: str | None = None
     routing_key: str | None = None
     priorities: Sequence[int] = ()
+    births: Births | None = None
 
 
 class Removed(msgspec.Struct, gc=False):
@@ -200,6 +216,7 @@ class Removed(msgspec.Struct, gc=False):
     seqs: Sequence[int]
     cause: Cause
     detail: str = ""  # of a dead letter: why it was not kept
+    births: Births | None = None
 
 
 class Relocated(msgspec.Struct, gc=False):

@@ -64,7 +64,8 @@ def copied(state: State, e: Copied) -> None:
     _count_arrivals(state, target, e)
 
 
-Row = tuple[int, int, int]  # location and size of the record, the priority it was published with
+#: Location and size of the record, the priority it was published with, and when.
+Row = tuple[int, int, int, int]
 
 
 def _carried(state: State, queue: Queue, seq: int, e: Moved | Copied, at: int) -> tuple[Row, Story, str]:
@@ -73,7 +74,8 @@ def _carried(state: State, queue: Queue, seq: int, e: Moved | Copied, at: int) -
     group = queue.group_of[seq].name if slab.flags[i] & GROUPED else ""
     told = state.stories.get(seq)
     priority = slab.priority[i] if told is None or told.priority is None else told.priority
-    row = slab.location[i], slab.size[i], e.priorities[at] if e.priorities else priority
+    enqueued_ms = (slab.enqueued_ms or slab.since_ms)[i]
+    row = slab.location[i], slab.size[i], e.priorities[at] if e.priorities else priority, enqueued_ms
     if e.cause == Cause.REDRIVEN:
         assert told is not None
         return row, Story(told.record_seq, 0, told.deaths, redriven=len(told.deaths)), group or told.group
@@ -107,7 +109,7 @@ def _check_next(state: State, first_seq: int) -> None:
 def _arrive(state: State, target: Queue, row: Row, story: Story, group: str, at_ms: int) -> None:
     """A message under a new number at the end of a queue, with the record and the story it has. A queue takes it at its
     own highest priority at most."""
-    location, size, published_with = row
+    location, size, published_with, enqueued_ms = row
     priority = min(published_with, target.settings.max_priority)
     if priority != published_with or story.priority is not None:
         story = msgspec.structs.replace(story, priority=published_with if priority != published_with else None)
@@ -115,6 +117,8 @@ def _arrive(state: State, target: Queue, row: Row, story: Story, group: str, at_
     state.table.append((location,), (size,), at_ms, target.number, (priority,), READY)
     state.extents[location >> 32] = state.extents.get(location >> 32, 0) + 1
     slab = state.table.owned(new)
+    if enqueued_ms != at_ms:
+        slab.set_times(new & SLAB_MASK, at_ms, enqueued_ms)
     slab.flags[new & SLAB_MASK] |= STORIED
     state.stories[new] = story
     note_number(state, story.record_seq, new)

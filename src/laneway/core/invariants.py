@@ -7,7 +7,19 @@ from collections import Counter
 from laneway.core.exchanges import BUILT_IN
 from laneway.core.queue import Queue
 from laneway.core.state import State
-from laneway.core.table import DEAD, DELAYED, FREE, GROUPED, HAS_CONSUMER, LEASED, READY, SLAB_BITS, SLAB_MASK, STORIED
+from laneway.core.table import (
+    DEAD,
+    DELAYED,
+    FREE,
+    GROUPED,
+    HAS_CONSUMER,
+    LEASED,
+    READY,
+    SCHEDULED,
+    SLAB_BITS,
+    SLAB_MASK,
+    STORIED,
+)
 
 
 def check_invariants(state: State) -> None:
@@ -32,10 +44,15 @@ def check_invariants(state: State) -> None:
                 waiting_bytes[home] += slab.size[i]
             if found == READY:
                 by_priority[home, slab.priority[i]] += 1
+            told = state.stories.get(seq)
+            if slab.enqueued_ms and not slab.flags[i] & SCHEDULED and (told is None or told.record_seq == seq):
+                assert slab.enqueued_ms[i] == slab.since_ms[i], f"message {seq} never moved but has two times"
             for flag, members in flagged.items():
                 if slab.flags[i] & flag:
                     members.add(seq)
         assert live == slab.live, f"slab {number} says {slab.live} live, has {live}"
+        assert len(slab.since_ms) == len(slab.state)
+        assert len(slab.enqueued_ms) in (0, len(slab.state)), f"slab {number}: {len(slab.enqueued_ms)} times"
     assert dict(extents) == state.extents, f"extents {state.extents} but records are in {dict(extents)}"
     assert flagged[STORIED] == set(state.stories), "stories and flags differ"
     assert flagged[HAS_CONSUMER] == set(state.consumers), "consumers and flags differ"

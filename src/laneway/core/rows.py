@@ -5,21 +5,30 @@ without a Python loop. What does not fit in a row (records, names, documents) st
                 1 u8  cause         events.Cause: why it was released, dead-lettered, moved, copied or removed
                 2 u8  priority      published · with flag 16: that it was published with (moved, copied)
                 3 u8  flags         1 continues the event of the row before · 2 has a group · 4 has a dedup id ·
-                                    8 came through an exchange (moved, copied) · 16 has a priority (moved, copied)
+                                    8 came through an exchange (moved, copied) · 16 has a priority (moved, copied) ·
+                                    32 its id has another number than its own (leased to removed, see below)
                 4 u32 queue         queue number, given when the queue was created, never reused
                 8 u64 seq           message number · epoch (opened) · first number kept (purged)
                16 u64 at_ms         when it happened
-               24 u64 due_ms        visible at (published, released) · deadline (leased, extended)
+               24 u64 due_ms        visible at (published, released) · deadline (leased, extended) · the number in its
+                                    id (moved, copied)
                32 u64 lease         lease id (leased, acked) · new message number (moved, copied) · tag (opened)
-               40 u64 expires_ms    end of the time to live (published), of an idempotency key; 0: none
+               40 u64 expires_ms    end of the time to live (published), of an idempotency key; 0: none · when it was
+                                    first published (leased to removed, moved, copied), in the lower 48 bits; 0: by a
+                                    version that did not say
                48 u32 receives      receive count after the event (leased)
-               52 u32 target        target queue (moved, copied)
+               52 u32 target        target queue (moved, copied) · lower half of the number in its id, with flag 32,
+                                    and then the upper 16 bits of expires_ms are its upper half
                56 u32 blob_offset   from the start of the commit
                60 u32 blob_size
 
     blob        published, relocated: the record · leased: the consumer's name · dead-lettered, moved, copied,
                 removed: a detail in words, shared by the rows of the event; with flag 8: MessagePack [detail,
                 exchange, routing key or null] · queue and document events: the document
+
+"leased to removed" are leased, acked, released, extended, dead-lettered and removed. The id of a message is made of the
+store's tag (opened), the time it was first published, and a number (message.py): its own, unless it was moved or copied
+since, which gives it a new one. So each row about a message tells its id without any other.
 
 A field not listed for a kind is 0. Rows never change meaning: a new need takes a new kind or flag, or a new
 version of the segment format (journal/segments/format.py).
@@ -36,6 +45,7 @@ import msgspec
 
 from laneway.core.events import (
     Acked,
+    Births,
     Bound,
     Cause,
     Copied,
@@ -64,12 +74,13 @@ from laneway.core.message import RECORD_PREFIX_BYTES, decode_record, record_piec
 
 ROW = struct.Struct("<BBBBIQQQQQIIII")
 ROW_BYTES = ROW.size
-CONTINUES, HAS_GROUP, HAS_DEDUP, HAS_ROUTE, HAS_PRIORITY = 1, 2, 4, 8, 16
+CONTINUES, HAS_GROUP, HAS_DEDUP, HAS_ROUTE, HAS_PRIORITY, HAS_NUMBER = 1, 2, 4, 8, 16, 32
+TIME_BITS = 48  # of expires_ms, where it holds when a message was first published
+_TIME_MASK = (1 << TIME_BITS) - 1
 
 assert ROW_BYTES == 64
 
 _pack = ROW.pack
-_IS_BIG_ENDIAN = array("H", (1,)).tobytes() == b"\x00\x01"
 Row = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int]
 
 
@@ -106,6 +117,28 @@ def _one(
     return _pack(kind, 0, 0, 0, queue, seq, at_ms, 0, lease, expires, 0, 0, offset, size)
 
 
+def _birth(births: Births | None) -> tuple[int, int, int]:
+    """Of an event about one message: (flag, expires_ms, target) of its row."""
+    if births is None:
+        return 0, 0, 0
+    at_ms = births.enqueued_ms[0] & _TIME_MASK
+    if not births.numbers:
+        return 0, at_ms, 0
+    number = births.numbers[0]
+    return HAS_NUMBER, number >> 32 << TIME_BITS | at_ms, number & 0xFFFFFFFF
+
+
+def _set_births(words: array[int], births: Births | None) -> None:
+    if births is None:
+        return
+    words[5::8] = array("Q", births.enqueued_ms)
+    for i, number in births.numbers.items():
+        at = 8 * i
+        words[at] |= HAS_NUMBER << 24
+        words[at + 5] = number >> 32 << TIME_BITS | words[at + 5] & _TIME_MASK
+        words[at + 6] |= number << 32 & 0xFFFFFFFF00000000
+
+
 def _flags(count: int) -> Iterator[int]:
     yield 0
     yield from repeat(CONTINUES, count - 1)
@@ -120,14 +153,16 @@ def _encode_queue_put(e: QueuePut, offset: int) -> tuple[bytes, Sequence[bytes]]
 
 
 def _encode_queue_deleted(e: QueueDeleted, offset: int) -> tuple[bytes, Sequence[bytes]]:
-    return _one(e.kind, queue=e.queue, at_ms=e.at_ms), ()
+    if not e.document:
+        return _one(e.kind, queue=e.queue, at_ms=e.at_ms), ()
+    return _one(e.kind, queue=e.queue, at_ms=e.at_ms, offset=offset, size=len(e.document)), (e.document,)
 
 
 def _encode_queue_purged(e: QueuePurged, offset: int) -> tuple[bytes, Sequence[bytes]]:
     return _one(e.kind, queue=e.queue, seq=e.before_seq, at_ms=e.at_ms), ()
 
 
-def _table(count: int, kind: Kind, queue: int, at_ms: int) -> array[int]:
+def _table(count: int, kind: int, queue: int, at_ms: int) -> array[int]:
     """Rows of one event as words of eight bytes, eight to a row, with what they all share filled in.
 
     Hot: a column is set with one strided slice instead of one call a row. Words are little-endian, as rows are.
@@ -187,48 +222,54 @@ def _encode_leased(e: Leased, offset: int) -> tuple[bytes, Sequence[bytes]]:
     if count == 1:
         seq, receives = e.seqs[0], e.receives[0]
         due, lease, size = e.deadline_ms, e.first_lease, len(name)
-        return _pack(11, 0, 0, 0, e.queue, seq, e.at_ms, due, lease, 0, receives, 0, offset, size), blobs
+        mark, born, low = _birth(e.births)
+        return _pack(11, 0, 0, mark, e.queue, seq, e.at_ms, due, lease, born, receives, low, offset, size), blobs
     words = _table(count, e.kind, e.queue, e.at_ms)
     words[1::8] = array("Q", e.seqs)
     words[3::8] = array("Q", (e.deadline_ms,)) * count
     words[4::8] = array("Q", range(e.first_lease, e.first_lease + count))
     words[6::8] = array("Q", e.receives)
     words[7::8] = array("Q", (len(name) << 32 | offset,)) * count
+    _set_births(words, e.births)
     return _bytes(words), blobs
 
 
 def _encode_acked(e: Acked, offset: int) -> tuple[bytes, Sequence[bytes]]:
     if len(e.seqs) == 1:
-        return _pack(12, 0, 0, 0, e.queue, e.seqs[0], e.at_ms, 0, e.leases[0], 0, 0, 0, 0, 0), ()
+        mark, born, low = _birth(e.births)
+        return _pack(12, 0, 0, mark, e.queue, e.seqs[0], e.at_ms, 0, e.leases[0], born, 0, low, 0, 0), ()
     words = _table(len(e.seqs), e.kind, e.queue, e.at_ms)
     words[1::8] = array("Q", e.seqs)
     words[4::8] = array("Q", e.leases)
+    _set_births(words, e.births)
     return _bytes(words), ()
 
 
 def _encode_released(e: Released, offset: int) -> tuple[bytes, Sequence[bytes]]:
-    rows = [
-        _pack(13, e.cause, 0, flag, e.queue, seq, e.at_ms, due, 0, 0, 0, 0, 0, 0)
-        for flag, seq, due in zip(_flags(len(e.seqs)), e.seqs, e.due_ms, strict=True)
-    ]
-    return b"".join(rows), ()
+    words = _settled(e)
+    words[3::8] = array("Q", e.due_ms)
+    return _bytes(words), ()
 
 
 def _encode_extended(e: Extended, offset: int) -> tuple[bytes, Sequence[bytes]]:
-    rows = [
-        _pack(14, 0, 0, flag, e.queue, seq, e.at_ms, e.deadline_ms, 0, 0, 0, 0, 0, 0)
-        for flag, seq in zip(_flags(len(e.seqs)), e.seqs, strict=True)
-    ]
-    return b"".join(rows), ()
+    words = _settled(e)
+    words[3::8] = array("Q", (e.deadline_ms,)) * len(e.seqs)
+    return _bytes(words), ()
 
 
-def _encode_dead_lettered(e: DeadLettered, offset: int) -> tuple[bytes, Sequence[bytes]]:
-    detail = e.detail.encode()
-    rows = [
-        _pack(15, e.cause, 0, flag, e.queue, seq, e.at_ms, 0, 0, 0, 0, 0, offset, len(detail))
-        for flag, seq in zip(_flags(len(e.seqs)), e.seqs, strict=True)
-    ]
-    return b"".join(rows), (detail,) if detail else ()
+def _encode_gone(e: DeadLettered | Removed, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    words, detail = _settled(e), e.detail.encode()
+    if not detail:
+        return _bytes(words), ()
+    words[7::8] = array("Q", (len(detail) << 32 | offset,)) * len(e.seqs)
+    return _bytes(words), (detail,)
+
+
+def _settled(e: Released | Extended | DeadLettered | Removed) -> array[int]:
+    words = _table(len(e.seqs), e.kind | getattr(e, "cause", 0) << 8, e.queue, e.at_ms)
+    words[1::8] = array("Q", e.seqs)
+    _set_births(words, e.births)
+    return words
 
 
 def _encode_moved(e: Moved | Copied, offset: int) -> tuple[bytes, Sequence[bytes]]:
@@ -237,26 +278,18 @@ def _encode_moved(e: Moved | Copied, offset: int) -> tuple[bytes, Sequence[bytes
         blob, mark = msgspec.msgpack.encode((e.detail, e.exchange, e.routing_key)), HAS_ROUTE
     if e.priorities:
         mark |= HAS_PRIORITY
-    rows = [
-        _pack(e.kind, e.cause, priority, flag | mark, e.queue, seq, e.at_ms, 0, new, 0, 0, e.target, offset, len(blob))
-        for flag, seq, new, priority in zip(
-            _flags(len(e.seqs)),
-            e.seqs,
-            range(e.first_seq, e.first_seq + len(e.seqs)),
-            e.priorities or repeat(0, len(e.seqs)),
-            strict=True,
-        )
-    ]
-    return b"".join(rows), (blob,) if blob else ()
-
-
-def _encode_removed(e: Removed, offset: int) -> tuple[bytes, Sequence[bytes]]:
-    detail = e.detail.encode()
-    rows = [
-        _pack(17, e.cause, 0, flag, e.queue, seq, e.at_ms, 0, 0, 0, 0, 0, offset if detail else 0, len(detail))
-        for flag, seq in zip(_flags(len(e.seqs)), e.seqs, strict=True)
-    ]
-    return b"".join(rows), (detail,) if detail else ()
+    words = _table(len(e.seqs), e.kind | e.cause << 8, e.queue, e.at_ms)
+    for i in range(len(e.seqs)) if mark else ():
+        words[8 * i] |= mark << 24 | (e.priorities[i] << 16 if e.priorities else 0)
+    words[1::8] = array("Q", e.seqs)
+    words[4::8] = array("Q", range(e.first_seq, e.first_seq + len(e.seqs)))
+    words[6::8] = array("Q", (e.target << 32,)) * len(e.seqs)
+    if blob:
+        words[7::8] = array("Q", (len(blob) << 32 | offset,)) * len(e.seqs)
+    if e.births is not None:
+        words[3::8] = array("Q", [e.births.numbers.get(i, seq) for i, seq in enumerate(e.seqs)])
+        words[5::8] = array("Q", [at_ms & _TIME_MASK for at_ms in e.births.enqueued_ms])
+    return _bytes(words), (blob,) if blob else ()
 
 
 def _encode_relocated(e: Relocated, offset: int) -> tuple[bytes, Sequence[bytes]]:
@@ -300,9 +333,9 @@ _ENCODERS: dict[Kind, Callable[..., tuple[bytes, Sequence[bytes]]]] = {
     Kind.ACKED: _encode_acked,
     Kind.RELEASED: _encode_released,
     Kind.EXTENDED: _encode_extended,
-    Kind.DEAD_LETTERED: _encode_dead_lettered,
+    Kind.DEAD_LETTERED: _encode_gone,
     Kind.MOVED: _encode_moved,
-    Kind.REMOVED: _encode_removed,
+    Kind.REMOVED: _encode_gone,
     Kind.RELOCATED: _encode_relocated,
     Kind.COPIED: _encode_moved,
     Kind.KEY_REMEMBERED: _encode_key_remembered,
@@ -386,7 +419,7 @@ def _seqs(rows: list[Row]) -> list[int]:
 _DECODERS: dict[int, Callable[[list[Row], Blob, Location], Event]] = {
     Kind.OPENED: lambda r, b, at: Opened(r[0][6], r[0][5], r[0][8]),
     Kind.QUEUE_PUT: lambda r, b, at: QueuePut(r[0][4], r[0][6], b(r[0][12], r[0][13])),
-    Kind.QUEUE_DELETED: lambda r, b, at: QueueDeleted(r[0][4], r[0][6]),
+    Kind.QUEUE_DELETED: lambda r, b, at: QueueDeleted(r[0][4], r[0][6], b(r[0][12], r[0][13])),
     Kind.QUEUE_PURGED: lambda r, b, at: QueuePurged(r[0][4], r[0][6], r[0][5]),
     Kind.PUBLISHED: _decode_published,
     Kind.LEASED: _decode_leased,
@@ -413,6 +446,7 @@ __all__ = [
     "CONTINUES",
     "HAS_DEDUP",
     "HAS_GROUP",
+    "HAS_NUMBER",
     "HAS_ROUTE",
     "RECORD_PREFIX_BYTES",
     "ROW",

@@ -56,6 +56,8 @@ class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     dead_letter_routing_key: str | None = None  # None: the one the message has
     keep_dead: bool = True  # without a place for dead letters they stay in the queue; False: they are dropped
     single_active_consumer: bool = False
+    #: How soon its messages are meant to be worked off. No more than a word for reports: see the pipeline's objectives.
+    tier: Literal["critical", "normal", "low"] = "normal"
     arguments: dict[str, Any] = {}  # as declared, for comparison and display: plain JSON values
 
     @property

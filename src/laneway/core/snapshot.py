@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -26,10 +26,11 @@ from laneway.core.queue import Group, Queue
 from laneway.core.settings import QueueSettings
 from laneway.core.state import Remembered, State
 from laneway.core.stories import Story
-from laneway.core.table import COLUMNS, DELAYED, LEASED, SLAB_BITS, Slab
+from laneway.core.table import COLUMNS, DELAYED, LEASED, SCHEDULED, SLAB_BITS, Slab
 from laneway.errors import JournalDamaged, JournalVersionUnknown
 
-VERSION = 1
+VERSION = 2
+READABLE = (1, 2)  # 1: without the column enqueued_ms
 SLABS_PER_CHUNK = 64
 CUT_SHORT = "the snapshot ends too early; run `laneway journal check` on the folder"
 
@@ -193,7 +194,7 @@ def thaw(source: Iterable[bytes]) -> State:
     if first is None:
         raise JournalDamaged(CUT_SHORT)
     version = msgspec.msgpack.decode(first, type=dict[str, msgspec.Raw]).get("version")
-    if version is None or msgspec.msgpack.decode(version) != VERSION:
+    if version is None or msgspec.msgpack.decode(version) not in READABLE:
         raise JournalVersionUnknown("the snapshot was written by another version of Laneway")
     head = msgspec.msgpack.decode(first, type=_Head)
     state = State()
@@ -210,7 +211,9 @@ def thaw(source: Iterable[bytes]) -> State:
     if state.keys:
         state.deadlines.add(next(iter(state.keys.values())).expires_ms, KEYS, 0, ())
     state.documents = head.documents
-    _thaw_slabs(state, it)
+    _thaw_slabs(state, it, COLUMNS if head.version > 1 else COLUMNS[:-1])
+    if head.version == 1:
+        _forget_enqueued(state)
     for q in head.queues:
         _thaw_queue(state, q)
     for vhost, name, settings, at_ms, _ in head.exchanges:
@@ -225,7 +228,17 @@ def thaw(source: Iterable[bytes]) -> State:
     return state
 
 
-def _thaw_slabs(state: State, source: Iterator[bytes]) -> None:
+def _forget_enqueued(state: State) -> None:
+    """An older version did not keep when messages were published that were delayed or moved since."""
+    for number, slab in state.table.slabs.items():
+        for i in range(len(slab.flags)) if any(slab.flags) else ():
+            seq = (number << SLAB_BITS) + i
+            has_moved = seq in state.stories and state.stories[seq].record_seq != seq
+            if slab.state[i] and (has_moved or slab.flags[i] & SCHEDULED):
+                slab.set_times(i, slab.since_ms[i], 0)
+
+
+def _thaw_slabs(state: State, source: Iterator[bytes], kept: Sequence[tuple[str, str | None]]) -> None:
     slabs = state.table.slabs
     slabs.clear()
     for chunk in source:
@@ -235,7 +248,7 @@ def _thaw_slabs(state: State, source: Iterator[bytes]) -> None:
         for number, live, *columns in rows:
             slab = slabs[number] = Slab()
             slab.live = live
-            for (name, kind), column in zip(COLUMNS, columns, strict=True):
+            for (name, kind), column in zip(kept, columns, strict=True):
                 setattr(slab, name, bytearray(column) if kind is None else array(kind, column))
     raise JournalDamaged(CUT_SHORT)
 

@@ -114,9 +114,15 @@ def _runs(seqs: Sequence[int]) -> list[tuple[int, int]]:
 
 
 class QueueDocument(msgspec.Struct):
+    """What an event says of a queue that it creates, changes or deletes, as JSON."""
+
     vhost: str
     name: str
     settings: QueueSettings
+
+
+def queue_document(queue: Queue) -> bytes:
+    return msgspec.json.encode(QueueDocument(queue.vhost, queue.name, queue.settings))
 
 
 class Remembered(msgspec.Struct, frozen=True, array_like=True):
@@ -332,7 +338,7 @@ class State:
             if name is not None:
                 self.join_group(queue, slab, seq, name)
             if visible_ms > e.at_ms:
-                slab.since_ms[seq & SLAB_MASK] = visible_ms
+                slab.set_times(seq & SLAB_MASK, visible_ms, e.at_ms)
                 slab.flags[seq & SLAB_MASK] |= SCHEDULED
                 self._delay(queue, slab, seq, visible_ms)
             else:

@@ -35,14 +35,17 @@ COLUMNS: tuple[tuple[str, str | None], ...] = (
     ("since_ms", "Q"),
     ("lease", "Q"),
     ("due_ms", "Q"),
+    ("enqueued_ms", "Q"),
 )
 
 
 class Slab:
-    """`lease` and `due_ms` stay empty until a message of the slab is first leased or delayed."""
+    """`lease` and `due_ms` stay empty until a message of the slab is first leased or delayed, `enqueued_ms` as long as
+    it would say the same as `since_ms`."""
 
     __slots__ = (
         "due_ms",
+        "enqueued_ms",
         "flags",
         "frozen",
         "lease",
@@ -69,6 +72,7 @@ class Slab:
         self.since_ms = array("Q")  # age and retention count from here: when it was published or became visible
         self.lease = array("Q")
         self.due_ms = array("Q")  # deadline of a lease, end of a delay
+        self.enqueued_ms = array("Q")  # when it was first published, in whichever queue; 0: not known
 
     def clone(self) -> Slab:
         copy = Slab()
@@ -80,6 +84,13 @@ class Slab:
     def widen(self) -> None:
         self.lease = array("Q", _ZEROS_8)
         self.due_ms = array("Q", _ZEROS_8)
+
+    def set_times(self, i: int, since_ms: int, enqueued_ms: int) -> None:
+        """Of a message whose age does not count from when it was first published."""
+        if not self.enqueued_ms:
+            self.enqueued_ms = self.since_ms[:]
+        self.since_ms[i] = since_ms
+        self.enqueued_ms[i] = enqueued_ms
 
 
 class Table:
@@ -194,6 +205,8 @@ def _extend(
         slab.size.append(sizes[0])
         slab.location.append(locations[0])
         slab.since_ms.append(since_ms)
+        if slab.enqueued_ms:
+            slab.enqueued_ms.append(since_ms)
         return
     slab.state.extend(bytes((state,)) * count)
     slab.flags.extend(bytes(count))
@@ -203,3 +216,5 @@ def _extend(
     slab.size.extend(sizes)
     slab.location.extend(locations)
     slab.since_ms.extend([since_ms] * count)
+    if slab.enqueued_ms:
+        slab.enqueued_ms.extend([since_ms] * count)

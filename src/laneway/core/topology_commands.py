@@ -19,7 +19,7 @@ from laneway.core.exchanges import (
 )
 from laneway.core.matching import pack
 from laneway.core.settings import check_queue_name
-from laneway.core.state import State
+from laneway.core.state import State, queue_document
 from laneway.errors import ExchangeExists, ExchangeInUse, InvalidInput, LimitExceeded
 
 RESERVED = "amq."
@@ -105,8 +105,8 @@ def clear_exchanges(state: State, vhost: str, now_ms: int) -> Iterator[Event]:
 
 def drop_transient(state: State, now_ms: int) -> Iterator[Event]:
     """What is not durable, and what belonged to one connection, does not outlive the process."""
-    queues = [q.number for q in state.queues.values() if q.settings.exclusive or not q.settings.durable]
-    yield from (QueueDeleted(number, now_ms) for number in queues)
+    queues = [q for q in state.queues.values() if q.settings.exclusive or not q.settings.durable]
+    yield from (QueueDeleted(queue.number, now_ms, queue_document(queue)) for queue in queues)
     exchanges = [
         (vhost, name)
         for vhost, there in state.topology.exchanges.items()

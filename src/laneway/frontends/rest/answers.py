@@ -186,6 +186,7 @@ class QueueAnswer(Answer):
     dead_letter_routing_key: str | None
     keep_dead: bool
     single_active_consumer: bool
+    tier: str
     arguments: dict[str, Any]
     created_at: Time
     changed_at: Time

@@ -112,6 +112,7 @@ class QueueSettingsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=T
     dead_letter_routing_key: Annotated[str, Meta(max_length=255)] | UnsetType | None = UNSET
     keep_dead: bool | UnsetType = UNSET
     single_active_consumer: bool | UnsetType = UNSET
+    tier: Annotated[str, Meta(pattern="^(critical|normal|low)$")] | UnsetType = UNSET
 
 
 class PutQueueRequest(QueueSettingsRequest, kw_only=True):

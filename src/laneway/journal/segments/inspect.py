@@ -18,6 +18,7 @@ from laneway.core.events import (
     ExchangePut,
     Kind,
     Published,
+    QueueDeleted,
     QueuePut,
     Relocated,
     Unbound,
@@ -481,9 +482,9 @@ def _as_dict(commit: FoundCommit, scan: SegmentScan, event: Event) -> dict[str, 
             fields[name] = value.name.lower()
         elif name == "document":  # may hold secrets: only its size is shown
             fields["document_bytes"] = len(value)
-        elif name != "records":
+        elif name not in ("records", "births"):
             fields[name] = value
-    if isinstance(event, QueuePut):
+    if isinstance(event, QueuePut | QueueDeleted):
         del fields["document_bytes"]
         fields["document"] = _json_or_text(event.document)
     elif isinstance(event, ExchangePut | ExchangeDeleted | Bound | Unbound):
