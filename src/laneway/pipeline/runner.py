@@ -225,9 +225,29 @@ def number(text: str) -> float:
     return float(text)
 
 
+def percent(text: str) -> float:
+    """Above 0 and below 100."""
+    if number(text) >= 100:
+        raise ValueError(f"{text!r} is no share below 100 percent")
+    return float(text)
+
+
 _MODULES = "laneway.pipeline.jobs"
 
-_JOBS: tuple[Job, ...] = ()
+_JOBS: tuple[Job, ...] = (
+    Job(
+        "slo",
+        "Waiting and processing times, and what is left of the error budget.",
+        f"{_MODULES}.slo",
+        (
+            Setting("objective", "Percent of messages that must be in time.", 99.9, percent, "PERCENT"),
+            Setting("critical_seconds", "In time: first delivered within so long, tier critical.", 5.0, number, "N"),
+            Setting("normal_seconds", "The same of tier normal.", 30.0, number, "N"),
+            Setting("low_seconds", "The same of tier low.", 300.0, number, "N"),
+            Setting("window_days", "Over how long the error budget is counted.", 30.0, number, "N"),
+        ),
+    ),
+)
 
 JOBS: dict[str, Job] = {one.name: one for one in _JOBS}
 

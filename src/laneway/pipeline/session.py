@@ -23,10 +23,11 @@ INSTALL = "pip install 'laneway[pipeline]'"
 MASTERS = r"local(\[.+\])?|local-cluster\[.+\]|spark://.+|k8s://.+|yarn|sc://.+"
 
 #: What the jobs rely on, whatever Spark they run on. The reader's filters are pushed down only if the session says so;
-#: times are UTC; the rest keeps Arrow in use on the way to and from Python.
+#: times are UTC, and written so that every reader of Parquet knows it; Arrow is used on the way to and from Python.
 NEEDED = {
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
 
