@@ -132,7 +132,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=0, le=100_000_000, description="most Idempotency-Keys remembered; the oldest are forgotten first")
     ] = 1_000_000
 
+    max_staged_bytes: Annotated[
+        int, Meta(ge=MIB, le=1024 * GIB, description="most bytes of batches that are staged and not committed")
+    ] = GIB
+
     # Times
+    staged_seconds: Annotated[
+        float, Meta(ge=1, le=604_800, description="time after which what is staged and not committed is given up")
+    ] = 3600.0
     request_timeout_seconds: Annotated[
         float, Meta(ge=0.1, le=3600, description="time for a request to arrive whole, once it has begun")
     ] = 30.0

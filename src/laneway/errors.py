@@ -5,11 +5,11 @@ for people. `field` names the offending part of the input where there is one.
 
     LanewayError
     ├── InvalidInput            the request itself is wrong
-    │   ├── MessageTooLarge
+    │   ├── MessageTooLarge · BatchTooLarge
     │   └── ReceiptInvalid      not a receipt handle at all
     ├── NotFound
     │   ├── QueueNotFound · MessageNotFound · TaskNotFound · AccountNotFound
-    │   └── ExchangeNotFound · BindingNotFound · VhostNotFound
+    │   └── ExchangeNotFound · BindingNotFound · VhostNotFound · ProducerNotFound
     ├── Conflict
     │   ├── QueueExists         exists with other settings
     │   ├── QueueInUse          another queue's dead letters go there, or a connection has it for itself
@@ -17,6 +17,8 @@ for people. `field` names the offending part of the input where there is one.
     │   ├── ExchangeInUse       has bindings
     │   ├── IdempotencyConflict same key, different body
     │   ├── AccountExists
+    │   ├── BatchFenced         the producer has committed a later batch
+    │   ├── PartsMissing        a commit names parts that are not staged (any more)
     │   └── LeaseStale          the receipt handle is of an earlier delivery
     ├── Refused                 right request, wrong moment; try again later
     │   ├── QueueFull · LimitExceeded · DiskFull
@@ -49,6 +51,10 @@ class InvalidInput(LanewayError):
 
 class MessageTooLarge(InvalidInput):
     code = "message_too_large"
+
+
+class BatchTooLarge(InvalidInput):
+    code = "batch_too_large"
 
 
 class ReceiptInvalid(InvalidInput):
@@ -87,6 +93,10 @@ class VhostNotFound(NotFound):
     code = "vhost_not_found"
 
 
+class ProducerNotFound(NotFound):
+    code = "producer_not_found"
+
+
 class Conflict(LanewayError):
     code = "conflict"
 
@@ -113,6 +123,14 @@ class IdempotencyConflict(Conflict):
 
 class AccountExists(Conflict):
     code = "account_exists"
+
+
+class BatchFenced(Conflict):
+    code = "batch_fenced"
+
+
+class PartsMissing(Conflict):
+    code = "parts_missing"
 
 
 class LeaseStale(Conflict):

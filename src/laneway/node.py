@@ -21,6 +21,7 @@ import uvloop
 from laneway.access import Access
 from laneway.broker.broker import Broker, BrokerLimits
 from laneway.broker.engine import Engine
+from laneway.broker.producers import StagingLimits
 from laneway.config import Address, Config
 from laneway.errors import ConfigInvalid, StartError
 from laneway.frontends.amqp.limits import AmqpLimits
@@ -72,9 +73,11 @@ class Node:
                 max_message_bytes=config.max_message_bytes,
                 max_idempotency_keys=config.idempotency_keys_max,
                 snapshot_events=config.snapshot_events,
+                staging=StagingLimits(max_bytes=config.max_staged_bytes, lifetime_ms=int(config.staged_seconds * 1000)),
             ),
             on_failed=lambda _: self.failed.set(),
             idle_ms=config.sync_interval_ms if config.durability == "interval" else 20,
+            staging_folder=config.data / "staged",
         )
         self.access: Access | None = None
         self.http: HttpServer | None = None

@@ -30,7 +30,7 @@ class Clock:
 class Bench:
     """A broker with its calls as coroutines, and the knobs a test turns."""
 
-    def __init__(self, folder: Path, **limits: int) -> None:
+    def __init__(self, folder: Path, **limits: Any) -> None:
         self.folder = folder
         self.clock = Clock()
         self.limits = BrokerLimits(**limits)
@@ -39,7 +39,7 @@ class Bench:
     async def start(self) -> None:
         self.journal = SegmentJournal(self.folder, segment_bytes=self.segment_bytes)
         self.engine = Engine(self.journal, new_tag=lambda: 77, cache_bytes=1 << 20)
-        self.broker = Broker(self.engine, now_ms=self.clock, limits=self.limits)
+        self.broker = Broker(self.engine, now_ms=self.clock, limits=self.limits, staging_folder=self.folder / "staged")
         self.recovery = await self.broker.start()
 
     async def restart(self) -> None:
@@ -73,7 +73,7 @@ class Bench:
 def run(tmp_path: Path) -> Callable[..., None]:
     """Run a coroutine function that takes a started Bench."""
 
-    def runner(scenario: Callable[[Bench], Awaitable[None]], **limits: int) -> None:
+    def runner(scenario: Callable[[Bench], Awaitable[None]], **limits: Any) -> None:
         async def main() -> None:
             bench = Bench(tmp_path / "data", **limits)
             await bench.start()

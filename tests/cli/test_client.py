@@ -381,3 +381,31 @@ def test_a_payload_that_is_no_bytes_needs_a_content_type_it_can_have() -> None:
         "payload_base64": "eyJhIjoxfQ==",
         "content_type": "application/json",
     }
+
+
+def test_a_batch_is_staged_and_committed_once_even_if_every_answer_is_lost(
+    client: Client, queue: str, server: Server
+) -> None:
+    for_the_part, for_the_commit = Cutter(server.url, cuts=1), Cutter(server.url, cuts=1)
+    try:
+        with Client(for_the_part.url) as broken:
+            assert broken.stage_part(queue, "run", "0", [{"queue": queue, "body": b"1"}])["messages"] == 1
+        with Client(for_the_commit.url) as broken:
+            committed = broken.commit_batch(queue, 4, "run", ["0"])
+    finally:
+        for_the_part.close()
+        for_the_commit.close()
+    assert (for_the_part.connections, for_the_commit.connections) == (2, 2)
+    assert (committed["published"], committed["already"]) == (1, True)
+    assert [message.payload for message in client.receive(queue, 5)] == [b"1"]
+    assert client.producer(queue)["last_batch"] == 4
+    assert queue in [producer["producer"] for producer in client.producers()]
+    client.stage_part(queue, "run", "0", [{"queue": queue, "body": b"2"}])
+    client.give_up_stage(queue, "run")
+    with pytest.raises(ClientError) as error:
+        client.commit_batch(queue, 5, "run", ["0"])
+    assert refused(error) == ("parts_missing", 409)
+    client.delete_producer(queue)
+    with pytest.raises(ClientError) as error:
+        client.producer(queue)
+    assert refused(error) == ("producer_not_found", 404)

@@ -168,7 +168,11 @@ class Serving(InThread):
         self.address: tuple[str, int]
 
     async def _start(self) -> None:
-        self.broker = Broker(Engine(SegmentJournal(self._folder), new_tag=lambda: 7), now_ms=self.now_ms)
+        self.broker = Broker(
+            Engine(SegmentJournal(self._folder), new_tag=lambda: 7),
+            now_ms=self.now_ms,
+            staging_folder=self._folder / "staged",
+        )
         await self.broker.start()
         self.access = Access(self.broker, now_ms=self.now_ms)
         self.server = RestServer(self.broker, self.access, self._limits)

@@ -10,6 +10,7 @@ import logging
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,6 +19,7 @@ from laneway.broker import peeking
 from laneway.broker.committer import Committer, NewWriter, WriterThread
 from laneway.broker.engine import Engine, Recovery
 from laneway.broker.exchanges import Exchanges
+from laneway.broker.producers import Producers, StagingLimits
 from laneway.broker.sessions import Sessions
 from laneway.broker.tasks import Redrives
 from laneway.broker.upkeep import Upkeep
@@ -77,6 +79,7 @@ class BrokerLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_waiters_per_queue: int = 50_000
     max_document_bytes: int = 256 * 1024
     snapshot_events: int = 500_000
+    staging: StagingLimits = StagingLimits()
 
 
 class Broker:
@@ -89,6 +92,7 @@ class Broker:
         on_failed: Callable[[BaseException], None] | None = None,
         idle_ms: int = 20,
         new_writer: NewWriter = WriterThread,
+        staging_folder: Path | None = None,
     ) -> None:
         self.engine = engine
         self.limits = limits or BrokerLimits()
@@ -111,6 +115,7 @@ class Broker:
         self.vhosts = Vhosts(self)
         self.exchanges = Exchanges(self)
         self.sessions = Sessions(self)
+        self.producers = Producers(self, staging_folder, self.limits.staging)
 
     # Start and stop
 
@@ -133,6 +138,7 @@ class Broker:
         )
         self.upkeep.start(recovery.event_count, self.committer.touch)
         self.vhosts.start()
+        self.producers.start()
         await self.committer.durable()
         # Whatever the durability: were the new epoch lost in a power cut, its lease ids would be given twice.
         await asyncio.to_thread(self.engine.journal.sync)
@@ -149,6 +155,7 @@ class Broker:
         if self._timer is not None:
             self._timer.cancel()
         self.sessions.stop()
+        self.producers.stop()
         await self.redrives.stop()
         for waiters in list(self._waiters.values()):
             for waiter in list(waiters):

@@ -88,6 +88,12 @@ class Exchanges:
     ) -> builtins.list[str]:
         """Publish through an exchange: the names of the queues reached, perhaps none. `done` is called once it is
         durable in all of them, with what it came to in each: one that refuses it does not keep it from the others."""
+        queues, draft = self.targets(vhost, exchange, routing_key, draft)
+        self._publish_to(queues, draft, done, idempotency)
+        return [queue.name for queue in queues]
+
+    def targets(self, vhost: str, exchange: str, routing_key: str, draft: Draft) -> tuple[builtins.list[Queue], Draft]:
+        """The queues that a message reaches through an exchange, and the message as it comes out of it."""
         self._broker.vhosts.check(vhost)
         check_routing_key(routing_key)
         found = self._topology.get(vhost, exchange)
@@ -102,9 +108,7 @@ class Exchanges:
             if delay_ms:
                 draft.visible_at_ms = self._broker.now() + delay_ms
         numbers = self._topology.route(vhost, exchange, routing_key, properties.attributes)
-        queues = [self._broker.engine.state.queues[number] for number in numbers]
-        self._publish_to(queues, draft, done, idempotency)
-        return [queue.name for queue in queues]
+        return [self._broker.engine.state.queues[number] for number in numbers], draft
 
     def _publish_to(
         self,
@@ -124,16 +128,9 @@ class Exchanges:
         if not queues:
             self._broker.committer.when_durable(done, [])
         for i, queue in enumerate(queues):
-            each, highest = draft, queue.settings.max_priority
-            if draft.priority is not None and draft.priority > highest:  # one message for queues of many ranges
-                extra = draft.properties.extra | {
-                    "priority": draft.priority
-                }  # for a queue it may go to as a dead letter
-                properties = msgspec.structs.replace(draft.properties, extra=extra)
-                each = msgspec.structs.replace(draft, priority=highest, properties=properties)
             told = partial(answer, queue.name)
             try:
-                self._broker.publish(queue.vhost, queue.name, [each], told, idempotency=idempotency)
+                self._broker.publish(queue.vhost, queue.name, [fitting(draft, queue)], told, idempotency=idempotency)
             except LanewayError as refused:
                 if i == 0:
                     raise  # nothing was done
@@ -181,6 +178,17 @@ class Exchanges:
         """The queues a message would reach and the chain of bindings to each."""
         check_routing_key(routing_key)
         return self._topology.explain(vhost, exchange, routing_key, headers)
+
+
+def fitting(draft: Draft, queue: Queue) -> Draft:
+    """One message for queues of many ranges: each takes it at its own highest priority at most, and remembers the one
+    it had for a queue it may go to as a dead letter."""
+    highest = queue.settings.max_priority
+    if draft.priority is None or draft.priority <= highest:
+        return draft
+    extra = draft.properties.extra | {"priority": draft.priority}
+    properties = msgspec.structs.replace(draft.properties, extra=extra)
+    return msgspec.structs.replace(draft, priority=highest, properties=properties)
 
 
 def _info(vhost: str, exchange: Exchange) -> ExchangeInfo:

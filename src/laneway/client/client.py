@@ -9,6 +9,8 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
+
 from laneway.client.transport import ClientError, Transport
 from laneway.client.wire import Message, attributes_to_wire, message_to_wire, without_none
 
@@ -345,6 +347,44 @@ class Client:
     def delete_vhost(self, name: str) -> None:
         """With its queues and exchanges."""
         self._call("DELETE", f"/vhosts/{_quoted(name)}")
+
+    # --- batches that are published exactly once
+
+    def stage_part(self, producer: str, stage: str, part: str, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Stage messages of a batch, each with a body (bytes) and a queue, or an exchange and a routing_key."""
+        path = f"/producers/{_quoted(producer)}/stages/{_quoted(stage)}/parts/{_quoted(part)}"
+        return dict(
+            self._call(
+                "PUT",
+                path,
+                content=msgspec.msgpack.encode(messages),
+                headers={"content-type": "application/msgpack"},
+                repeatable=True,
+            )
+        )
+
+    def commit_batch(
+        self, producer: str, batch: int, stage: str, parts: Sequence[str], *, temporary: bool = False
+    ) -> dict[str, Any]:
+        """Publish staged parts, in this order, in one commit; once, however often it is asked for."""
+        body = {"stage": stage, "parts": list(parts), "temporary": temporary}
+        path = f"/producers/{_quoted(producer)}/batches/{batch}/commit"
+        return dict(self._call("POST", path, body=body, repeatable=True))
+
+    def give_up_stage(self, producer: str, stage: str) -> None:
+        """Forget what is staged and not committed."""
+        self._call("DELETE", f"/producers/{_quoted(producer)}/stages/{_quoted(stage)}", repeatable=True)
+
+    def producer(self, producer: str) -> dict[str, Any]:
+        return dict(self._call("GET", f"/producers/{_quoted(producer)}"))
+
+    def producers(self) -> list[dict[str, Any]]:
+        """One's own; an admin sees all."""
+        return list(self._call("GET", "/producers")["producers"])
+
+    def delete_producer(self, producer: str) -> None:
+        """Forget its last batch: it may begin again with any number."""
+        self._call("DELETE", f"/producers/{_quoted(producer)}")
 
     # --- accounts
 

@@ -88,13 +88,15 @@ class Transport:
         path: str,
         *,
         body: object = None,
+        content: bytes | None = None,
         query: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
         repeatable: bool | None = None,
         wait_seconds: float = 0,
     ) -> Any:
         """The decoded answer. `repeatable` says that sending the request twice does what sending it once does; left
-        out, it is true of GET alone. A connection that was never made is tried again in any case."""
+        out, it is true of GET alone. `content` is a body that is not JSON. A connection that was never made is tried
+        again in any case."""
         import httpx
 
         repeatable = method == "GET" if repeatable is None else repeatable
@@ -102,6 +104,7 @@ class Transport:
             method,
             path,
             json=body,
+            content=content,
             params={name: value for name, value in (query or {}).items() if value is not None},  # type: ignore[misc]
             headers=headers,
             timeout=httpx.Timeout(self._timeout_seconds, read=self._timeout_seconds + wait_seconds),

@@ -375,3 +375,40 @@ class RootAnswer(Answer):
     name: str
     version: str
     links: dict[str, str]
+
+
+# --- producers
+
+
+class StagedAnswer(Answer):
+    messages: int
+    bytes: int
+
+
+class StagedTotals(Answer):
+    parts: int
+    messages: int
+    bytes: int
+
+
+class ProducerAnswer(Answer):
+    producer: str
+    owner: str
+    last_batch: int | None
+    committed_at: Time | None
+    staged: StagedTotals
+
+
+class ProducersAnswer(Answer):
+    producers: list[ProducerAnswer]
+
+
+class CommittedAnswer(Answer):
+    """published: messages put into queues. already: the batch was committed before, and nothing was done now."""
+
+    producer: str
+    batch: int
+    published: int
+    unrouted: int
+    duplicates: int
+    already: bool

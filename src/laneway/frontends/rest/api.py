@@ -25,6 +25,7 @@ from laneway.frontends.rest.hot import HotPaths
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.openapi import openapi_document
 from laneway.frontends.rest.plan import Plan
+from laneway.frontends.rest.producers import Producers, producer_routes
 from laneway.frontends.rest.routes import account_routes, message_routes, queue_routes
 from laneway.frontends.rest.routing import Reply, Route, Router
 from laneway.frontends.rest.times import Timestamps
@@ -54,6 +55,7 @@ class RestApi:
             *exchange_message_routes(exchanges),
             *binding_routes(Bindings(broker, access)),
             *vhost_routes(VirtualHosts(broker, access)),
+            *producer_routes(Producers(broker, access, writer)),
             *account_routes(Accounts(access, writer)),
             *self._server_routes(),
         )
@@ -196,7 +198,8 @@ class RestApi:
 
 
 def _check_media_type(plan: Plan) -> None:
-    if plan.route is not None and plan.route.request is not None and not plan.route.takes_bytes:
+    route = plan.route
+    if route is not None and route.request is not None and not (route.takes_bytes or route.takes_msgpack):
         raise HttpError(
             415,
             "unsupported_media_type",

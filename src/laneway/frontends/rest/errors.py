@@ -7,6 +7,7 @@ import re
 import msgspec
 
 from laneway.errors import (
+    BatchTooLarge,
     Conflict,
     DiskFull,
     Forbidden,
@@ -26,6 +27,7 @@ from laneway.frontends.rest.words import field_on_the_wire, sentence_on_the_wire
 STATUSES: dict[type[LanewayError], int] = {
     InvalidInput: 400,
     MessageTooLarge: 413,
+    BatchTooLarge: 413,
     Unauthenticated: 401,
     Forbidden: 403,
     NotFound: 404,

@@ -28,6 +28,10 @@ _PATH_PARTS = {
     "task_id": "Id of the task",
     "name": "Name of the account",
     "key_id": "Id of the key",
+    "producer": "Name of the producer, percent-encoded",
+    "stage": "Name of the stage: letters, digits, dots, hyphens and underscores",
+    "part": "Name of the part: letters, digits, dots, hyphens and underscores",
+    "batch": "Number of the batch",
 }
 
 
@@ -85,6 +89,8 @@ def _operation(
         content: dict[str, Any] = {_JSON: {"schema": schema}}
         if route.takes_bytes:
             content["application/octet-stream"] = {"schema": {"type": "string", "contentMediaType": "*/*"}}
+        if route.takes_msgpack:
+            content["application/msgpack"] = {"schema": schema}
         operation["requestBody"] = {"required": not route.body_optional, "content": content}
     if route.public:
         operation["security"] = [{}]

@@ -24,6 +24,7 @@ class Plan:
         "is_json",
         "is_public",
         "item",
+        "names",
         "part",
         "query",
         "queue",
@@ -45,6 +46,7 @@ class Plan:
         self.queue_json = match.queue_json
         self.item = match.item
         self.part = match.part
+        self.names = match.names
         self.query = match.query
         self.credentials = Credentials(head)
         self.content_type = (head.content_type or b"").decode("latin-1")

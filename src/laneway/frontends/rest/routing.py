@@ -67,6 +67,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     request: Any = None  # type of the body
     body_optional: bool = False
     takes_bytes: bool = False  # a body that is not JSON is fine
+    takes_msgpack: bool = False  # the same as MessagePack is fine
     options: type[msgspec.Struct] | None = None  # of the query string
     answers: dict[int, Any] = {}  # status -> type or Each, None: no body
     refusals: tuple[int, ...] = ()  # statuses of errors, beside those that every route has
@@ -92,6 +93,7 @@ class Match(msgspec.Struct, frozen=True):
     query: bytes = b""
     refusal: HttpError | None = None
     queue_json: str = '""'
+    names: dict[str, str] = {}  # all that the path gives a name to
 
 
 class Router:
@@ -154,6 +156,7 @@ def _match_of(route: Route, names: dict[str, str], query: bytes) -> Match:
         part=names.get("{key_id}") or names.get("{destination}") or "",
         query=query,
         queue_json=msgspec.json.encode(queue).decode(),
+        names={name[1:-1]: value for name, value in names.items()},
     )
 
 

@@ -1,0 +1,298 @@
+"""Batches that are published exactly once: staged in parts, then published in one commit of the journal together with
+a fence that remembers the producer's last batch.
+
+A producer numbers its batches, upwards. Committing the last one again does nothing and says so; an older one is
+refused. As the messages and the fence are one commit, there is no moment at which one could be there without the
+other: whoever does not know whether a commit went through asks for it again, with the same number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway.broker.exchanges import fitting
+from laneway.broker.staging import Addressed, Stage, Staging, StagingLimits, Target
+from laneway.core.batches import Share, check_shares, of_message, publish_shares
+from laneway.core.events import DocumentPut, DocumentRemoved, Event
+from laneway.core.message import Receipt
+from laneway.errors import BatchFenced, InvalidInput, LanewayError, LimitExceeded, PartsMissing, ProducerNotFound
+
+if TYPE_CHECKING:
+    from laneway.broker.broker import Broker
+
+__all__ = ["Addressed", "BatchOutcome", "ProducerInfo", "Producers", "StagingLimits", "Target"]
+
+COLLECTION = "producers"
+MAX_NAME_BYTES = 255
+MAX_BATCH_NUMBER = (1 << 63) - 1
+MAX_PRODUCERS = 100_000
+MAX_COMMIT_BYTES = 1 << 30  # of one batch in the journal, when exchanges have made several messages of one
+TEMPORARY_MS = 24 * 3_600_000  # how long the fence of a producer that will not come back is kept
+
+
+class BatchOutcome(msgspec.Struct, frozen=True):
+    """What became of a batch."""
+
+    batch: int
+    published: int  # messages put into queues; more than were staged when exchanges lead to several
+    unrouted: int  # messages that no queue is reached by
+    duplicates: int  # messages whose dedup id was known
+    already: bool = False  # it had been committed before, and nothing was done now
+
+
+class Fence(msgspec.Struct, frozen=True):
+    """The last committed batch of a producer, as it is kept in the journal."""
+
+    owner: str  # the account that commits under this name
+    batch: int
+    at_ms: int
+    published: int
+    unrouted: int = 0
+    duplicates: int = 0
+    temporary: bool = False
+
+
+class ProducerInfo(msgspec.Struct, frozen=True):
+    name: str
+    owner: str
+    last_batch: int | None
+    committed_at_ms: int | None
+    staged_parts: int
+    staged_messages: int
+    staged_bytes: int
+
+
+class Producers:
+    def __init__(self, broker: Broker, folder: Path | None, limits: StagingLimits) -> None:
+        self._broker = broker
+        self._staging = Staging(folder, limits)
+        self._fences: dict[str, Fence] = {}
+        self._temporary: dict[str, int] = {}  # which of them go when, soonest first
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self._staging.start()
+        for name, document in self._broker.documents(COLLECTION).items():
+            self._fences[name] = msgspec.json.decode(document, type=Fence)
+        passing = [(fence.at_ms + TEMPORARY_MS, name) for name, fence in self._fences.items() if fence.temporary]
+        self._temporary = {name: at_ms for at_ms, name in sorted(passing)}
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # Staging
+
+    async def stage(
+        self, producer: str, stage: str, part: str, messages: Sequence[Addressed], targets: Sequence[Target], owner: str
+    ) -> int:
+        """Keep a part of a batch until it is committed; its size. What could not be published is refused now, so that
+        whoever made it hears of it, and not only whoever commits it."""
+        broker = self._broker
+        broker.begin_change(adds=True)
+        check_producer_name(producer)
+        self._tidy()
+        shares, _ = self._shares(messages)
+        check_shares(broker.engine.state, shares, broker.now())
+        kept = await self._staging.put((producer, stage), part, messages, targets, owner, broker.now())
+        self._plan_tidying()
+        return kept.byte_count
+
+    def give_up(self, producer: str, stage: str) -> bool:
+        """Forget what is staged; whether there was something."""
+        return self._staging.drop((producer, stage))
+
+    def targets(self, producer: str, stage: str, parts: Sequence[str]) -> set[Target]:
+        """Where the messages of these parts go."""
+        named = self._staging.named((producer, stage), parts)
+        return set().union(*(part.targets for part in named))
+
+    # Committing
+
+    async def commit(
+        self,
+        producer: str,
+        batch: int,
+        stage: str,
+        parts: Sequence[str],
+        owner: str,
+        *,
+        temporary: bool = False,
+        may: Callable[[set[Target]], None] | None = None,
+    ) -> BatchOutcome:
+        """Publish these parts in this order and raise the fence, in one commit; return when it is durable.
+
+        `may` is asked whether messages may go where they are to go, and raises if not. A temporary producer is one
+        that commits a single batch and will not come back: its fence goes after a day."""
+        broker = self._broker
+        broker.begin_change(adds=True)
+        check_producer_name(producer)
+        if not 0 <= batch <= MAX_BATCH_NUMBER:
+            raise InvalidInput(f"a batch has a number from 0 to {MAX_BATCH_NUMBER}, not {batch}", field="batch")
+        if len(set(parts)) != len(parts):
+            raise InvalidInput("a part is named twice", field="parts")
+        self._tidy()
+        done = self._done_before(producer, batch)
+        if done is None:
+            if may is not None:
+                may(self.targets(producer, stage, parts))
+            messages = await self._staging.read(self._staging.named((producer, stage), parts))
+            broker.begin_change(adds=True)
+            done = self._done_before(producer, batch)  # meanwhile, by somebody else
+        if done is None:
+            if parts and self._staging.find((producer, stage)) is None:
+                raise PartsMissing("the stage was committed or given up meanwhile", field="stage")
+            done = self._publish(producer, batch, messages, owner, temporary)
+        self._staging.drop((producer, stage))
+        await broker.durable()
+        return done
+
+    def _done_before(self, producer: str, batch: int) -> BatchOutcome | None:
+        fence = self._fences.get(producer)
+        if fence is None or batch > fence.batch:
+            return None
+        if batch < fence.batch:
+            raise BatchFenced(
+                f"producer {producer!r} has committed batch {fence.batch} already, so batch {batch} comes too late; "
+                "a writer that begins again from the start needs another producer name",
+                field="batch",
+                last_batch=fence.batch,
+            )
+        return BatchOutcome(batch, fence.published, fence.unrouted, fence.duplicates, already=True)
+
+    def _publish(
+        self, producer: str, batch: int, messages: Sequence[Addressed], owner: str, temporary: bool
+    ) -> BatchOutcome:
+        if producer not in self._fences and len(self._fences) >= MAX_PRODUCERS:
+            raise LimitExceeded(f"{MAX_PRODUCERS} producers are remembered already; delete some", field="producer")
+        if not messages and producer not in self._fences:
+            return BatchOutcome(batch, 0, 0, 0)  # nothing was ever published that a fence would have to guard
+        shares, unrouted = self._shares(messages)
+        results: list[Receipt | LanewayError] = []
+        now_ms = self._broker.now()
+
+        def commit() -> Iterator[Event]:
+            yield from publish_shares(self._broker.engine.state, shares, now_ms, results, max_bytes=MAX_COMMIT_BYTES)
+            duplicates = sum(1 for result in results if isinstance(result, Receipt) and result.duplicate)
+            known = self._fences.get(producer)
+            whose = owner if known is None else known.owner
+            fence = Fence(whose, batch, now_ms, len(results) - duplicates, unrouted, duplicates, temporary)
+            yield DocumentPut(now_ms, COLLECTION, producer, msgspec.json.encode(fence))
+            self._fences[producer] = fence
+
+        self._broker.run_now(commit())
+        fence = self._fences[producer]
+        self._temporary.pop(producer, None)
+        if temporary:
+            self._temporary[producer] = now_ms + TEMPORARY_MS
+        return BatchOutcome(batch, fence.published, fence.unrouted, fence.duplicates)
+
+    def _shares(self, messages: Sequence[Addressed]) -> tuple[builtins.list[Share], int]:
+        """What each queue gets, and how many messages reach none."""
+        broker = self._broker
+        shares: dict[int, Share] = {}
+        unrouted = 0
+        for place, message in enumerate(messages):
+            try:
+                if message.queue is not None:
+                    draft = message.draft
+                    drafts = [(broker.find_queue(message.vhost, message.queue), draft)]
+                else:
+                    queues, draft = broker.exchanges.targets(
+                        message.vhost, message.exchange, message.routing_key, message.draft
+                    )
+                    drafts = [(queue, fitting(draft, queue)) for queue in queues]
+                    unrouted += not queues
+            except LanewayError as error:
+                raise of_message(place, error) from None
+            for queue, each in drafts:
+                share = shares.get(queue.number)
+                if share is None:
+                    share = shares[queue.number] = Share(queue)
+                share.drafts.append(each)
+                share.places.append(place)
+        return list(shares.values()), unrouted
+
+    # Looking and forgetting
+
+    def owner(self, producer: str, stage: str = "") -> str | None:
+        """Whose it is: the account that committed under this name, or staged there."""
+        fence = self._fences.get(producer)
+        if fence is not None:
+            return fence.owner
+        found = self._staging.find((producer, stage))
+        return None if found is None else found.owner
+
+    def info(self, producer: str) -> ProducerInfo:
+        self._tidy()
+        fence, stages = self._fences.get(producer), self._staging.of_producer(producer)
+        if fence is None and not stages:
+            raise ProducerNotFound(
+                f"producer {producer!r} has neither committed nor staged anything", field="producer", producer=producer
+            )
+        return _info(producer, fence, stages)
+
+    def list(self) -> builtins.list[ProducerInfo]:
+        """Those that have committed something, by name."""
+        return [_info(name, self._fences[name], self._staging.of_producer(name)) for name in sorted(self._fences)]
+
+    async def forget(self, producer: str) -> None:
+        """Delete the fence of a producer, so that it may begin again with any batch."""
+        self._broker.begin_change(adds=False)
+        self.info(producer)
+        if self._fences.pop(producer, None) is not None:
+            self._temporary.pop(producer, None)
+            self._broker.run_now(iter([DocumentRemoved(self._broker.now(), COLLECTION, producer)]))
+        await self._broker.durable()
+
+    def _tidy(self) -> None:
+        """Drop what is staged for too long and the fences whose time has come."""
+        now_ms = self._broker.now()
+        self._staging.drop_idle(now_ms)
+        gone: builtins.list[str] = []
+        for name, at_ms in self._temporary.items():
+            if at_ms > now_ms:
+                break
+            gone.append(name)
+        for name in gone:
+            del self._temporary[name], self._fences[name]
+        if gone:
+            self._broker.run_now(iter([DocumentRemoved(now_ms, COLLECTION, name) for name in gone]))
+
+    def _plan_tidying(self) -> None:
+        """Staged parts go in time also when no request comes any more."""
+        if self._timer is None:
+            due_ms = self._staging.drop_idle(self._broker.now())
+            if due_ms is not None:
+                self._timer = self._broker.call_later(due_ms, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._plan_tidying()
+
+
+def _info(name: str, fence: Fence | None, stages: Sequence[Stage]) -> ProducerInfo:
+    parts = [part for stage in stages for part in stage.parts.values()]
+    return ProducerInfo(
+        name,
+        fence.owner if fence is not None else stages[0].owner,
+        fence.batch if fence is not None else None,
+        fence.at_ms if fence is not None else None,
+        len(parts),
+        sum(part.message_count for part in parts),
+        sum(part.byte_count for part in parts),
+    )
+
+
+def check_producer_name(name: str) -> None:
+    size = len(name.encode("utf-8", "surrogatepass"))
+    if not 1 <= size <= MAX_NAME_BYTES:
+        raise InvalidInput(f"the name of a producer has 1 to {MAX_NAME_BYTES} bytes, not {size}", field="producer")
+    if any(ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) <= 0xDFFF for c in name):
+        raise InvalidInput(f"the name of a producer has no control characters: {name!r}", field="producer")
