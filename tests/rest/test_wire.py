@@ -210,6 +210,9 @@ def test_every_error_a_caller_can_cause_has_its_status() -> None:
         "JournalLocked",
         "JournalDamaged",
         "JournalVersionUnknown",
+        "PipelineError",
+        "PipelineUnavailable",
+        "JobFailed",
     }
     assert [status_of(kind("x")) for kind in (LeaseStale, QueueFull, Unavailable, Refused)] == [409, 429, 503, 503]
     assert status_of(HttpError(418, "teapot", "x")) == 418
