@@ -20,6 +20,9 @@ for people. `field` names the offending part of the input where there is one.
     │   ├── BatchFenced         the producer has committed a later batch
     │   ├── PartsMissing        a commit names parts that are not staged (any more)
     │   └── LeaseStale          the receipt handle is of an earlier delivery
+    ├── Gone
+    │   ├── JournalGap          history that was asked for has been dropped
+    │   └── CursorLost          … and so the cursor that should have held it is of no use any more
     ├── Refused                 right request, wrong moment; try again later
     │   ├── QueueFull · LimitExceeded · DiskFull
     │   └── Unavailable
@@ -135,6 +138,18 @@ class PartsMissing(Conflict):
 
 class LeaseStale(Conflict):
     code = "lease_stale"
+
+
+class Gone(LanewayError):
+    code = "gone"
+
+
+class JournalGap(Gone):
+    code = "history_gone"
+
+
+class CursorLost(Gone):
+    code = "cursor_lost"
 
 
 class Refused(LanewayError):

@@ -18,6 +18,14 @@ from typing import NamedTuple, Protocol
 from laneway.core.events import Event
 
 
+class Place(NamedTuple):
+    """Where in the history the commit `position` begins, or will begin: behind the one before it."""
+
+    segment: int
+    offset: int
+    position: int
+
+
 class Commit(NamedTuple):
     """A sealed group of events, ready to be written. Only its own journal looks inside `payload`."""
 
