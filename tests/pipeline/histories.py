@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from laneway.core.events import (
     Acked,
+    Births,
     Bound,
     Cause,
     Copied,
@@ -103,23 +104,46 @@ def relocated(draw: st.DrawFn) -> Relocated:
 
 
 @st.composite
+def births(draw: st.DrawFn, count: int) -> Births | None:
+    if draw(st.booleans()):
+        return None  # written by an older version
+    enqueued = draw(st.lists(times, min_size=count, max_size=count))
+    return Births(enqueued, draw(st.dictionaries(st.integers(0, count - 1), numbers)))
+
+
+@st.composite
 def leased(draw: st.DrawFn) -> Leased:
     seqs = draw(some_numbers)
     receives = draw(st.lists(st.integers(1, 2**31 - 1), min_size=len(seqs), max_size=len(seqs)))
-    return Leased(draw(queues), draw(times), seqs, receives, draw(leases), draw(times), draw(words))
+    return Leased(
+        draw(queues), draw(times), seqs, receives, draw(leases), draw(times), draw(words), draw(births(len(seqs)))
+    )
 
 
 @st.composite
 def acked(draw: st.DrawFn) -> Acked:
     seqs = draw(some_numbers)
-    return Acked(draw(queues), draw(times), seqs, draw(st.lists(leases, min_size=len(seqs), max_size=len(seqs))))
+    given = draw(st.lists(leases, min_size=len(seqs), max_size=len(seqs)))
+    return Acked(draw(queues), draw(times), seqs, given, draw(births(len(seqs))))
 
 
 @st.composite
 def released(draw: st.DrawFn) -> Released:
     seqs = draw(some_numbers)
     due = draw(st.lists(times_or_none, min_size=len(seqs), max_size=len(seqs)))
-    return Released(draw(queues), draw(times), seqs, due, draw(causes))
+    return Released(draw(queues), draw(times), seqs, due, draw(causes), draw(births(len(seqs))))
+
+
+@st.composite
+def extended(draw: st.DrawFn) -> Extended:
+    seqs = draw(some_numbers)
+    return Extended(draw(queues), draw(times), seqs, draw(times), draw(births(len(seqs))))
+
+
+@st.composite
+def ended(draw: st.DrawFn, kind: type[DeadLettered] | type[Removed]) -> Event:
+    seqs = draw(some_numbers)
+    return kind(draw(queues), draw(times), seqs, draw(causes), draw(words), draw(births(len(seqs))))
 
 
 @st.composite
@@ -128,23 +152,24 @@ def moved(draw: st.DrawFn, kind: type[Moved] | type[Copied]) -> Event:
     way = draw(st.none() | words), draw(st.none() | words)
     priorities = draw(st.just(()) | st.lists(st.integers(0, 255), min_size=len(seqs), max_size=len(seqs)))
     first = draw(st.integers(1, 2**48))
-    return kind(draw(queues), draw(times), seqs, draw(causes), draw(queues), first, draw(words), *way, priorities)
+    born = draw(births(len(seqs)))
+    return kind(draw(queues), draw(times), seqs, draw(causes), draw(queues), first, draw(words), *way, priorities, born)
 
 
 EVENTS: dict[Kind, st.SearchStrategy[Event]] = {
     Kind.OPENED: st.builds(Opened, times, st.just(1), st.just(TAG)),
     Kind.QUEUE_PUT: st.builds(QueuePut, queues, times, blobs),
-    Kind.QUEUE_DELETED: st.builds(QueueDeleted, queues, times),
+    Kind.QUEUE_DELETED: st.builds(QueueDeleted, queues, times, blobs),
     Kind.QUEUE_PURGED: st.builds(QueuePurged, queues, times, numbers),
     Kind.PUBLISHED: published(),
     Kind.LEASED: leased(),
     Kind.ACKED: acked(),
     Kind.RELEASED: released(),
-    Kind.EXTENDED: st.builds(Extended, queues, times, some_numbers, times),
-    Kind.DEAD_LETTERED: st.builds(DeadLettered, queues, times, some_numbers, causes, words),
+    Kind.EXTENDED: extended(),
+    Kind.DEAD_LETTERED: ended(DeadLettered),
     Kind.MOVED: moved(Moved),
     Kind.COPIED: moved(Copied),
-    Kind.REMOVED: st.builds(Removed, queues, times, some_numbers, causes, words),
+    Kind.REMOVED: ended(Removed),
     Kind.RELOCATED: relocated(),
     Kind.KEY_REMEMBERED: st.builds(KeyRemembered, queues, times, times, blobs),
     Kind.DOCUMENT_PUT: st.builds(DocumentPut, times, words, words, blobs),

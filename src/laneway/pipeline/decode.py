@@ -18,14 +18,14 @@ import pyarrow.compute as pc
 
 from laneway.core.events import Cause, Kind
 from laneway.core.message import message_id_prefix
+from laneway.core.rows import HAS_NUMBER, HAS_PRIORITY, HAS_ROUTE, TIME_BITS
 from laneway.pipeline import commits, records
 from laneway.pipeline.commits import Chunk, Ints, SegmentBytes, Span
 from laneway.pipeline.schema import arrow_schema
 from laneway.pipeline.selection import KIND_NAMES, Bools, Catalogue, Selection, Sieve
 
 MAX_BLOB_BYTES = 64 << 20  # of one batch, unless a single commit has more
-HAS_ROUTE, HAS_PRIORITY, HAS_NUMBER = 8, 16, 32
-TIME_MASK = (1 << 48) - 1
+TIME_MASK = (1 << TIME_BITS) - 1
 
 
 def _kinds(*kinds: Kind) -> Bools:
@@ -222,7 +222,7 @@ class Events:
             np.copyto(number, rows["due_ms"].astype(np.int64), where=is_moved)
         is_renumbered = BORN[kind] & (rows["flags"] & HAS_NUMBER != 0)
         if is_renumbered.any():
-            high = (expires_ms >> np.uint64(48)).astype(np.int64) << 32
+            high = (expires_ms >> np.uint64(TIME_BITS)).astype(np.int64) << 32
             np.copyto(number, high | rows["target"], where=is_renumbered)
         is_relocated = RELOCATED[kind]
         if is_relocated.any():

@@ -1,0 +1,143 @@
+"""What is to be read, cut into portions for tasks: which segments, from where to where, and what tasks must know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from laneway.errors import PipelineError
+from laneway.pipeline._folder import Place
+from laneway.pipeline.commits import Span
+from laneway.pipeline.decode import Decoder
+from laneway.pipeline.options import LATEST, ReadOptions
+from laneway.pipeline.selection import FAR_FUTURE_MS, FAR_PAST_MS, Catalogue, Selection
+from laneway.pipeline.sources import HistoryGone, SegmentInfo, Source, spans
+
+
+class Journal(NamedTuple):
+    """One of the journals that are read, as it was when the read was planned."""
+
+    number: int  # the column `partition`
+    source: Source
+    tag: int
+    catalogue: Catalogue
+    parts: list[tuple[SegmentInfo, Span]]
+
+
+class Portion(NamedTuple):
+    """What one task reads."""
+
+    journal: int
+    spans: tuple[Span, ...]
+
+
+def survey(options: ReadOptions) -> list[Journal]:
+    """All that a batch read concerns, up to now."""
+    return [_survey(number, source, options) for number, source in enumerate(options.sources)]
+
+
+def _survey(number: int, source: Source, options: ReadOptions) -> Journal:
+    end = source.end()
+    if options.end_position is not None and options.end_position < end.position:
+        end = source.place(options.end_position)
+    if options.start == LATEST:
+        start: Place | None = end
+    elif isinstance(options.start, int):
+        start = end if options.start >= end.position else placed(source, options.start, options.fail_on_data_loss)
+    else:
+        start = None
+    parts = spans(source, start, end)
+    _, tag = source.identity()
+    return Journal(number, source, tag, source.catalogue(), parts)
+
+
+def placed(source: Source, position: int, fail_on_data_loss: bool) -> Place:
+    """Where a commit begins, or the first one that is still there."""
+    try:
+        return source.place(position)
+    except HistoryGone:
+        first = source.first_position()
+        if fail_on_data_loss or first <= position:
+            raise
+        return source.place(first)
+
+
+def between(source: Source, start: Place, end: Place, *, fail_on_data_loss: bool) -> list[tuple[SegmentInfo, Span]]:
+    """The spans from one place to another, without a gap: HistoryGone if there is one, or what follows it."""
+    if start.position > end.position:
+        raise PipelineError(
+            f"{source.name} ends with commit {end.position - 1}, and {start.position} was to come next: it is another "
+            "journal than the checkpoint is of, or it was restored from a backup"
+        )
+    if start.position == end.position:
+        return []
+    found = spans(source, start, end)
+    is_whole = bool(found) and found[0][0].number == start.segment
+    if not is_whole:  # all of that segment had been read, and it may be gone
+        start = placed(source, start.position, fail_on_data_loss)
+        found = spans(source, start, end)
+    for (before, _), (after, _) in pairwise(found):
+        if before.number + 1 != after.number and fail_on_data_loss:
+            raise HistoryGone(
+                f"{source.name} has no history between segments {before.number} and {after.number} any more: it was "
+                "dropped before it was read. A cursor holds back what was not read; failOnDataLoss=false goes on"
+            )
+    return found
+
+
+def portions(journal: Journal, selection: Selection, partition_bytes: int) -> Iterator[Portion]:
+    """Neighbouring spans, until they are large enough for a task; segments are not cut. Whole segments before or after
+    the wanted time are left out."""
+    if selection.is_nothing:
+        return
+    gathered: list[Span] = []
+    gathered_bytes = 0
+    for _, span in _in_time(journal, selection):
+        size = span.end - span.start
+        if gathered and gathered_bytes + size > partition_bytes:
+            yield Portion(journal.number, tuple(gathered))
+            gathered, gathered_bytes = [], 0
+        gathered.append(span)
+        gathered_bytes += size
+    if gathered:
+        yield Portion(journal.number, tuple(gathered))
+
+
+def _in_time(journal: Journal, selection: Selection) -> Iterator[tuple[SegmentInfo, Span]]:
+    """Time never goes back while one epoch lasts, so a segment without a change of epoch lies between its first time
+    and that of the next. It may go back when a server starts anew on a clock that was set back."""
+    parts = journal.parts
+    if selection.since_ms == FAR_PAST_MS and selection.until_ms == FAR_FUTURE_MS:
+        yield from parts
+        return
+    for (info, span), following in zip(parts, [*parts[1:], None], strict=True):
+        if following is not None and following[0].number == info.number + 1:
+            last_ms = following[0].first_ms
+            is_outside = last_ms < selection.since_ms or info.first_ms > selection.until_ms
+            if is_outside and journal.source.epoch(info.number) == journal.source.epoch(following[0].number):
+                continue
+        yield info, span
+
+
+def read(
+    journal: Journal,
+    portion: Portion,
+    names: Sequence[str],
+    selection: Selection,
+    *,
+    fail_on_data_loss: bool,
+) -> Iterator[pa.RecordBatch]:
+    """In a task: the batches of a portion, in order."""
+    decoder = Decoder(
+        names, tag=journal.tag, catalogue=journal.catalogue, partition=journal.number, selection=selection
+    )
+    for span in portion.spans:
+        try:
+            with journal.source.open(span.segment) as segment:
+                yield from decoder.read(segment, span)
+        except HistoryGone:
+            if fail_on_data_loss:
+                raise

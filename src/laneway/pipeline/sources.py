@@ -1,0 +1,283 @@
+"""Where history is read from: a journal folder, or a running server. One interface for both.
+
+A place is where a commit begins; a span is whole commits of one segment. Sources travel to the tasks of a job, so they
+are made of plain values and open what they need when it is needed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote
+
+from laneway.errors import InvalidInput, PipelineError
+from laneway.journal.segments.files import RealFiles
+from laneway.journal.segments.format import HEADER_BYTES, parse_segment_header, segment_name
+from laneway.journal.segments.scan import damaged
+from laneway.pipeline import _folder as follow
+from laneway.pipeline._folder import Place
+from laneway.pipeline.commits import SegmentBytes, Span
+from laneway.pipeline.selection import Catalogue, QueueName
+
+MAX_PIECE_BYTES = 8 << 20  # of one answer of a server
+TRIES = 4
+
+
+class HistoryGone(PipelineError):
+    """History that was asked for has been dropped."""
+
+    code = "history_gone"
+
+
+class SegmentInfo(NamedTuple):
+    number: int
+    first_position: int
+    used_bytes: int  # where its last commit ends
+    first_ms: int  # time of its first event
+
+
+class Source(Protocol):
+    @property
+    def name(self) -> str:
+        """For people."""
+
+    def identity(self) -> tuple[int, int]:
+        """(store, tag): which journal it is, and what its message ids have in common."""
+
+    def end(self) -> Place:
+        """Behind the last commit that may be read."""
+
+    def first_position(self) -> int:
+        """From which on history is whole."""
+
+    def place(self, position: int) -> Place:
+        """Where a commit begins; HistoryGone if it was dropped."""
+
+    def advance(self, place: Place, until: Place, max_events: int) -> Place:
+        """At most so many events further, but one commit at least."""
+
+    def segments(self) -> list[SegmentInfo]: ...
+
+    def catalogue(self) -> Catalogue: ...
+
+    def open(self, segment: int) -> AbstractContextManager[SegmentBytes]: ...
+
+    def epoch(self, segment: int) -> int:
+        """In which a segment was begun."""
+
+
+class FolderSource:
+    """A journal folder on a disk that all machines of the job see. Read only; a server may be running on it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(path.removeprefix("file://"))
+        self.name = self.path
+        if not os.path.isdir(self.path):
+            raise InvalidInput(f"there is no journal folder {self.path}", field="path")
+
+    def identity(self) -> tuple[int, int]:
+        return follow.store(self.path)
+
+    def end(self) -> Place:
+        return follow.end(self.path)
+
+    def first_position(self) -> int:
+        found = self.segments()
+        first = found[-1].first_position if found else 1
+        for before, after in zip(reversed(found[:-1]), reversed(found[1:]), strict=True):
+            if before.number + 1 != after.number:
+                break
+            first = before.first_position
+        return first
+
+    def place(self, position: int) -> Place:
+        return follow.start(self.path, position)
+
+    def advance(self, place: Place, until: Place, max_events: int) -> Place:
+        return follow.advance(self.path, place, until, max_events)
+
+    def segments(self) -> list[SegmentInfo]:
+        return [SegmentInfo(*one) for one in follow.segments(self.path)]
+
+    def catalogue(self) -> Catalogue:
+        return {number: QueueName(*names) for number, names in follow.catalogue(self.path).items()}
+
+    def epoch(self, segment: int) -> int:
+        with self.open(segment) as opened:
+            return opened.epoch
+
+    @contextmanager
+    def open(self, segment: int) -> Iterator[_File]:
+        files = RealFiles()
+        path = os.path.join(self.path, segment_name(segment))
+        try:
+            file = files.open(path)
+        except FileNotFoundError:
+            raise HistoryGone(f"{path} was dropped before it was read: {HOLD}") from None
+        try:
+            yield _File(path, segment, files, file)
+        finally:
+            files.close(file)
+
+
+HOLD = "give the read a cursor, which holds back what it has not read, or raise history_seconds"
+
+
+class _File:
+    jump_bytes = 16 << 10
+
+    def __init__(self, path: str, number: int, files: RealFiles, file: int) -> None:
+        self.name = path
+        self.number = number
+        self._files = files
+        self._file = file
+        self.epoch, self.store = _header(path, self.read(0, HEADER_BYTES))
+
+    def read(self, offset: int, size: int) -> bytes:
+        return self._files.read(self._file, size, offset)
+
+
+def _header(name: str, data: bytes) -> tuple[int, int]:
+    found = parse_segment_header(data)
+    if found is None:
+        raise damaged(name, 0, "the segment header does not check out")
+    return found.epoch, found.store
+
+
+class ServerSource:
+    """A running server, over its HTTP API. Only what is durable is let out by it."""
+
+    def __init__(self, url: str, *, user: str | None = None, password: str | None = None, token: str | None = None):
+        if token is not None and user is not None:
+            raise InvalidInput("give a token, or a user and a password, not both", field="token")
+        self.url = (url if "://" in url else f"http://{url}").rstrip("/")
+        self.name = self.url
+        self._user, self._password, self._token = user, password, token
+        self._http: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_http": None}
+
+    def identity(self) -> tuple[int, int]:
+        found = self._get("/journal")
+        return int(found["store"]), int(found["tag"])
+
+    def end(self) -> Place:
+        return _place(self._get("/journal")["end"])
+
+    def first_position(self) -> int:
+        return int(self._get("/journal")["first_position"])
+
+    def place(self, position: int) -> Place:
+        return _place(self._get("/journal/place", position=position))
+
+    def advance(self, place: Place, until: Place, max_events: int) -> Place:
+        found = _place(self._get("/journal/advance", **place._asdict(), max_events=max_events))
+        return min(found, until, key=lambda one: one.position)
+
+    def segments(self) -> list[SegmentInfo]:
+        found = self._get("/journal")["segments"]
+        return [SegmentInfo(s["number"], s["first_position"], s["used_bytes"], s["first_time_ms"]) for s in found]
+
+    def catalogue(self) -> Catalogue:
+        return {q["number"]: QueueName(q["vhost"], q["name"], q["tier"]) for q in self._get("/journal/queues")}
+
+    def epoch(self, segment: int) -> int:
+        return _Served(self, segment).epoch
+
+    @contextmanager
+    def open(self, segment: int) -> Iterator[_Served]:
+        yield _Served(self, segment)
+
+    # --- cursors
+
+    def cursor(self, name: str) -> dict[str, Any] | None:
+        return next((one for one in self._get("/journal/cursors") if one["name"] == name), None)
+
+    def put_cursor(self, name: str, position: int, *, rewind: bool = False) -> dict[str, Any]:
+        """Hold history from a position on, and let go what is before it."""
+        body = {"position": position, **({"rewind": True} if rewind else {})}
+        return dict(self._request("PUT", f"/journal/cursors/{quote(name, safe='')}", json=body).json())
+
+    def delete_cursor(self, name: str) -> None:
+        self._request("DELETE", f"/journal/cursors/{quote(name, safe='')}")
+
+    # --- requests
+
+    def _get(self, path: str, **query: object) -> Any:
+        return self._request("GET", path, params=query).json()
+
+    def read(self, segment: int, offset: int, size: int) -> bytes:
+        query = {"offset": offset, "length": size}
+        return bytes(self._request("GET", f"/journal/segments/{segment}", params=query).content)
+
+    def _request(self, method: str, path: str, **how: Any) -> Any:
+        """All of these can be repeated without harm, so a connection that breaks is tried again a few times."""
+        import httpx
+
+        if self._http is None:
+            self._http = httpx.Client(
+                base_url=self.url,
+                headers={"authorization": f"Bearer {self._token}"} if self._token is not None else {},
+                auth=(self._user, self._password or "") if self._user is not None else None,
+                timeout=60.0,
+                trust_env=False,
+            )
+        for attempt in range(1, TRIES + 1):
+            try:
+                answer = self._http.request(method, path, **how)
+                break
+            except httpx.TransportError as error:
+                if attempt == TRIES:
+                    raise PipelineError(f"{self.url} cannot be reached: {error!r}") from error
+                time.sleep(0.25 * 2**attempt)
+        if answer.is_success:
+            return answer
+        try:
+            said = answer.json()["error"]
+            code, message = str(said["code"]), str(said["message"])
+        except (ValueError, KeyError, TypeError):
+            code, message = "", answer.text[:200]
+        kind = HistoryGone if answer.status_code == 410 else PipelineError
+        raise kind(f"{method} {self.url}{path} was answered with {answer.status_code} {code}: {message}", status=code)
+
+
+class _Served:
+    jump_bytes = 1 << 20
+
+    def __init__(self, server: ServerSource, number: int) -> None:
+        self.name = f"{server.url}/journal/segments/{number}"
+        self.number = number
+        self._server = server
+        self.epoch, self.store = _header(self.name, self.read(0, HEADER_BYTES))
+
+    def read(self, offset: int, size: int) -> bytes:
+        parts = []
+        while size > 0:
+            part = self._server.read(self.number, offset, min(size, MAX_PIECE_BYTES))
+            if not part:
+                break
+            parts.append(part)
+            offset += len(part)
+            size -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _place(found: Mapping[str, int]) -> Place:
+    return Place(found["segment"], found["offset"], found["position"])
+
+
+def spans(source: Source, start: Place | None, end: Place) -> list[tuple[SegmentInfo, Span]]:
+    """What lies between two places, segment by segment; from the first segment there is if no start is given."""
+    found = []
+    for info in source.segments():
+        if info.number > end.segment or (start is not None and info.number < start.segment):
+            continue
+        first = start.offset if start is not None and info.number == start.segment else HEADER_BYTES
+        last = end.offset if info.number == end.segment else info.used_bytes
+        if first < last:
+            found.append((info, Span(info.number, first, last)))
+    return found

@@ -1,0 +1,128 @@
+"""The data source as Spark sees it: a journal folder as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+pytest.importorskip("pyspark")
+
+from laneway.core.events import Acked, Births, Event, Leased, Opened, Published, QueuePut
+from laneway.core.message import RECORD_PREFIX_BYTES, Properties, encode_props
+from laneway.pipeline.schema import EVENTS
+from tests.pipeline.histories import TAG, expected, when, write
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+NOON_MS = 1_794_830_400_000
+NAMES = [column.name for column in EVENTS]
+QUEUES = {1: ("/", "orders", "critical"), 2: ("/", "mails", "normal"), 3: ("other", "orders", "low")}
+MESSAGES = 40  # a commit
+
+
+def published(queue: int, at_ms: int, first: int, count: int = MESSAGES) -> Published:
+    given = [Properties(tenant=f"t{n % 3}", key=f"k{n}", attributes={"region": "eu", "n": n % 2}) for n in range(count)]
+    blocks = [encode_props(one) for one in given]
+    bodies = [b"body %d" % n for n in range(first, first + count)]
+    sizes = [RECORD_PREFIX_BYTES + len(block) + len(body) for block, body in zip(blocks, bodies, strict=True)]
+    zeros = [0] * count
+    return Published(queue, at_ms, first, [n % 10 for n in range(count)], zeros, zeros, sizes, blocks, bodies, {}, {})
+
+
+def history(rounds: int, first_round: int = 0) -> Iterator[list[Event]]:
+    """A second a round: messages published, leased and acked, in each of three queues."""
+    if not first_round:
+        yield [Opened(NOON_MS, 1, TAG)]
+        for number, (vhost, name, tier) in QUEUES.items():
+            document = {"vhost": vhost, "name": name, "settings": {"tier": tier}}
+            yield [QueuePut(number, NOON_MS, msgspec.json.encode(document))]
+    for turn in range(first_round, first_round + rounds):
+        at_ms = NOON_MS + 1000 * turn
+        for queue in QUEUES:
+            first = 1 + (3 * turn + queue - 1) * MESSAGES
+            seqs = range(first, first + MESSAGES)
+            births = Births([at_ms] * MESSAGES, {})
+            yield [published(queue, at_ms, first)]
+            yield [Leased(queue, at_ms + 10, seqs, [1] * MESSAGES, first, at_ms + 30_000, f"worker-{queue}", births)]
+            yield [Acked(queue, at_ms + 20, seqs, seqs, births)]
+
+
+ROWS_A_ROUND = 3 * 3 * MESSAGES
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twenty rounds in several segments."""
+    path = tmp_path_factory.mktemp("journal")
+    write(path, history(20), segment_bytes=128 << 10)
+    assert len(list(path.glob("*.segment"))) > 4
+    return path
+
+
+def collected(frame: DataFrame) -> list[dict[str, Any]]:
+    """In the order of history, with times as the plain reading has them."""
+    table = frame.orderBy("position", "index").toArrow()
+    return table.to_pylist()
+
+
+def test_a_folder_is_read_as_a_plain_reading_does(spark: SparkSession, folder: Path) -> None:
+    read = spark.read.format("laneway").options(body="true", attributes="true", partitionBytes=100_000)
+    frame = read.load(str(folder))
+    assert frame.columns == NAMES
+    plain = expected(folder, QUEUES)
+    assert collected(frame) == [{name: row.get(name) for name in NAMES} for row in plain]
+    assert frame.rdd.getNumPartitions() > 4
+
+
+def test_two_columns_and_filters_on_time_kind_and_queue(spark: SparkSession, folder: Path) -> None:
+    table = spark.read.format("laneway").schema("message_id string, kind string").load(str(folder))
+    plain = expected(folder, QUEUES)
+    rows = sorted((row.get("message_id") or "", row["kind"]) for row in plain)
+    assert sorted((row.message_id or "", row.kind) for row in table.collect()) == rows
+
+    frame = spark.read.format("laneway").load(str(folder))
+    frame.createOrReplaceTempView("events")
+    cases = {
+        "kind = 'acked' AND queue = 'mails'": lambda r: r["kind"] == "acked" and r["queue"] == "mails",
+        "kind IN ('leased', 'opened') AND vhost <=> 'other'": lambda r: r["kind"] == "leased" and r["vhost"] == "other",
+        "time >= '2026-11-16 12:00:05' AND time < '2026-11-16 12:00:07.015'": lambda r: (
+            when(NOON_MS + 5000) <= r["time"] < when(NOON_MS + 7015)
+        ),
+        "queue IS NULL": lambda r: r["queue"] is None,
+        "queue <> 'mails'": lambda r: r["queue"] not in (None, "mails"),
+        "queue > 'm' AND tier LIKE '%l' AND priority = 3": lambda r: r["tier"] != "low" and r.get("priority") == 3,
+    }
+    for condition, wanted in cases.items():
+        found = spark.sql(f"SELECT position, index FROM events WHERE {condition}")
+        plan = found._jdf.queryExecution().executedPlan().toString()
+        assert sorted(tuple(row) for row in found.collect()) == [
+            (row["position"], row["index"]) for row in plain if wanted(row)
+        ], condition
+        if "priority" not in condition:
+            assert "Filter (" not in plan, f"Spark filters {condition} itself: {plan}"
+
+
+def test_without_the_setting_filters_are_spark_s(spark: SparkSession, folder: Path) -> None:
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    try:
+        frame = spark.read.format("laneway").load(str(folder)).where("queue = 'mails' AND kind = 'acked'")
+        assert frame.count() == 20 * MESSAGES
+    finally:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+
+
+def test_wrong_columns_and_options_are_named(spark: SparkSession, folder: Path) -> None:
+    read = spark.read.format("laneway")
+    cases = [
+        (lambda: read.schema("size bigint").load(str(folder)), "the column size is of type int, not bigint"),
+        (lambda: spark.read.format("laneway").option("kinds", "pblished").load(str(folder)), "'pblished' is no kind"),
+        (lambda: spark.read.format("laneway").load(str(folder / "no")), "there is no journal folder"),
+    ]
+    for make, complaint in cases:
+        with pytest.raises(Exception, match=complaint):
+            make().collect()
