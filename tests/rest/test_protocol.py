@@ -329,7 +329,7 @@ def test_virtual_hosts_keep_queues_apart(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "respond",
     [
-        lambda framer: framer.usual(200, b"{}"),
+        lambda framer: framer.head(200, 2),
         lambda framer: framer.no_content(),
         lambda framer: framer.special(200, b"", b"", connection=b"", omit_body=False),
     ],

@@ -107,6 +107,7 @@ class Access:
         self._now_ms = now_ms
         self._random_bytes = random_bytes
         self._limits = limits or AccessLimits()
+        self.version = 0  # what was found out about an account holds as long as this stays the same
         self._accounts: dict[str, _Held] = {}
         self._keys: dict[bytes, KeyInfo] = {}  # by the SHA-256 of the key
         self._key_hashes: dict[str, dict[str, bytes]] = {}  # account -> key id -> SHA-256
@@ -129,6 +130,7 @@ class Access:
         stored = {name: decode_account(name, doc) for name, doc in self._store.documents(ACCOUNTS).items()}
         stored.setdefault(GUEST, _WELL_KNOWN)
         self._accounts = {name: _Held(one) for name, one in stored.items() if not one.deleted}
+        self.version += 1
         self._keys, self._key_hashes, self._access_keys = {}, {}, {}
         for key_id, document in self._store.documents(KEYS).items():
             key = decode_key(key_id, document)
@@ -334,6 +336,7 @@ class Access:
             stored = StoredAccount(account=after, password=hashed or (held.password if held is not None else None))
             await self._store.put_document(ACCOUNTS, name, encode_document(stored))
             self._accounts[name] = _Held(stored)
+            self.version += 1
             return after
 
     async def delete_account(self, name: str) -> None:
@@ -352,6 +355,7 @@ class Access:
             else:
                 await self._store.remove_document(ACCOUNTS, name)
             del self._accounts[name]
+            self.version += 1
 
     def _check_admin_remains_without(self, name: str, *, key_id: str | None = None) -> None:
         """Somebody must stay who can manage accounts, and who has a password or a key to come in with.
@@ -426,12 +430,14 @@ class Access:
 
     async def _remove_key(self, info: KeyInfo) -> None:
         await self._store.remove_document(KEYS, info.key_id)
+        self.version += 1
         if info.kind == "aws":
             del self._access_keys[info.key_id]
             return
         del self._keys[self._key_hashes[info.account].pop(info.key_id)]
 
     def _hold_key(self, key: StoredKey) -> None:
+        self.version += 1
         if key.info.kind == "aws":
             self._access_keys[key.info.key_id] = key
             return

@@ -210,19 +210,10 @@ class Broker:
         *,
         idempotency: tuple[str, bytes] | None = None,
     ) -> None:
-        target = self._open_for_writing(vhost, queue)
         if len(drafts) == 1 and idempotency is None:
-            self.sessions.run_gathered()  # which came before this one
-            gathered = self._publishes.get(target.number)
-            if gathered is None:
-                gathered = self._publishes[target.number] = ([], [], self.now())
-            self.committer.touch()
-            gathered[0].append(drafts[0])
-            gathered[1].append(done)
-            self._gathered_bytes += len(drafts[0].body)
-            if self._gathered_bytes > MAX_GATHERED_BYTES:
-                self.run_gathered()
+            self.publish_one(vhost, queue, drafts[0], done)
             return
+        target = self._open_for_writing(vhost, queue)
         self.run_gathered()
         if not 1 <= len(drafts) <= MAX_BATCH:
             raise InvalidInput(f"a batch has 1 to {MAX_BATCH} messages, not {len(drafts)}")
@@ -233,6 +224,23 @@ class Broker:
         results: list[Receipt | LanewayError] = []
         self.publish_now(target, drafts, now_ms, results)
         self.committer.when_durable(done, results)
+
+    def publish_one(self, vhost: str, queue: str, draft: Draft, done: PublishDone) -> None:
+        """Hot: gathered with others for the same queue, of which only the first looks closely at whether it may be."""
+        target = self._state.by_name.get((vhost, queue))
+        gathered = self._publishes.get(target.number) if target is not None else None
+        if gathered is None:
+            target = self._open_for_writing(vhost, queue)
+            self.sessions.run_gathered()  # which came before this one
+            gathered = self._publishes[target.number] = ([], [], self.now())
+        else:
+            self._check_open()
+        self.committer.touch()
+        gathered[0].append(draft)
+        gathered[1].append(done)
+        self._gathered_bytes += len(draft.body)
+        if self._gathered_bytes > MAX_GATHERED_BYTES:
+            self.run_gathered()
 
     def publish_bodies(
         self,

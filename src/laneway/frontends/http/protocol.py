@@ -101,15 +101,17 @@ class Call:
     @property
     def is_abandoned(self) -> bool:
         """Nobody is there to read the answer, or soon will be."""
-        return self.connection.is_gone or self.connection.is_closing
+        return self.connection.is_gone or self.connection.is_closing()
 
     def answer(self, status: int, body: bytes = b"", headers: bytes = b"", content_type: bytes = JSON) -> None:
         connection = self.connection
-        if self.response is not None or self.is_abandoned:
+        if self.response is not None or connection.is_gone or connection.is_closing():
             return
         framer = connection.shared.framer
         if self.head.is_plain and not headers and not connection.shared.is_stopping:
-            self.response = framer.no_content() if status == 204 else framer.usual(status, body, content_type)
+            self.response = (
+                framer.no_content() if status == 204 else framer.head(status, len(body), content_type) + body
+            )
         else:
             self.is_last = self.is_last or connection.is_ending_with(self)
             self.response = self._special(framer, status, body, headers, content_type)
@@ -142,6 +144,7 @@ class Connection(asyncio.Protocol):
         self.is_gone = False
         self.from_loopback = False
         self._transport: asyncio.Transport
+        self.is_closing: Callable[[], bool]
         self._limits = shared.limits
         self._known_heads = shared.heads.known
         self._slots: deque[Call] = deque()  # unanswered, or answered behind an unanswered one
@@ -170,6 +173,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's only looks like one
+        self.is_closing = transport.is_closing
         shared = self.shared
         peer = transport.get_extra_info("peername")
         self.from_loopback = is_loopback(peer[0] if isinstance(peer, tuple) else "")
@@ -239,10 +243,6 @@ class Connection(asyncio.Protocol):
         self._ticks = 0
         self._go_on()
 
-    @property
-    def is_closing(self) -> bool:
-        return self._transport.is_closing()
-
     # --- reading
 
     def _read(self, data: bytes) -> None:
@@ -254,7 +254,12 @@ class Connection(asyncio.Protocol):
                 if self._head is not None:
                     at = self._read_body(data, at)
                     continue
-                if self._held_by is not None or len(slots) >= most or self._has_enough_to_send():
+                if (
+                    self._held_by is not None
+                    or self._is_writing_paused
+                    or len(slots) >= most
+                    or self._ready_bytes > self._limits.unsent_bytes
+                ):
                     self._rest = data[at:]
                     self._pause_reading()
                     break
@@ -421,7 +426,12 @@ class Connection(asyncio.Protocol):
         if self._is_corked or self._is_flush_planned:
             return
         if len(self._slots) == 1:
-            self._flush()
+            if call.is_last or self._is_deaf or self._must_continue or self._is_reading_paused:
+                self._flush()
+            elif call.response is not None:  # the usual case, which nothing else depends on
+                self._slots.clear()
+                self._ready_bytes -= len(call.response)
+                self._transport.write(call.response)
         elif self._slots[0] is call or self._is_reading_paused:
             self._plan_flush()  # its neighbours are probably answered in the same turn of the loop
 

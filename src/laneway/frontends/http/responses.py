@@ -18,12 +18,8 @@ class Framer:
         self._starts: dict[tuple[int, bytes], bytes] = {}  # (status, type) -> everything up to the length
         self._empty = b""
 
-    def usual(self, status: int, body: bytes, content_type: bytes = JSON) -> bytes:
-        """The usual answer, on a connection that stays open."""
-        return self.head(status, len(body), content_type) + body
-
     def head(self, status: int, size: int, content_type: bytes = JSON) -> bytes:
-        """What stands before a body of this size."""
+        """What stands before a body of this size in the usual answer, on a connection that stays open."""
         if int(self._now()) != self._second:
             self._new_second()
         start = self._starts.get((status, content_type))

@@ -75,13 +75,14 @@ class RestApi:
                 call.refuse(plan.refusal)
                 return
             if not plan.is_public:
-                from_loopback = call.connection.from_loopback
-                account = plan.credentials.account_now(self._access, from_loopback)
-                if account is None:
+                if not plan.is_known(self._access, call.connection.from_loopback):
                     self._start(call, self._authenticate(call, plan))
                     return
-                call.account = account
-            self._dispatch(call, plan)
+                call.account = plan.account
+            if plan.fast is not None and plan.is_json:
+                plan.fast(call)
+            else:
+                self._dispatch(call, plan)
         except Exception as error:
             self._refuse(call, error)
 

@@ -67,13 +67,17 @@ def answers_anyway(callback: Callable[..., None]) -> Callable[..., None]:
     def guarded(self: object, call: Call, *rest: Any) -> None:
         try:
             callback(self, call, *rest)
-        except LanewayError as refusal:
-            call.refuse(refusal)
-        except Exception:
-            log.exception("the answer to %s %s could not be made", call.head.method, call.head.target)
-            call.refuse(INTERNAL)
+        except Exception as trouble:
+            answer_anyway(call, trouble)
 
     return guarded
+
+
+def answer_anyway(call: Call, trouble: Exception) -> None:
+    if not isinstance(trouble, LanewayError):
+        log.error("the answer to %s %s could not be made", call.head.method, call.head.target, exc_info=trouble)
+        trouble = INTERNAL
+    call.refuse(trouble)
 
 
 class SettleForm:
@@ -109,7 +113,8 @@ class HotPaths:
         plan: Plan = call.head.plan
         decoded: PlainBatch | list[Draft] | Draft
         vhost, queue = plan.vhost, plan.queue
-        self._access.check(call.account, vhost, queue, "write")
+        if not plan.is_allowed:
+            plan.check(self._access, call.account, "write")
         if plan.is_json:
             if plan.query:
                 raise InvalidRequest(
@@ -119,6 +124,9 @@ class HotPaths:
         else:
             decoded = self._draft_of_bytes(call, plan)
         key = call.head.idempotency_key
+        if key is None and isinstance(decoded, Draft):
+            self._broker.publish_one(vhost, queue, decoded, partial(self._published, call))
+            return
         idempotency = None if key is None else idempotency_of(call, key)
         if isinstance(decoded, PlainBatch):
             self._check_count(len(decoded.bodies))
@@ -133,15 +141,17 @@ class HotPaths:
         else:
             self._broker.publish(vhost, queue, (decoded,), partial(self._published, call), idempotency=idempotency)
 
-    @answers_anyway
     def _published(self, call: Call, results: list[Receipt | LanewayError]) -> None:
-        result = results[0]
-        if isinstance(result, LanewayError):
-            call.refuse(result)
-            return
-        body = self._writer.receipts(results, call.head.plan.queue_json)[0].encode()
-        is_replay = result.duplicate and call.head.idempotency_key is not None
-        call.answer(201, body, REPLAYED if is_replay else b"")
+        try:
+            result = results[0]
+            if isinstance(result, LanewayError):
+                call.refuse(result)
+                return
+            head = call.head
+            is_replay = result.duplicate and head.idempotency_key is not None
+            call.answer(201, self._writer.receipt(result, head.plan.queue_json), REPLAYED if is_replay else b"")
+        except Exception as trouble:
+            answer_anyway(call, trouble)
 
     @answers_anyway
     def _published_plain(self, call: Call, told: Receipts) -> None:
@@ -163,7 +173,8 @@ class HotPaths:
 
     def dequeue(self, call: Call) -> None:
         plan: Plan = call.head.plan
-        self._access.check(call.account, plan.vhost, plan.queue, "read")
+        if not plan.is_allowed:
+            plan.check(self._access, call.account, "read")
         asked = self._dequeues.get(call.body) or self._dequeue_of(call.body)
         waiter = self._broker.lease(
             plan.vhost,
@@ -259,7 +270,7 @@ class HotPaths:
 
     def _begin(self, call: Call, form: SettleForm, settlement: Settlement) -> None:
         plan: Plan = call.head.plan
-        self._access.check(call.account, plan.vhost, plan.queue, "read")
+        plan.check(self._access, call.account, "read")
         self._broker.settle(plan.vhost, plan.queue, (settlement,), partial(self._settled, call, form))
 
     @answers_anyway
@@ -288,7 +299,7 @@ class HotPaths:
 
     def _settle_many(self, call: Call, form: SettleForm) -> None:
         plan: Plan = call.head.plan
-        self._access.check(call.account, plan.vhost, plan.queue, "read")
+        plan.check(self._access, call.account, "read")
         body = call.body
         if form is ACK and (handles := bare_handles(body)) is not None:
             self._check_count(len(handles))

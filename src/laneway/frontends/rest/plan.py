@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from laneway.access import Access, Account, Need
 from laneway.core.message import JSON_TYPE
 from laneway.frontends.http.errors import HttpError
 from laneway.frontends.http.head import Head
@@ -16,11 +17,18 @@ _JSON_TYPES = ("", JSON_TYPE, "application/x-www-form-urlencoded")
 
 
 class Plan:
+    """The account that a head's credentials stand for, and that it may do what is asked, are remembered with it until
+    anything about accounts changes."""
+
     __slots__ = (
+        "_known_version",
+        "_knows_loopback",
+        "account",
         "content_type",
         "credentials",
         "exchange",
         "fast",
+        "is_allowed",
         "is_json",
         "is_public",
         "item",
@@ -49,9 +57,30 @@ class Plan:
         self.names = match.names
         self.query = match.query
         self.credentials = Credentials(head)
+        self.account: Account | None = None
+        self.is_allowed = False  # the account has been found to have the permission that this route needs
+        self._known_version, self._knows_loopback = -1, False
         self.content_type = (head.content_type or b"").decode("latin-1")
         media_type = self.content_type.partition(";")[0].strip().lower()
         self.is_json = media_type in _JSON_TYPES
+
+    def is_known(self, access: Access, from_loopback: bool) -> bool:
+        """Whether `account` is who is asking now; False if that takes a password check first."""
+        if access.version == self._known_version and from_loopback is self._knows_loopback:
+            return True
+        self.is_allowed = False
+        self._known_version = -1
+        self.account = self.credentials.account_now(access, from_loopback)
+        if self.account is None:
+            return False
+        self._known_version, self._knows_loopback = access.version, from_loopback
+        return True
+
+    def check(self, access: Access, account: Account, need: Need) -> None:
+        """Raises unless this account, who is asking, may do this with the queue of the path."""
+        if not self.is_allowed:
+            access.check(account, self.vhost, self.queue, need)
+            self.is_allowed = account is self.account
 
     def options(self, kind: type[Any]) -> Any:
         """The query string, as this struct."""

@@ -134,7 +134,7 @@ def decode_publish(body: bytes) -> PlainBatch | list[Draft] | Draft:
     try:
         if not body.isascii():
             body.decode()
-        plain = _decode_plain(body)
+        plain = _decode_plain_one(body) if body.startswith(b"{") else _decode_plain(body)
         if plain is not None:
             return plain
         decoded = _publish_decoder.decode(body)
@@ -172,12 +172,26 @@ class _Plain(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 _plain_decoder = msgspec.json.Decoder(_Plain | list[_Plain])
+_plain_one_decoder = msgspec.json.Decoder(_Plain)
 #: priority -> bytes of the shortest JSON of a message around its payload, with the comma after it
 _AROUND: dict[int | None, int] = {
     None: len('{"payload":},'),
     **{n: len(f'{{"priority":{n},"payload":}},') for n in range(256)},
 }
 _SHORTEST_REPEAT = len('"payload":0,')
+
+
+def _decode_plain_one(body: bytes) -> Draft | None:
+    """As _decode_plain, of one message."""
+    try:
+        message = _plain_one_decoder.decode(body)
+    except msgspec.ValidationError:
+        return None
+    payload, priority = bytes(message.payload), message.priority
+    if len(body) - len(payload) - _AROUND[priority] + 1 >= _SHORTEST_REPEAT:
+        if colons_of(payload) + (1 if priority is None else 2) != colons_of(body):
+            check_names_once(body)
+    return Draft(payload, priority)
 
 
 def _decode_plain(body: bytes) -> PlainBatch | Draft | None:
