@@ -232,6 +232,15 @@ def percent(text: str) -> float:
     return float(text)
 
 
+def one_of(*words: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"{text!r} is none of {', '.join(words)}")
+        return text
+
+    return read
+
+
 _MODULES = "laneway.pipeline.jobs"
 
 _JOBS: tuple[Job, ...] = (
@@ -245,6 +254,35 @@ _JOBS: tuple[Job, ...] = (
             Setting("normal_seconds", "The same of tier normal.", 30.0, number, "N"),
             Setting("low_seconds", "The same of tier low.", 300.0, number, "N"),
             Setting("window_days", "Over how long the error budget is counted.", 30.0, number, "N"),
+        ),
+    ),
+    Job(
+        "hotkeys",
+        "Load by partition, key and tenant, and a plan that cools hot partitions.",
+        f"{_MODULES}.hotkeys",
+        (
+            Setting("partitions", "So many partitions, if there is one journal.", 8, whole, "N"),
+            Setting("by", "What can be moved: a queue, or each key of a queue.", "queue", one_of("queue", "key")),
+            Setting("hot_above", "A partition is hot above so many times the mean.", 2.0, number, "N"),
+            Setting("top", "So many keys.", 10, whole, "N"),
+        ),
+    ),
+    Job(
+        "deadletters",
+        "What died and why: letters by queue, reason and error, and each of them.",
+        f"{_MODULES}.deadletters",
+        (Setting("no_attributes", "Leave the attributes of messages out.", False, is_flag=True),),
+    ),
+    Job(
+        "capacity",
+        "What comes and what is done by the hour, consumers needed, and when a queue is too long.",
+        f"{_MODULES}.capacity",
+        (
+            Setting("period_seconds", "By how long: an hour.", 3600, whole, "N"),
+            Setting("margin", "So many times what the rate asks for.", 1.5, number, "N"),
+            Setting("partition_rate", "Messages a second that one partition takes.", 10_000.0, number, "N"),
+            Setting("trend_periods", "Look ahead from so many periods.", 24, whole, "N"),
+            Setting("backlog_limit", "Most waiting messages of queues without max_messages.", None, whole, "N"),
         ),
     ),
 )

@@ -1,0 +1,156 @@
+"""deadletters: signatures, a few deaths by hand, and a made-up afternoon counted again."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from laneway.pipeline.jobs.deadletters import grouped, letters, signature
+from laneway.pipeline.lake import Warehouse
+from laneway.pipeline.runner import JOBS, Options, run
+from tests.pipeline.conftest import MakeEvents
+from tests.pipeline.events import at, filled, frame, row
+from tests.pipeline.traffic import afternoon
+
+SIGNATURES = {
+    None: "",
+    "no stock for item 4711": "no stock for item <n>",
+    "no stock  for\nitem 12,5": "no stock for item <n>",
+    "user 'ann o' unknown": "user <text> unknown",
+    'key "a\'b" at line 3:14': "key <text> at line <n>",
+    "code 0x00ff at 7f3a9c2be1": "code <hex> at <hex>",
+    "order 123e4567-e89b-12d3-a456-426614174000 is gone": "order <id> is gone",
+    "token lw_9fKq2Zx81LmPq0 refused": "token <id> refused",
+    "timeout after -30.5 s": "timeout after <n> s",
+    "connection refused": "connection refused",
+    "x" * 300: "x" * 200,
+}
+
+
+def test_one_fault_has_one_signature(spark: SparkSession) -> None:
+    given = [(number, detail) for number, detail in enumerate(SIGNATURES)]
+    frame = spark.createDataFrame(given, "number int, detail string")
+    found = frame.select("number", signature(F.col("detail")).alias("signature")).orderBy("number").collect()
+    assert [one.signature for one in found] == list(SIGNATURES.values())
+
+
+def test_letters_say_where_they_are_and_what_became_of_them(make_events: MakeEvents) -> None:
+    dead = {"queue": "dead", "queue_number": 2}
+
+    def moved(number: int) -> dict[str, Any]:
+        return {"target_vhost": "/", "target_queue": "dead", "target_message": number}
+
+    rows = [
+        *(row(number, "published", number, tenant="acme", attributes={"n": str(number)}) for number in range(1, 7)),
+        row(10, "leased", 1, receive_count=1),
+        row(11, "leased", 1, receive_count=2),
+        row(12, "moved", 1, reason="rejected", detail="bad 1", **moved(11)),  # waits in dead
+        row(13, "moved", 2, reason="expired", **moved(12)),
+        row(14, "acked", 12, message_id="m2", **dead),  # consumed there
+        row(15, "dead_lettered", 3, reason="rejected", detail="bad 2"),  # kept
+        row(16, "moved", 3, reason="redriven", target_vhost="/", target_queue="orders", target_message=13),
+        row(17, "dead_lettered", 13, message_id="m3", reason="max_receives"),  # and died again
+        row(18, "removed", 4, reason="overflow", detail="not kept"),
+        row(19, "removed", 5, reason="deleted"),  # by an administrator: no death
+        row(20, "acked", 6),
+        row(4000, "dead_lettered", 7, reason="rejected", detail="bad 3"),  # published before the history
+    ]
+    events = make_events(rows, attributes=True)
+    found = letters(events).persist()
+    rows_found = sorted(found.toArrow().to_pylist(), key=lambda one: one["position"])
+    shown = [
+        tuple(one[name] for name in ("message_id", "message", "holder_queue", "reason", "state", "receive_count"))
+        for one in rows_found
+    ]
+    assert shown == [
+        ("m1", 11, "dead", "rejected", "waiting", 2),
+        ("m2", 12, "dead", "expired", "consumed", 0),
+        ("m3", 3, "orders", "rejected", "redriven", 0),
+        ("m3", 13, "orders", "max_receives", "waiting", 0),
+        ("m4", None, None, "overflow", "dropped", 0),
+        ("m7", 7, "orders", "rejected", "waiting", 0),
+    ]
+    assert [dict(one["attributes"]) for one in rows_found[:5]] == [{"n": number} for number in "12334"]
+    assert (rows_found[0]["tenant"], rows_found[0]["priority"], rows_found[0]["died_at"]) == ("acme", 5, at(12))
+    assert rows_found[5]["attributes"] is None
+    groups = [one for one in grouped(found).toArrow().to_pylist() if one["reason"] == "rejected"]
+    found.unpersist()
+    assert groups == [
+        {
+            "hour": at(0),
+            "vhost": "/",
+            "queue": "orders",
+            "reason": "rejected",
+            "signature": "bad <n>",
+            "letters": 2,
+            "waiting": 1,
+            "first_at": at(12),
+            "last_at": at(15),
+            "example": "bad 1",
+            "sample_message_ids": ["m1", "m3"],
+        },
+        {
+            "hour": at(3600),
+            "vhost": "/",
+            "queue": "orders",
+            "reason": "rejected",
+            "signature": "bad <n>",
+            "letters": 1,
+            "waiting": 1,
+            "first_at": at(4000),
+            "last_at": at(4000),
+            "example": "bad 3",
+            "sample_message_ids": ["m7"],
+        },
+    ]
+
+
+def words_of(detail: str | None) -> str:
+    """The signatures of what the afternoon says, known from how it says it."""
+    known = {"no stock for item": "no stock for item <n>", "user '": "user <text> unknown", "code 0x": "code <hex>"}
+    kept = "" if not detail or not detail.startswith("not kept") else "not kept"
+    for begin, shown in known.items():
+        if detail and begin in detail:
+            return f"{kept}: {shown}" if kept else shown
+    return kept
+
+
+@pytest.mark.parametrize("with_attributes", [True, False])
+def test_a_made_up_afternoon_counted_again(spark: SparkSession, tmp_path: Path, with_attributes: bool) -> None:
+    rows = afternoon(seed=11, seconds=600)
+    warehouse = Warehouse(tmp_path)
+    frame(spark, rows, attributes=with_attributes).write.parquet(str(warehouse.events))
+    result = run(JOBS["deadletters"], spark, Options(source="lake", warehouse=warehouse))
+    assert ("the archive has no attributes" in result.notes) != with_attributes
+
+    history = filled(rows)
+    groups: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    regions: dict[str, str] = {}
+    there: set[int] = set()  # numbers under which dead letters wait
+    for one in history:
+        if one["kind"] == "published":
+            regions[one["message_id"]] = one["attributes"]["region"]
+        if one["kind"] in ("acked", "moved", "removed", "dead_lettered"):
+            there.discard(one["message"])
+        if one["reason"] in ("max_receives", "expired", "rejected", "overflow"):
+            groups[one["queue"], one["reason"], words_of(one["detail"])].append(one["message_id"])
+            if one["kind"] != "removed":
+                there.add(one["target_message"] or one["message"])
+    table = warehouse.read_arrow("deadletters").to_pylist()
+    assert {
+        (one["queue"], one["reason"], one["signature"]): (one["letters"], one["sample_message_ids"]) for one in table
+    } == {key: (len(ids), ids[:5]) for key, ids in groups.items()}
+    single = warehouse.read_arrow("deadletters_messages").to_pylist()
+    assert len(single) == sum(map(len, groups.values())) > 50
+    assert {one["message"] for one in single if one["state"] == "waiting"} == there
+    assert sum(one["waiting"] for one in table) == len(there) > 5
+    if with_attributes:
+        assert all(dict(one["attributes"])["region"] == regions[one["message_id"]] for one in single)
+        eu = warehouse.read(spark, "deadletters_messages").where("reason='expired' AND attributes['region']='eu'")
+        expected = sum(one["reason"] == "expired" and regions[one["message_id"]] == "eu" for one in single)
+        assert eu.count() == expected > 0
