@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyarrow")
 
+from laneway.core.catalogue import QueueName
 from laneway.core.events import Event, Kind, Published
 from laneway.core.message import RECORD_PREFIX_BYTES
 from laneway.errors import JournalDamaged
@@ -24,7 +25,7 @@ from laneway.pipeline import commits, decode
 from laneway.pipeline.commits import Span
 from laneway.pipeline.decode import Decoder
 from laneway.pipeline.schema import EVENTS as COLUMNS
-from laneway.pipeline.selection import QueueName, Selection
+from laneway.pipeline.selection import Selection
 from tests.pipeline import histories
 from tests.pipeline.histories import CATALOGUE, TAG, expected, when, write
 

@@ -2,64 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 
 pytest.importorskip("pyspark")
 
-from laneway.core.events import Acked, Births, Event, Leased, Opened, Published, QueuePut
-from laneway.core.message import RECORD_PREFIX_BYTES, Properties, encode_props
 from laneway.pipeline.schema import EVENTS
-from tests.pipeline.histories import TAG, expected, when, write
+from tests.pipeline.histories import expected, when, write
+from tests.pipeline.traffic import MESSAGES, NOON_MS, QUEUES, traffic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-NOON_MS = 1_794_830_400_000
 NAMES = [column.name for column in EVENTS]
-QUEUES = {1: ("/", "orders", "critical"), 2: ("/", "mails", "normal"), 3: ("other", "orders", "low")}
-MESSAGES = 40  # a commit
-
-
-def published(queue: int, at_ms: int, first: int, count: int = MESSAGES) -> Published:
-    given = [Properties(tenant=f"t{n % 3}", key=f"k{n}", attributes={"region": "eu", "n": n % 2}) for n in range(count)]
-    blocks = [encode_props(one) for one in given]
-    bodies = [b"body %d" % n for n in range(first, first + count)]
-    sizes = [RECORD_PREFIX_BYTES + len(block) + len(body) for block, body in zip(blocks, bodies, strict=True)]
-    zeros = [0] * count
-    return Published(queue, at_ms, first, [n % 10 for n in range(count)], zeros, zeros, sizes, blocks, bodies, {}, {})
-
-
-def history(rounds: int, first_round: int = 0) -> Iterator[list[Event]]:
-    """A second a round: messages published, leased and acked, in each of three queues."""
-    if not first_round:
-        yield [Opened(NOON_MS, 1, TAG)]
-        for number, (vhost, name, tier) in QUEUES.items():
-            document = {"vhost": vhost, "name": name, "settings": {"tier": tier}}
-            yield [QueuePut(number, NOON_MS, msgspec.json.encode(document))]
-    for turn in range(first_round, first_round + rounds):
-        at_ms = NOON_MS + 1000 * turn
-        for queue in QUEUES:
-            first = 1 + (3 * turn + queue - 1) * MESSAGES
-            seqs = range(first, first + MESSAGES)
-            births = Births([at_ms] * MESSAGES, {})
-            yield [published(queue, at_ms, first)]
-            yield [Leased(queue, at_ms + 10, seqs, [1] * MESSAGES, first, at_ms + 30_000, f"worker-{queue}", births)]
-            yield [Acked(queue, at_ms + 20, seqs, seqs, births)]
-
-
-ROWS_A_ROUND = 3 * 3 * MESSAGES
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twenty rounds in several segments."""
     path = tmp_path_factory.mktemp("journal")
-    write(path, history(20), segment_bytes=128 << 10)
+    write(path, traffic(20), segment_bytes=128 << 10)
     assert len(list(path.glob("*.segment"))) > 4
     return path
 

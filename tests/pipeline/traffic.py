@@ -1,159 +1,45 @@
-"""Events of a made-up afternoon: a seed in, rows out, in the order a server would write them. Plain Python, so that
-what the jobs count can be counted again without Spark.
-
-Three queues with tiers, tenants, skewed keys, consumers that ack, release, reject and die, delays, lives that end,
-letters that are kept, moved, dropped and redriven, and a purge.
-"""
+"""A small journal of even traffic: every second some messages are published, leased and acked in three queues."""
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
 
-from tests.pipeline.events import Row, row
+import msgspec
 
-QUEUES = {
-    "orders": {"queue": "orders", "queue_number": 1, "tier": "critical"},
-    "mail": {"queue": "mail", "queue_number": 2, "tier": "normal"},
-    "reports": {"queue": "reports", "queue_number": 3, "tier": "low"},
-    "dead": {"queue": "dead", "queue_number": 4, "tier": "low"},
-}
-SECONDS_TO_WORK = {"orders": 1.5, "mail": 4.0, "reports": 30.0, "dead": 5.0}
+from laneway.core.events import Acked, Births, Event, Leased, Opened, Published, QueuePut
+from laneway.core.message import RECORD_PREFIX_BYTES, Properties, encode_props
+from tests.pipeline.histories import TAG
 
-
-@dataclass
-class Message:
-    number: int
-    id: str
-    visible_at: float
-    expires_at: float | None
-    priority: int
-    receives: int = 0
+NOON_MS = 1_794_830_400_000
+QUEUES = {1: ("/", "orders", "critical"), 2: ("/", "mails", "normal"), 3: ("other", "orders", "low")}
+MESSAGES = 40  # a commit
+FIRST_COMMITS = 4  # before the traffic begins
+COMMITS_A_ROUND = 9
+ROWS_A_ROUND = COMMITS_A_ROUND * MESSAGES
 
 
-@dataclass
-class Afternoon:
-    """The state of the made-up server, and all it wrote."""
-
-    seed: int
-    chance: random.Random = field(init=False)
-    rows: list[Row] = field(default_factory=list)
-    waiting: dict[str, list[Message]] = field(default_factory=lambda: {name: [] for name in QUEUES})
-    leased: list[tuple[float, str, Message, str]] = field(default_factory=list)  # until, queue, message, how it ends
-    kept: list[tuple[str, Message]] = field(default_factory=list)
-    next_number: int = 1
-
-    def __post_init__(self) -> None:
-        self.chance = random.Random(self.seed)
-
-    def write(self, time: float, kind: str, queue: str, message: Message | None = None, **given: Any) -> None:
-        about = {} if message is None else {"message_id": message.id}
-        number = None if message is None else message.number
-        self.rows.append(row(time, kind, number, **QUEUES[queue], **about, **given))
-
-    def number(self) -> int:
-        self.next_number += 1
-        return self.next_number - 1
-
-    def publish(self, time: float, queue: str) -> None:
-        chance, number = self.chance, self.number()
-        delay = chance.choice([0, 0, 0, 0, 20])
-        life = chance.choice([None, None, 45.0 + delay])
-        message = Message(number, f"id-{number}", time + delay, life and time + life, chance.randrange(4))
-        self.write(
-            *(time, "published", queue, message),
-            visible_at=time + delay,
-            expires_at=message.expires_at,
-            priority=message.priority,
-            tenant=chance.choice(["acme", "acme", "acme", "umbrella", None]),
-            key=f"key-{min(int(chance.expovariate(0.4)), 30)}",
-            size=chance.randrange(100, 2000),
-            attributes={"region": chance.choice(["eu", "us"])},
-        )
-        self.waiting[queue].append(message)
-
-    def lease(self, time: float, queue: str, consumer: str) -> None:
-        ready = [one for one in self.waiting[queue] if one.visible_at <= time]
-        if not ready:
-            return
-        message = max(ready, key=lambda one: (one.priority, -one.number))
-        self.waiting[queue].remove(message)
-        message.receives += 1
-        work = self.chance.expovariate(1 / SECONDS_TO_WORK[queue])
-        how = self.chance.choices(["ack", "release", "reject", "lapse"], [80, 8, 6, 6])[0]
-        self.write(
-            time, "leased", queue, message, receive_count=message.receives, consumer=consumer, deadline=time + 60
-        )
-        self.leased.append((time + (60 if how == "lapse" else round(work, 3)), queue, message, how))
-
-    def settle(self, time: float, queue: str, message: Message, how: str) -> None:
-        if how == "ack":
-            self.write(time, "acked", queue, message)
-        elif how == "reject":
-            words = self.chance.choice(["no stock for item {}", "user '{}' unknown", "code 0x{:08x}"])
-            self.bury(time, queue, message, "rejected", words.format(self.chance.randrange(10_000)))
-        elif message.receives >= 3:
-            self.bury(time, queue, message, "max_receives", "")
-        else:
-            delay = self.chance.choice([0, 10])
-            reason = "released" if how == "release" else "lease_expired"
-            self.write(time, "released", queue, message, reason=reason, visible_at=time + delay)
-            message.visible_at = time + delay
-            self.waiting[queue].append(message)
-
-    def bury(self, time: float, queue: str, message: Message, reason: str, detail: str) -> None:
-        """orders has a dead-letter queue, mail keeps its letters, the others drop them."""
-        words = {"reason": reason, "detail": detail or None}
-        if queue == "orders":
-            self.move(time, queue, "dead", message, **words)
-        elif queue == "mail":
-            self.write(time, "dead_lettered", queue, message, **words)
-            self.kept.append((queue, message))
-        else:
-            self.write(time, "removed", queue, message, reason=reason, detail=f"not kept: {detail}".rstrip(": "))
-
-    def move(self, time: float, queue: str, target: str, message: Message, **words: Any) -> None:
-        number = self.number()
-        self.write(
-            *(time, "moved", queue, message),
-            **{"target_vhost": "/", "target_queue": target, "target_message": number, **words},
-        )
-        self.waiting[target].append(Message(number, message.id, time, None, message.priority))
-
-    def second(self, time: float) -> None:
-        for until, queue, message, how in sorted(self.leased, key=lambda one: one[0]):
-            if until < time:
-                self.leased.remove((until, queue, message, how))
-                self.settle(until, queue, message, how)
-        for queue, waiting in self.waiting.items():
-            for message in [one for one in waiting if one.expires_at is not None and one.expires_at < time]:
-                waiting.remove(message)
-                self.bury(time, queue, message, "expired", "")
-        if self.kept and self.chance.random() < 0.02:
-            queue, message = self.kept.pop(0)
-            self.move(time, queue, queue, message, reason="redriven")
-        for queue, rate in (("orders", 0.8), ("mail", 0.5), ("reports", 0.15)):
-            if self.chance.random() < rate:
-                self.publish(time + 0.125, queue)
-        is_outage = 300 <= time < 420
-        for queue, consumers in (("orders", 2), ("mail", 2), ("reports", 3)):
-            for number in range(0 if is_outage and queue == "orders" else consumers):
-                if self.chance.random() < 0.4:
-                    self.lease(time + 0.25, queue, f"{queue}-{number}")
-        if time % 100 == 99 and self.chance.random() < 0.5:
-            self.lease(time + 0.5, "dead", "undertaker")
-        if time == 500:
-            self.write(time + 0.75, "queue_purged", "reports", message=None)
-            self.rows[-1]["message"] = self.next_number
-            self.waiting["reports"].clear()
+def published(queue: int, at_ms: int, first: int, count: int = MESSAGES) -> Published:
+    given = [Properties(tenant=f"t{n % 3}", key=f"k{n}", attributes={"region": "eu", "n": n % 2}) for n in range(count)]
+    blocks = [encode_props(one) for one in given]
+    bodies = [b"body %d" % n for n in range(first, first + count)]
+    sizes = [RECORD_PREFIX_BYTES + len(block) + len(body) for block, body in zip(blocks, bodies, strict=True)]
+    zeros = [0] * count
+    return Published(queue, at_ms, first, [n % 10 for n in range(count)], zeros, zeros, sizes, blocks, bodies, {}, {})
 
 
-def afternoon(seed: int, seconds: int = 900) -> list[Row]:
-    """So many seconds of it."""
-    made = Afternoon(seed)
-    for queue in QUEUES:
-        made.write(0, "queue_put", queue)
-    for time in range(1, seconds):
-        made.second(float(time))
-    return made.rows
+def traffic(rounds: int, first_round: int = 0, *, epoch: int = 1, start_ms: int = NOON_MS) -> Iterator[list[Event]]:
+    """The commits of so many rounds, one a second; a first round of 0 begins the journal."""
+    yield [Opened(start_ms + 1000 * first_round, epoch, TAG)]
+    if not first_round:
+        for number, (vhost, name, tier) in QUEUES.items():
+            document = {"vhost": vhost, "name": name, "settings": {"tier": tier}}
+            yield [QueuePut(number, start_ms, msgspec.json.encode(document))]
+    for turn in range(first_round, first_round + rounds):
+        at_ms = start_ms + 1000 * turn
+        for queue in QUEUES:
+            first = 1 + (3 * turn + queue - 1) * MESSAGES
+            seqs = range(first, first + MESSAGES)
+            births = Births([at_ms] * MESSAGES, {})
+            yield [published(queue, at_ms, first)]
+            yield [Leased(queue, at_ms + 10, seqs, [1] * MESSAGES, first, at_ms + 30_000, f"worker-{queue}", births)]
+            yield [Acked(queue, at_ms + 20, seqs, seqs, births)]

@@ -22,14 +22,14 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from laneway.errors import InvalidInput
-from laneway.pipeline._folder import Place
+from laneway.errors import Gone, InvalidInput, JournalGap
+from laneway.journal.interface import Place
 from laneway.pipeline.options import LATEST, ReadOptions, flag, read_options
 from laneway.pipeline.planning import Journal, Portion, between, placed, portions, read, survey
 from laneway.pipeline.pushdown import push
 from laneway.pipeline.schema import column, spark_schema
 from laneway.pipeline.selection import Selection
-from laneway.pipeline.sources import HistoryGone, ServerSource, Source
+from laneway.pipeline.sources import ServerSource, Source
 
 
 class LanewayDataSource(DataSource):
@@ -139,18 +139,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         sources = self._options.sources
+        places = self._places(start)
         ends = self._ends or [source.end() for source in sources]
         if not isinstance(limit, ReadMaxRows):
             return self._as_offset(ends)
         share = max(limit.max_rows // len(sources), 1)
         reached = []
-        for source, first, end in zip(sources, self._places(start), ends, strict=True):
+        for source, first, end in zip(sources, places, ends, strict=True):
             if first.position >= end.position:
                 reached.append(first)
                 continue
             try:
                 reached.append(source.advance(first, end, share))
-            except HistoryGone:
+            except JournalGap:
                 first = placed(source, first.position, self._options.fail_on_data_loss)
                 reached.append(source.advance(first, end, share))
         return self._as_offset(reached)
@@ -200,7 +201,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for source, place in zip(self._options.sources, self._places(end), strict=True):
             try:
                 _server(source).put_cursor(self._options.cursor, place.position)
-            except HistoryGone:
+            except Gone:
                 if self._options.fail_on_data_loss:
                     raise
                 _server(source).delete_cursor(self._options.cursor)

@@ -73,6 +73,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
                 f"there is no option {name!r} for reading; there are {', '.join(READ_OPTIONS)}", field=name
             )
         named[_SPELLED[name.lower()]] = value
+    flag(named, "body"), flag(named, "attributes")
     read = ReadOptions(
         sources=_sources(named),
         start=_start(named.get("startPosition")),

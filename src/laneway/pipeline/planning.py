@@ -8,13 +8,14 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from laneway.errors import PipelineError
-from laneway.pipeline._folder import Place
+from laneway.errors import JournalGap, PipelineError
+from laneway.journal.interface import Place
+from laneway.journal.segments.follow import SegmentInfo
 from laneway.pipeline.commits import Span
 from laneway.pipeline.decode import Decoder
 from laneway.pipeline.options import LATEST, ReadOptions
 from laneway.pipeline.selection import FAR_FUTURE_MS, FAR_PAST_MS, Catalogue, Selection
-from laneway.pipeline.sources import HistoryGone, SegmentInfo, Source, spans
+from laneway.pipeline.sources import Source, spans
 
 
 class Journal(NamedTuple):
@@ -58,7 +59,7 @@ def placed(source: Source, position: int, fail_on_data_loss: bool) -> Place:
     """Where a commit begins, or the first one that is still there."""
     try:
         return source.place(position)
-    except HistoryGone:
+    except JournalGap:
         first = source.first_position()
         if fail_on_data_loss or first <= position:
             raise
@@ -66,7 +67,7 @@ def placed(source: Source, position: int, fail_on_data_loss: bool) -> Place:
 
 
 def between(source: Source, start: Place, end: Place, *, fail_on_data_loss: bool) -> list[tuple[SegmentInfo, Span]]:
-    """The spans from one place to another, without a gap: HistoryGone if there is one, or what follows it."""
+    """The spans from one place to another, without a gap: JournalGap if there is one, or what follows it."""
     if start.position > end.position:
         raise PipelineError(
             f"{source.name} ends with commit {end.position - 1}, and {start.position} was to come next: it is another "
@@ -81,7 +82,7 @@ def between(source: Source, start: Place, end: Place, *, fail_on_data_loss: bool
         found = spans(source, start, end)
     for (before, _), (after, _) in pairwise(found):
         if before.number + 1 != after.number and fail_on_data_loss:
-            raise HistoryGone(
+            raise JournalGap(
                 f"{source.name} has no history between segments {before.number} and {after.number} any more: it was "
                 "dropped before it was read. A cursor holds back what was not read; failOnDataLoss=false goes on"
             )
@@ -115,8 +116,8 @@ def _in_time(journal: Journal, selection: Selection) -> Iterator[tuple[SegmentIn
         return
     for (info, span), following in zip(parts, [*parts[1:], None], strict=True):
         if following is not None and following[0].number == info.number + 1:
-            last_ms = following[0].first_ms
-            is_outside = last_ms < selection.since_ms or info.first_ms > selection.until_ms
+            last_ms = following[0].first_time_ms
+            is_outside = last_ms < selection.since_ms or info.first_time_ms > selection.until_ms
             if is_outside and journal.source.epoch(info.number) == journal.source.epoch(following[0].number):
                 continue
         yield info, span
@@ -138,6 +139,6 @@ def read(
         try:
             with journal.source.open(span.segment) as segment:
                 yield from decoder.read(segment, span)
-        except HistoryGone:
+        except JournalGap:
             if fail_on_data_loss:
                 raise

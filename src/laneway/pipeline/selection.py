@@ -12,18 +12,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from laneway.core.catalogue import QueueName
 from laneway.core.events import Kind
 from laneway.pipeline.commits import Rows
 
 Bools = npt.NDArray[np.bool_]
 KIND_NAMES = {int(kind): kind.name.lower() for kind in Kind}
 FAR_PAST_MS, FAR_FUTURE_MS = -(1 << 62), 1 << 62
-
-
-class QueueName(NamedTuple):
-    vhost: str
-    name: str
-    tier: str
 
 
 Catalogue = Mapping[int, QueueName]  # by queue number

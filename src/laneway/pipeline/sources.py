@@ -10,33 +10,22 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from urllib.parse import quote
 
-from laneway.errors import InvalidInput, PipelineError
+from laneway.core.catalogue import QueueName
+from laneway.errors import CursorLost, InvalidInput, JournalGap, PipelineError
+from laneway.journal.interface import Place
+from laneway.journal.segments import follow
 from laneway.journal.segments.files import RealFiles
+from laneway.journal.segments.follow import SegmentInfo
 from laneway.journal.segments.format import HEADER_BYTES, parse_segment_header, segment_name
 from laneway.journal.segments.scan import damaged
-from laneway.pipeline import _folder as follow
-from laneway.pipeline._folder import Place
 from laneway.pipeline.commits import SegmentBytes, Span
-from laneway.pipeline.selection import Catalogue, QueueName
+from laneway.pipeline.selection import Catalogue
 
 MAX_PIECE_BYTES = 8 << 20  # of one answer of a server
 TRIES = 4
-
-
-class HistoryGone(PipelineError):
-    """History that was asked for has been dropped."""
-
-    code = "history_gone"
-
-
-class SegmentInfo(NamedTuple):
-    number: int
-    first_position: int
-    used_bytes: int  # where its last commit ends
-    first_ms: int  # time of its first event
 
 
 class Source(Protocol):
@@ -54,12 +43,13 @@ class Source(Protocol):
         """From which on history is whole."""
 
     def place(self, position: int) -> Place:
-        """Where a commit begins; HistoryGone if it was dropped."""
+        """Where a commit begins; JournalGap if it was dropped."""
 
     def advance(self, place: Place, until: Place, max_events: int) -> Place:
         """At most so many events further, but one commit at least."""
 
-    def segments(self) -> list[SegmentInfo]: ...
+    def segments(self, until: Place) -> list[SegmentInfo]:
+        """Those up to a place, oldest first; the last one ends there."""
 
     def catalogue(self) -> Catalogue: ...
 
@@ -78,32 +68,37 @@ class FolderSource:
         if not os.path.isdir(self.path):
             raise InvalidInput(f"there is no journal folder {self.path}", field="path")
 
+        self._end: Place | None = None  # as it was last time: only what came since is looked at
+        self._catalogue: tuple[Catalogue, Place] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_end": None, "_catalogue": None}
+
     def identity(self) -> tuple[int, int]:
         return follow.store(self.path)
 
     def end(self) -> Place:
-        return follow.end(self.path)
+        self._end = follow.end(self.path, self._end)
+        return self._end
 
     def first_position(self) -> int:
-        found = self.segments()
-        first = found[-1].first_position if found else 1
-        for before, after in zip(reversed(found[:-1]), reversed(found[1:]), strict=True):
-            if before.number + 1 != after.number:
-                break
-            first = before.first_position
-        return first
+        return follow.first_position(self.path)
 
     def place(self, position: int) -> Place:
-        return follow.start(self.path, position)
+        return follow.start(self.path, position, until=self.end())
 
     def advance(self, place: Place, until: Place, max_events: int) -> Place:
         return follow.advance(self.path, place, until, max_events)
 
-    def segments(self) -> list[SegmentInfo]:
-        return [SegmentInfo(*one) for one in follow.segments(self.path)]
+    def segments(self, until: Place) -> list[SegmentInfo]:
+        return follow.segments(self.path, until=until)
 
     def catalogue(self) -> Catalogue:
-        return {number: QueueName(*names) for number, names in follow.catalogue(self.path).items()}
+        known, since = self._catalogue or (None, None)
+        end = self.end()
+        found = follow.catalogue(self.path, known=known, since=since)
+        self._catalogue = found, end
+        return found
 
     def epoch(self, segment: int) -> int:
         with self.open(segment) as opened:
@@ -116,7 +111,7 @@ class FolderSource:
         try:
             file = files.open(path)
         except FileNotFoundError:
-            raise HistoryGone(f"{path} was dropped before it was read: {HOLD}") from None
+            raise JournalGap(f"{path} was dropped before it was read: {HOLD}") from None
         try:
             yield _File(path, segment, files, file)
         finally:
@@ -178,9 +173,12 @@ class ServerSource:
         found = _place(self._get("/journal/advance", **place._asdict(), max_events=max_events))
         return min(found, until, key=lambda one: one.position)
 
-    def segments(self) -> list[SegmentInfo]:
-        found = self._get("/journal")["segments"]
-        return [SegmentInfo(s["number"], s["first_position"], s["used_bytes"], s["first_time_ms"]) for s in found]
+    def segments(self, until: Place) -> list[SegmentInfo]:
+        found = [SegmentInfo(*(one[name] for name in SegmentInfo._fields)) for one in self._get("/journal")["segments"]]
+        found = [one for one in found if one.number <= until.segment]
+        if found and found[-1].number == until.segment:
+            found[-1] = found[-1]._replace(used_bytes=until.offset)
+        return found
 
     def catalogue(self) -> Catalogue:
         return {q["number"]: QueueName(q["vhost"], q["name"], q["tier"]) for q in self._get("/journal/queues")}
@@ -241,7 +239,7 @@ class ServerSource:
             code, message = str(said["code"]), str(said["message"])
         except (ValueError, KeyError, TypeError):
             code, message = "", answer.text[:200]
-        kind = HistoryGone if answer.status_code == 410 else PipelineError
+        kind = {"history_gone": JournalGap, "cursor_lost": CursorLost}.get(code, PipelineError)
         raise kind(f"{method} {self.url}{path} was answered with {answer.status_code} {code}: {message}", status=code)
 
 
@@ -273,11 +271,10 @@ def _place(found: Mapping[str, int]) -> Place:
 def spans(source: Source, start: Place | None, end: Place) -> list[tuple[SegmentInfo, Span]]:
     """What lies between two places, segment by segment; from the first segment there is if no start is given."""
     found = []
-    for info in source.segments():
-        if info.number > end.segment or (start is not None and info.number < start.segment):
+    for info in source.segments(end):
+        if start is not None and info.number < start.segment:
             continue
         first = start.offset if start is not None and info.number == start.segment else HEADER_BYTES
-        last = end.offset if info.number == end.segment else info.used_bytes
-        if first < last:
-            found.append((info, Span(info.number, first, last)))
+        if first < info.used_bytes:
+            found.append((info, Span(info.number, first, info.used_bytes)))
     return found

@@ -12,7 +12,7 @@ is JournalDamaged, with file and offset.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import NamedTuple
@@ -286,34 +286,49 @@ def store(folder: str, *, files: FileSystem | None = None) -> tuple[int, int]:
     raise NotFound(f"there is no history in {folder} yet", field="folder")
 
 
-def catalogue(folder: str, *, files: FileSystem | None = None) -> dict[int, QueueName]:
+def catalogue(
+    folder: str,
+    *,
+    known: Mapping[int, QueueName] | None = None,
+    since: Place | None = None,
+    files: FileSystem | None = None,
+) -> dict[int, QueueName]:
     """What queues are called, and were when they were deleted, by their number; of the tier, the last that is known.
 
     From the newest snapshot and the events that put and delete queues. One that was deleted is known as long as that
-    event is there, and so are all rows about it that come before.
+    event is there, and so are all rows about it that come before. With what was known at an earlier place, only what
+    came since is looked at.
     """
     files = files or RealFiles()
     found: dict[int, tuple[int, QueueName]] = {}
-    snapshot = _snapshot(files, folder)
-    if snapshot is not None:
+    if known is not None and since is not None:
+        found = {number: (since.position - 1, name) for number, name in known.items()}
+    elif (snapshot := _snapshot(files, folder)) is not None:
         found = {number: (snapshot[0], name) for number, name in snapshot[2].items()}
-    for position, row, blob in _rows(files, folder, _NAMING):
+    for position, row, blob in _rows(files, folder, _NAMING, since if known is not None else None):
         number = ROW.unpack(row)[4]
         if blob and position >= found.get(number, (0,))[0]:
             found[number] = position, names.of_document(blob)
     return {number: name for number, (_, name) in sorted(found.items())}
 
 
-def _rows(files: FileSystem, folder: str, kinds: tuple[Kind, ...]) -> Iterator[tuple[int, bytes, bytes]]:
+def _rows(
+    files: FileSystem, folder: str, kinds: tuple[Kind, ...], since: Place | None = None
+) -> Iterator[tuple[int, bytes, bytes]]:
     """(position, row, blob) of the rows of these kinds, in all segments. Most commits have none: that is told by one
     look at their rows' first bytes."""
     until = end(folder, files=files)
     for segment in _headers(files, folder):
         if segment.number > until.segment:
             return
+        first = Place(segment.number, HEADER_BYTES, segment.first_position)
+        if since is not None and segment.number <= since.segment:
+            if segment.number < since.segment:
+                continue
+            first = since
         try:
             with _opened(files, folder, segment.number) as (scan, _):
-                for at, header in _walk(scan, Place(segment.number, HEADER_BYTES, segment.first_position)):
+                for at, header in _walk(scan, first):
                     if at.position >= until.position:
                         return
                     rows = bytes(scan.view(at.offset + rows_at(header), header.row_count * ROW_BYTES))
