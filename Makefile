@@ -16,7 +16,7 @@ ARGS ?=
 # Two workers suit the two cores that continuous integration has.
 WORKERS ?= 2
 
-.PHONY: help setup run test check bench bench-scale clean distclean
+.PHONY: help setup run demo test check bench bench-scale clean distclean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -26,6 +26,10 @@ setup: $(STAMPS)/run ## make .venv with laneway in it
 
 run: $(STAMPS)/run ## serve from ./data; DATA=dir, ARGS="--http 127.0.0.1:9090 --amqp off"
 	@exec $(BIN)/laneway serve --data $(DATA) $(ARGS)
+
+demo: $(STAMPS)/pipeline ## a server, an hour's traffic in a minute, the jobs and their report; ARGS="--seconds 30s --no-open"
+	@tools/services.sh pipeline
+	@exec $(BIN)/laneway demo $(ARGS)
 
 test: $(STAMPS)/test check ## everything that must pass: make check, then all tests; ARGS="-k name"
 	@tools/services.sh test

@@ -118,7 +118,11 @@ class Plan:
 
     def settings(self, lane: Lane) -> dict[str, Any]:
         """What the queue is created with."""
-        settings: dict[str, Any] = {"max_receive_count": lane.max_receives, "visibility_timeout": self.lease_s(lane)}
+        settings: dict[str, Any] = {
+            "tier": lane.tier,
+            "max_receive_count": lane.max_receives,
+            "visibility_timeout": self.lease_s(lane),
+        }
         if lane.dead_letter_queue:
             settings["dead_letter_queue"] = lane.dead_letter_queue
         if lane.is_bounded:

@@ -285,6 +285,12 @@ _JOBS: tuple[Job, ...] = (
             Setting("backlog_limit", "Most waiting messages of queues without max_messages.", None, whole, "N"),
         ),
     ),
+    Job(
+        "report",
+        "One HTML page with charts over the tables of the other jobs.",
+        f"{_MODULES}.report",
+        (Setting("title", "What stands at its top.", "Laneway report", str, "TEXT"),),
+    ),
 )
 
 JOBS: dict[str, Job] = {one.name: one for one in _JOBS}

@@ -21,7 +21,7 @@ class Html(str):
 Child = str | Html | Iterable["Child"] | None
 
 
-def tag(name: str, *children: Child, **attributes: Any) -> Html:
+def tag(name: str, /, *children: Child, **attributes: Any) -> Html:
     """An element. `class_` is class, `aria_label` is aria-label; an attribute that is None or False is left out."""
     written = "".join(
         f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{html.escape(printable(str(value)))}"')
