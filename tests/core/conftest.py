@@ -20,6 +20,9 @@ SMALL: dict[str, object] = {
     "MAX_DEATHS": 4,
     "MAX_LEASE_BYTES": 400,
     "STALE_OFFERS": 2,
+    "STALE_HEADS": 2,
+    "NOISY_LEASES": 2,
+    "NOISY_PERCENT": 30,
 }
 
 

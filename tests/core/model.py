@@ -15,7 +15,7 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 
-from laneway.core import commands
+from laneway.core import commands, tenants
 from laneway.core.deadlines import coarse
 from laneway.core.settings import QueueSettings
 from laneway.core.stories import MAX_DEATHS
@@ -33,6 +33,7 @@ class ModelDraft:
     group: str = ""
     dedup_id: str = ""
     routing_key: str = ""
+    tenant: str = ""
 
 
 @dataclass
@@ -71,6 +72,8 @@ class ModelMessage:
     exchange: str | None = None  # it came through as a dead letter
     routing_key: str | None = None  # it was given then
     given_priority: int = 0  # it was published with; a queue takes it at its own highest at most
+    own_tenant: str = ""  # it was published with
+    tenant: str = ""  # that counts: nobody's, if it came when its queue was not fair, or is in a group
     is_ripening: bool = False  # its delay has ended, and the core may not know yet
 
 
@@ -213,6 +216,8 @@ class Model:
             now_ms,
             own_key=draft.routing_key,
             given_priority=priority,
+            own_tenant=draft.tenant,
+            tenant=draft.tenant if queue.settings.fair and not draft.group else "",
         )
 
     def _sends_letters_on(self, queue: ModelQueue) -> bool:
@@ -255,14 +260,15 @@ class Model:
     def lease(self, name: str, limit: int, lease_ms: int | None, now_ms: int) -> list[ModelMessage]:
         queue = self.queues[name]
         here = [m for m in self.messages if m.queue is queue]
-        held = {m.group for m in here if m.group and m.state == "leased"}
+        busy = {m.group for m in here if m.group and m.state == "leased"}
         taken: list[ModelMessage] = []
         while len(taken) < limit:
-            free = [m for m in here if m.state == "ready" and m not in taken and m.group not in held]
+            free = [m for m in here if m.state == "ready" and m not in taken and m.group not in busy]
             free = [m for m in free if not m.group or not self._waits_for_another(m, here, taken)]
             if not free:
                 break
-            best = min(free, key=lambda m: (-m.priority, m.number))
+            held = [*taken, *(m for m in here if m.state == "leased")]
+            best = min(free, key=lambda m: (-m.priority, self._is_noisy(m, held), m.number))
             if taken and sum(m.size for m in taken) + best.size > commands.MAX_LEASE_BYTES:
                 break
             taken.append(best)
@@ -275,6 +281,13 @@ class Model:
             queue.totals["delivered"] += 1
             queue.totals["redelivered"] += m.receives > 1
         return taken
+
+    def _is_noisy(self, m: ModelMessage, held: list[ModelMessage]) -> bool:
+        """Whether its tenant has so much of what is in flight that others go first."""
+        if not m.tenant or not m.queue.settings.fair:
+            return False
+        own = sum(o.tenant == m.tenant for o in held)
+        return own >= tenants.NOISY_LEASES and own / len(held) > tenants.NOISY_PERCENT / 100
 
     def _waits_for_another(self, m: ModelMessage, here: list[ModelMessage], taken: list[ModelMessage]) -> bool:
         return any(o.group == m.group and o.number < m.number and o.state != "dead" and o not in taken for o in here)
@@ -424,6 +437,7 @@ class Model:
         self.forget([m])
         m.number, m.queue, m.state, m.receives, m.since_ms = self.next_number, target, "ready", 0, now_ms
         m.priority = min(m.given_priority, target.settings.max_priority)
+        m.tenant = m.own_tenant if target.settings.fair and not m.group else ""
         ttl_ms = target.settings.message_ttl_ms
         m.expires_ms = None if ttl_ms is None else coarse(now_ms + ttl_ms, now_ms)
         target.totals["moved_in"] += 1

@@ -283,5 +283,13 @@ def _dump_queue(state: State, q: Queue, now_ms: int) -> dict[str, Any]:
         "lanes": {p: list(lane.after(0, state.table)) for p, lane in sorted(q.lanes.items()) if lane.count},
         "groups": {g.name: (list(g.members), g.outstanding) for _, g in sorted(q.groups.items())},
         "grouped_ready": dict(sorted(q.grouped_ready.items())),
+        "tenants": {
+            t.name: (
+                t.leased,
+                t.count,
+                {p: list(n.after(0, state.table)) for p, n in sorted(t.lanes.items()) if n.count},
+            )
+            for _, t in sorted(q.tenants.by_name.items() if q.tenants is not None else ())
+        },
         "dedup": [(k, v) for k, v in q.dedup.items() if v[1] + q.settings.dedup_window_ms > now_ms],
     }

@@ -36,6 +36,7 @@ queue_settings = st.fixed_dictionaries(
         "overflow": st.sampled_from(["reject", "drop_oldest", "reject_dead_letter"]),
         "keep_dead": st.booleans(),
         "durable": st.sampled_from([True, True, False]),
+        "fair": st.booleans(),
     }
 )
 queue_settings = st.builds(lambda rest, way: {**rest, **way}, queue_settings, st.sampled_from(LETTER_WAYS))
@@ -46,6 +47,7 @@ drafts = st.fixed_dictionaries(
         "size": st.sampled_from([1, 30]),
         "routing_key": st.sampled_from(["", *NAMES]),
         "group": st.sampled_from(["", "g", "h"]),
+        "tenant": st.sampled_from(["t", "u", "v"]),
         "dedup_id": st.sampled_from(["", "x", "y"]),
         "delay_ms": st.sampled_from([0, 100, 2_000, 30_000]),
         "visible_in_ms": st.sampled_from([-5, 0, 1_000, 70_000]),

@@ -53,20 +53,25 @@ def published(draw: st.DrawFn) -> Published:
     first, at_ms = draw(st.integers(1, 2**40)), draw(st.integers(0, 2**48))
     groups: dict[int, str] = {}
     dedups: dict[int, str] = {}
+    tenants: dict[int, str] = {}
     blocks, bodies = [], []
     for i in range(count):
-        group, dedup_id = draw(words), draw(words)
+        group, dedup_id, tenant = draw(words), draw(words), draw(words)
         if group:
             groups[i] = group
         if dedup_id and draw(st.booleans()):  # dedup may be switched off in the queue
             dedups[i] = dedup_id
-        blocks.append(encode_props(Properties(group=group, dedup_id=dedup_id)))
+        if tenant and draw(st.booleans()):  # the queue may not be fair
+            tenants[i] = tenant
+        blocks.append(encode_props(Properties(group=group, dedup_id=dedup_id, tenant=tenant)))
         bodies.append(draw(blobs))
     numbers = st.lists(u64, min_size=count, max_size=count)
     priorities = draw(st.lists(st.integers(0, 255), min_size=count, max_size=count))
     sizes = [RECORD_PREFIX_BYTES + len(block) + len(body) for block, body in zip(blocks, bodies, strict=True)]
     times = draw(numbers), draw(numbers)
-    return Published(draw(u32), at_ms, first, priorities, *times, sizes, blocks, bodies, groups, dedups)
+    return Published(
+        draw(u32), at_ms, first, priorities, *times, sizes, blocks, bodies, groups, dedups, tenants=tenants
+    )
 
 
 @st.composite
@@ -92,8 +97,10 @@ def moved(draw: st.DrawFn, kind: type[Moved] | type[Copied]) -> Event:
     given_seqs = draw(seqs)
     way = draw(st.none() | words), draw(st.none() | words)  # through an exchange, with a routing key
     priorities = draw(st.just(()) | st.lists(st.integers(0, 255), min_size=len(given_seqs), max_size=len(given_seqs)))
+    tenants = draw(st.just(()) | st.lists(words, min_size=len(given_seqs), max_size=len(given_seqs)).map(tuple))
     first = draw(st.integers(1, 2**63))
-    return kind(draw(u32), draw(u64), given_seqs, draw(causes), draw(u32), first, draw(words), *way, priorities)
+    rest = draw(u32), first, draw(words), *way, priorities
+    return kind(draw(u32), draw(u64), given_seqs, draw(causes), *rest, tenants=tenants)
 
 
 EVENTS: dict[Kind, st.SearchStrategy[Event]] = {

@@ -231,7 +231,8 @@ def test_a_snapshot_of_the_version_before_is_read() -> None:
     core.now_ms += 100
     core.settle(Settlement("reject", core.take(1)[0][1]))
     first, slabs, end = snapshot.chunks(snapshot.freeze(core.state))
-    older = [row[:-1] for row in msgspec.msgpack.decode(slabs)]  # it had no column for when messages were published
+    # It had no columns for when messages were published and whose they are.
+    older = [row[:-2] for row in msgspec.msgpack.decode(slabs)]
     head = msgspec.msgpack.encode({**msgspec.msgpack.decode(first), "version": 1})
     state = snapshot.thaw([head, msgspec.msgpack.encode(older), end])
     check_invariants(state)

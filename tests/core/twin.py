@@ -115,7 +115,7 @@ class Twin:
 
     @told
     def publish(self, name: str, *drafts: dict[str, Any]) -> None:
-        """A draft is {priority, delay_ms, visible_in_ms, ttl_ms, group, dedup_id, size}, all optional."""
+        """A draft is {priority, delay_ms, visible_in_ms, ttl_ms, group, tenant, dedup_id, size}, all optional."""
         if name not in self.model.queues:
             return
         real: list[Draft] = []
@@ -123,14 +123,15 @@ class Twin:
         for given in drafts:
             d = dict(given)
             key = d.pop("routing_key", "")
-            properties = Properties(group=d.pop("group", ""), dedup_id=d.pop("dedup_id", ""), routing_key=key)
+            names = {name: d.pop(name, "") for name in ("group", "tenant", "dedup_id")}
+            properties = Properties(**names, routing_key=key)
             body = b"x" * d.pop("size", 1)
             if "visible_in_ms" in d:
                 d["visible_at_ms"] = self.now_ms + min(d.pop("visible_in_ms"), MAX_SCHEDULE_MS)
                 d.pop("delay_ms", None)
             stored = 24 + len(encode_props(properties)) + len(body)
             real.append(Draft(body, properties=properties, **d))
-            plain.append(ModelDraft(stored, group=properties.group, dedup_id=properties.dedup_id, routing_key=key, **d))
+            plain.append(ModelDraft(stored, **names, routing_key=key, **d))
         _, results = self.core.publish(*real, queue=name)
         answers = [(parse_message_id(r.message_id)[2], r.duplicate) if isinstance(r, Receipt) else r for r in results]
         assert codes(answers) == self.model.publish(name, plain, self.now_ms)
@@ -399,6 +400,7 @@ def random_settings(rng: random.Random) -> dict[str, Any]:
         "max_messages": rng.choice([None, None, 4, 12]),
         "max_bytes": rng.choice([None, None, 300, 1200]),
         "overflow": rng.choice(["reject", "drop_oldest", "drop_oldest", "reject_dead_letter"]),
+        "fair": rng.random() < 0.6,
     }
 
 
@@ -408,6 +410,8 @@ def random_draft(rng: random.Random) -> dict[str, Any]:
         d["routing_key"] = rng.choice([*NAMES, "nowhere"])
     if rng.random() < 0.3:
         d["group"] = rng.choice(["g", "h"])
+    if rng.random() < 0.6:
+        d["tenant"] = rng.choice("ttttuuvw")
     if rng.random() < 0.1:
         d["dedup_id"] = rng.choice(["x", "y", "z"])
     if rng.random() < 0.15:

@@ -153,7 +153,9 @@ def moved(draw: st.DrawFn, kind: type[Moved] | type[Copied]) -> Event:
     priorities = draw(st.just(()) | st.lists(st.integers(0, 255), min_size=len(seqs), max_size=len(seqs)))
     first = draw(st.integers(1, 2**48))
     born = draw(births(len(seqs)))
-    return kind(draw(queues), draw(times), seqs, draw(causes), draw(queues), first, draw(words), *way, priorities, born)
+    tenants = draw(st.just(()) | st.lists(words, min_size=len(seqs), max_size=len(seqs)))
+    rest = draw(queues), first, draw(words), *way, priorities, born, tenants
+    return kind(draw(queues), draw(times), seqs, draw(causes), *rest)
 
 
 EVENTS: dict[Kind, st.SearchStrategy[Event]] = {
@@ -263,7 +265,7 @@ def _row(
         }  # fmt: skip
         return {column: None if value in ("", []) else value for column, value in found.items()}
     if kind in (Kind.MOVED, Kind.COPIED):
-        detail, exchange, key = msgspec.msgpack.decode(blob) if flags & 8 else (blob.decode(), None, None)
+        detail, exchange, key, *_ = msgspec.msgpack.decode(blob) if flags & 8 else (blob.decode(), None, None)
         target_vhost, target_name, _ = catalogue.get(target, (None, None, None))
         found |= {
             "detail": detail or None, "exchange": exchange or None, "routing_key": key or None,

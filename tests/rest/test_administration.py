@@ -35,6 +35,7 @@ SETTINGS = {
     "keep_dead": False,
     "single_active_consumer": True,
     "tier": "critical",
+    "fair": True,
 }
 
 

@@ -694,6 +694,8 @@ class Broker:
         table = self._state.table
         heads = [lane.peek(table) for lane in q.lanes.values() if lane.count]
         heads += [seq for _, seq, group in q.heads if group.offered == seq and not group.outstanding]
+        if q.tenants is not None:
+            heads += [head[0] for p in q.tenants.ready if (head := q.tenants.first(p, table)) is not None]
         ages = [now_ms - table.slabs[s >> SLAB_BITS].since_ms[s & SLAB_MASK] for s in heads if s]
         return QueueStats(
             ready=q.ready,
@@ -707,6 +709,9 @@ class Broker:
             consumers_waiting=len(self._waiters.get(q.number, ())),
             subscribers=self.sessions.counts(vhost, name)[1],
             totals=dict(zip(TOTALS, q.totals, strict=True)),
+            noisy_tenants=[t.name for t in q.tenants.noisy(q.leased)]
+            if q.settings.fair and q.tenants is not None
+            else [],
             rates={n: Rates(*(q.rate(i, now_ms, w) for w in (1, 60, 300))) for i, n in enumerate(RATED)},
         )
 

@@ -61,7 +61,8 @@ def _resume(query: PeekQuery) -> tuple[tuple[str, ...], tuple[int, int]]:
 
 
 def _candidates(engine: Engine, queue: Queue, name: str, priority: int, after: int) -> Iterator[int]:
-    """Numbers in the order they are shown: ready ones as they would be delivered, others by number."""
+    """Numbers in the order they are shown: ready ones highest priority first, and by number, which is
+    the order of delivery where nobody has to wait for another of its group or for quieter tenants."""
     table = engine.state.table
     if name != "ready":
         yield from list(islice(table.find(queue.number, STATES[name], after), MAX_SCANNED))
@@ -73,6 +74,9 @@ def _candidates(engine: Engine, queue: Queue, name: str, priority: int, after: i
         sources = []
         if p in queue.lanes:
             sources.append(list(islice(queue.lanes[p].after(start, table), MAX_SCANNED)))
+        if queue.tenants is not None and queue.tenants.ready.get(p):
+            of_tenants = merge(*(lane.after(start, table) for there, lane in queue.tenants.lanes() if there == p))
+            sources.append(list(islice(of_tenants, MAX_SCANNED)))
         if queue.grouped_ready.get(p):
             sources.append(
                 sorted(

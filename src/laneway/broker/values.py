@@ -96,6 +96,7 @@ class QueueStats(msgspec.Struct, frozen=True):
     oldest_age_ms: int | None
     consumers_waiting: int  # for an answer
     subscribers: int  # that messages are pushed to
+    noisy_tenants: list[str]  # that let the others go first, in a fair queue
     totals: dict[str, int]
     rates: dict[str, Rates]
 

@@ -45,6 +45,7 @@ SETTINGS: tuple[tuple[str, str, Any, str], ...] = (
     ("--expires", "expires_seconds", kinds.duration_or_none, "It goes when nobody used it for so long, or none."),
     ("--single-active-consumer", "single_active_consumer", click.BOOL, "Whether one consumer alone gets messages."),
     ("--tier", "tier", click.Choice(["critical", "normal", "low"]), "How soon its messages are meant to be done."),
+    ("--fair", "fair", click.BOOL, "Whether a tenant that holds much lets quieter ones go first."),
 )
 
 

@@ -135,6 +135,7 @@ def _one(one: dict[str, Any]) -> Rows:
         ("waiting bytes", size(one["waiting_bytes"])),
         ("consumers waiting", one["consumers_waiting"]),
         ("AMQP consumers", one["subscriber_count"]),
+        *(("noisy tenant", name) for name in one["noisy_tenants"]),
     ]
     for name, rates in one["rates"].items():
         rates_shown = " · ".join(

@@ -18,7 +18,7 @@ from laneway.core.message import decode_props, parse_message_id, routing_keys
 from laneway.core.queue import Queue
 from laneway.core.state import State
 from laneway.core.stories import REASONS
-from laneway.core.table import DEAD, DELAYED, READY, SLAB_BITS, SLAB_MASK
+from laneway.core.table import DEAD, DELAYED, READY, SLAB_BITS, SLAB_MASK, TENANTED
 from laneway.errors import ExchangeNotFound, MessageNotFound
 
 #: Why a dead letter was dropped, in the words of a Removed event.
@@ -73,9 +73,13 @@ def _bury(
     for targets, group in by_targets.items():
         for number in targets[1:]:
             first, ranks = state.table.next_seq, _priorities(state, queue, group, number)
-            yield Copied(queue.number, now_ms, group, cause, number, first, detail, exchange, key, ranks)
+            event = Copied(queue.number, now_ms, group, cause, number, first, detail, exchange, key, ranks)
+            event.tenants = _tenants(state, queue, group, number)
+            yield event
         first, ranks = state.table.next_seq, _priorities(state, queue, group, targets[0])
-        yield Moved(queue.number, now_ms, group, cause, targets[0], first, detail, exchange, key, ranks)
+        last = Moved(queue.number, now_ms, group, cause, targets[0], first, detail, exchange, key, ranks)
+        last.tenants = _tenants(state, queue, group, targets[0])
+        yield last
         grown.update(dict.fromkeys(targets))
 
 
@@ -115,6 +119,23 @@ def _priorities(state: State, queue: Queue, seqs: Sequence[int], target: int) ->
         found.append(known)
         given.append(said if isinstance(said, int) and 0 <= said <= 255 else known)
     return () if given == found else given
+
+
+def _tenants(state: State, queue: Queue, seqs: Sequence[int], target: int) -> Sequence[str]:
+    """Whose messages these are, "" where nobody's, if they go to a fair queue; () if no tenant counts there."""
+    if not state.queues[target].settings.fair:
+        return ()
+    names: dict[int, str] = {}
+    unknown: list[int] = []
+    for seq in seqs:
+        slab, i = state.table.slabs[seq >> SLAB_BITS], seq & SLAB_MASK
+        if slab.flags[i] & TENANTED and queue.tenants is not None:
+            names[seq] = queue.tenants.by_number[slab.tenant[i]].name
+        else:
+            unknown.append(seq)
+    for seq, props in zip(unknown, state.read_props(unknown), strict=True):
+        names[seq] = decode_props(props).tenant if props else ""
+    return [names[seq] for seq in seqs] if any(names.values()) else ()
 
 
 def _route(state: State, vhost: str, exchange: str, keys: Sequence[str], headers: dict[str, Any]) -> tuple[int, ...]:
@@ -176,7 +197,7 @@ def _excess(state: State, queue: Queue) -> int:
 
 
 def _lowest(state: State, queue: Queue, limit: int) -> list[int]:
-    """The oldest ready messages of the lowest priority, in groups or not; of delayed ones if nothing is ready. Those
+    """The oldest ready messages of the lowest priority, whoever they are of; of delayed ones if nothing is ready. Those
     that waiting consumers will take at once are spared."""
     table = state.table
 
@@ -185,7 +206,8 @@ def _lowest(state: State, queue: Queue, limit: int) -> list[int]:
 
     plain = (queue.bitmap & -queue.bitmap).bit_length() - 1
     grouped = min(queue.grouped_ready, default=-1)
-    lowest = min((p for p in (plain, grouped) if p >= 0), default=-1)
+    of_tenants = min(queue.tenants.ready, default=-1) if queue.tenants is not None else -1
+    lowest = min((p for p in (plain, grouped, of_tenants) if p >= 0), default=-1)
     if lowest < 0:
         return sorted(table.find(queue.number, DELAYED), key=priority)[:limit]
     sources: list[Iterable[int]] = []
@@ -196,6 +218,8 @@ def _lowest(state: State, queue: Queue, limit: int) -> list[int]:
     spared = state.wanted(queue.number, queue.ready)
     if spared:
         spared = max(0, spared - queue.ready + queue.ready_by_priority()[lowest])
+    if queue.tenants is not None and of_tenants == lowest:
+        sources.append(queue.tenants.oldest(lowest, spared + limit, table))
     return list(islice(merge(*sources), spared, spared + limit))
 
 
@@ -231,7 +255,8 @@ def redrive(
         else:
             failed.append(seq)
     for number, group in by_target.items():
-        yield Moved(queue.number, now_ms, group, Cause.REDRIVEN, number, state.table.next_seq)
+        first, whose = state.table.next_seq, _tenants(state, queue, group, number)
+        yield Moved(queue.number, now_ms, group, Cause.REDRIVEN, number, first, tenants=whose)
 
 
 def delete_dead(state: State, queue: Queue, seqs: Sequence[int], now_ms: int) -> Iterator[Event]:

@@ -107,7 +107,7 @@ def _sweep(state: State, queue: Queue, now_ms: int) -> Iterator[Event]:
 
 
 def _fronts(state: State, queue: Queue) -> Iterator[Iterator[tuple[int, int, bool]]]:
-    """Per lane and group, and of the dead, (since, number, no older one follows) from the oldest on."""
+    """Per lane, tenant and group, and of the dead, (since, number, no older one follows) from the oldest on."""
     table = state.table
 
     def aged(seqs: Iterable[int]) -> Iterator[tuple[int, int, bool]]:
@@ -117,6 +117,9 @@ def _fronts(state: State, queue: Queue) -> Iterator[Iterator[tuple[int, int, boo
 
     for lane in queue.lanes.values():
         yield aged(lane.after(0, table))
+    if queue.tenants is not None:
+        for _, lane in queue.tenants.lanes():
+            yield aged(lane.after(0, table))
     for group in queue.groups.values():
         yield aged(s for s in group.members if table.state(s) == READY)
     yield ((state.stories[seq].deaths[-1].at_ms, seq, True) for seq in queue.dead)

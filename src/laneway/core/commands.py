@@ -158,6 +158,7 @@ def publish(
     expires: list[int] = []
     groups: dict[int, str] = {}
     dedups: dict[int, str] = {}
+    tenants: dict[int, str] = {}
     fresh: dict[str, int] = {}  # dedup ids of this very batch -> which of its messages
     answers: list[int | Receipt | LanewayError] = []  # a number stands for that message
     repeats: set[int] = set()
@@ -209,6 +210,8 @@ def publish(
         if props:
             if properties.group:
                 groups[len(bodies)] = properties.group
+            elif properties.tenant and settings.fair:
+                tenants[len(bodies)] = properties.tenant
             if properties.dedup_id and settings.dedup_window_ms:
                 dedups[len(bodies)] = properties.dedup_id
                 fresh[properties.dedup_id] = len(bodies)
@@ -224,7 +227,7 @@ def publish(
         receipts = _receipts(state, first, order, priorities, [visible[i] for i in order], now_ms)
         results += _answered(answers, receipts, repeats)
         batch = (priorities, visible, expires, blocks, bodies)
-        yield _in_order(queue, now_ms, first, order, batch, groups, dedups)
+        yield _in_order(queue, now_ms, first, order, batch, groups, dedups, tenants)
         if limited and settings.overflow == "drop_oldest":
             yield from shed(state, queue, now_ms)
     else:
@@ -249,14 +252,29 @@ def _in_order(
     batch: tuple[list[int], list[int], list[int], list[bytes], list[bytes]],
     groups: dict[int, str],
     dedups: dict[int, str],
+    tenants: dict[int, str],
 ) -> Published:
     priorities, visible, expires, blocks, bodies = batch
     if not isinstance(order, range):
         priorities, visible, expires = ([column[i] for i in order] for column in (priorities, visible, expires))
         blocks, bodies = ([column[i] for i in order] for column in (blocks, bodies))
         dedups = {at: dedups[i] for at, i in enumerate(order) if i in dedups} if dedups else dedups
+        tenants = {at: tenants[i] for at, i in enumerate(order) if i in tenants} if tenants else tenants
     sizes = [RECORD_PREFIX_BYTES + len(block) + len(body) for block, body in zip(blocks, bodies, strict=True)]
-    return Published(queue.number, now_ms, first, priorities, visible, expires, sizes, blocks, bodies, groups, dedups)
+    return Published(
+        queue.number,
+        now_ms,
+        first,
+        priorities,
+        visible,
+        expires,
+        sizes,
+        blocks,
+        bodies,
+        groups,
+        dedups,
+        tenants=tenants,
+    )
 
 
 def _receipts(
@@ -294,7 +312,7 @@ def _answered(
 
 def takes_columns(queue: Queue, size: int) -> bool:
     """Whether messages of this size, with their encoded properties, can go in by publish_columns if they have no times,
-    no group and no dedup id."""
+    no group, no dedup id and no tenant."""
     s = queue.settings
     return (
         not s.delay_ms
@@ -331,7 +349,7 @@ def _bury_refused(state: State, queue: Queue, drafts: Sequence[Draft], now_ms: i
     sizes = [RECORD_PREFIX_BYTES + len(block) + len(body) for block, body in zip(blocks, bodies, strict=True)]
     priorities = [s.priority_when_unset if draft.priority is None else draft.priority for draft in drafts]
     groups = {i: draft.properties.group for i, draft in enumerate(drafts) if draft.properties.group}
-    # No dedup ids: whoever hears that there was no room may well try again.
+    # No dedup ids: whoever hears that there was no room may well try again. No tenants: nobody waits for a turn.
     yield Published(queue.number, now_ms, first, priorities, none, none, sizes, blocks, bodies, groups, {})
     yield from bury(state, queue, range(first, first + len(drafts)), Cause.OVERFLOW, "", now_ms)
 

@@ -92,7 +92,8 @@ class QueuePurged(msgspec.Struct, gc=False):
 
 
 class Published(msgspec.Struct, gc=False):
-    """Messages first_seq … in one queue. `groups` and `dedups` hold the few that have one, by index."""
+    """Messages first_seq … in one queue. `groups`, `dedups` and `tenants` hold the few that have one, by index; tenants
+    only count in a fair queue."""
 
     kind: ClassVar[Kind] = Kind.PUBLISHED
     queue: int
@@ -107,6 +108,7 @@ class Published(msgspec.Struct, gc=False):
     groups: dict[int, str]
     dedups: dict[int, str]
     location: int = 0  # of the first record; the others follow it
+    tenants: dict[int, str] = {}
 
     @property
     def records(self) -> list[bytes]:
@@ -187,6 +189,7 @@ class Moved(msgspec.Struct, gc=False):
     #: That they were published with, if this queue took them at lower ones than the target may; empty: those they have.
     priorities: Sequence[int] = ()
     births: Births | None = None
+    tenants: Sequence[str] = ()  # "": none; empty: nobody has one, or the target is not fair
 
 
 class Copied(msgspec.Struct, gc=False):
@@ -205,6 +208,7 @@ class Copied(msgspec.Struct, gc=False):
     routing_key: str | None = None
     priorities: Sequence[int] = ()
     births: Births | None = None
+    tenants: Sequence[str] = ()
 
 
 class Removed(msgspec.Struct, gc=False):

@@ -30,6 +30,7 @@ def dead_lettered(state: State, e: DeadLettered) -> None:
         i = seq & SLAB_MASK
         group = queue.group_of[seq].name if slab.flags[i] & GROUPED else ""
         state.leave_group(queue, slab, seq)
+        state.leave_tenant(queue, slab, seq)
         slab.state[i] = DEAD
         slab.flags[i] = slab.flags[i] & ~OVERDUE | STORIED
         # A dead letter of another queue that dies here stays that queue's: it is counted and redriven there.
@@ -48,7 +49,7 @@ def moved(state: State, e: Moved) -> None:
         row, story, group = _carried(state, queue, seq, e, at)
         state.leave(queue, seq)
         state.forget(seq)
-        _arrive(state, target, row, story, group, e.at_ms)
+        _arrive(state, target, row, story, group, e.tenants[at] if e.tenants else "", e.at_ms)
     if e.cause == Cause.REDRIVEN:
         queue.totals[q_.REDRIVEN] += len(e.seqs)
     else:
@@ -60,7 +61,8 @@ def copied(state: State, e: Copied) -> None:
     queue, target = state.queues[e.queue], state.queues[e.target]
     _check_next(state, e.first_seq)
     for at, seq in enumerate(e.seqs):
-        _arrive(state, target, *_carried(state, queue, seq, e, at), e.at_ms)
+        row, story, group = _carried(state, queue, seq, e, at)
+        _arrive(state, target, row, story, group, e.tenants[at] if e.tenants else "", e.at_ms)
     _count_arrivals(state, target, e)
 
 
@@ -106,7 +108,7 @@ def _check_next(state: State, first_seq: int) -> None:
         raise AssertionError(f"moved to {first_seq}, but {state.table.next_seq} is next")
 
 
-def _arrive(state: State, target: Queue, row: Row, story: Story, group: str, at_ms: int) -> None:
+def _arrive(state: State, target: Queue, row: Row, story: Story, group: str, tenant: str, at_ms: int) -> None:
     """A message under a new number at the end of a queue, with the record and the story it has. A queue takes it at its
     own highest priority at most."""
     location, size, published_with, enqueued_ms = row
@@ -127,6 +129,8 @@ def _arrive(state: State, target: Queue, row: Row, story: Story, group: str, at_
         origin.dead_elsewhere += 1
     if group:
         state.join_group(target, slab, new, group)
+    elif tenant:
+        state.join_tenant(target, slab, new, tenant)
     state.make_ready(target, slab, new, priority, fresh=True)
     target.bytes_waiting += size
     ttl_ms = target.settings.message_ttl_ms

@@ -19,7 +19,9 @@ from laneway.core.table import (
     SLAB_BITS,
     SLAB_MASK,
     STORIED,
+    TENANTED,
 )
+from laneway.core.tenants import NOISY_LEASES, Tenant
 
 
 def check_invariants(state: State) -> None:
@@ -28,7 +30,7 @@ def check_invariants(state: State) -> None:
     waiting_bytes: Counter[int] = Counter()
     by_priority: Counter[tuple[int, int]] = Counter()
     extents: Counter[int] = Counter()
-    flagged: dict[int, set[int]] = {GROUPED: set(), STORIED: set(), HAS_CONSUMER: set()}
+    flagged: dict[int, set[int]] = {GROUPED: set(), STORIED: set(), HAS_CONSUMER: set(), TENANTED: set()}
     for number, slab in state.table.slabs.items():
         live = 0
         for i, found in enumerate(slab.state):
@@ -61,6 +63,7 @@ def check_invariants(state: State) -> None:
         assert {
             s for s in flagged[GROUPED] if state.table.slabs[s >> SLAB_BITS].queue[s & SLAB_MASK] == queue.number
         } == set(queue.group_of), f"{queue.name}: groups and flags differ"
+    _check_tenants(state, flagged[TENANTED])
     elsewhere = Counter(story.origin for story in state.stories.values() if story.origin)
     for queue in state.queues.values():
         assert queue.dead_elsewhere == elsewhere[queue.number], f"{queue.name}: dead_elsewhere"
@@ -101,6 +104,52 @@ def _check_queue(
             assert any(entry[1] == members[0] for entry in queue.heads)
         else:
             assert not group.offered, f"{name}: group {group.name} is offered but must wait"
+
+
+def _check_tenants(state: State, flagged: set[int]) -> None:
+    found: dict[int, dict[int, list[int]]] = {}  # queue -> number of a tenant -> its messages
+    for seq in flagged:
+        slab, i = state.table.slabs[seq >> SLAB_BITS], seq & SLAB_MASK
+        assert not slab.flags[i] & GROUPED, f"message {seq} is of a group and of a tenant"
+        found.setdefault(slab.queue[i], {}).setdefault(slab.tenant[i], []).append(seq)
+    for queue in state.queues.values():
+        here = found.get(queue.number, {})
+        tenants = queue.tenants
+        if tenants is None:
+            assert not here, f"{queue.name}: {here} are of tenants that nobody knows"
+            continue
+        assert tenants.by_number and set(tenants.by_number) == set(here), f"{queue.name}: tenants and flags differ"
+        assert {t.name: t.number for t in tenants.by_number.values()} == {
+            n: t.number for n, t in tenants.by_name.items()
+        }
+        assert sorted([*tenants.by_number, *tenants.free]) == list(range(1, len(here) + len(tenants.free) + 1))
+        suspects = {t.number for t in tenants.by_number.values() if t.leased >= NOISY_LEASES}
+        assert set(tenants.suspects) == suspects, f"{queue.name}: {suspects} may be noisy, not {tenants.suspects}"
+        ready: Counter[int] = Counter()
+        for tenant in tenants.by_number.values():
+            _check_tenant(state, queue, tenant, here[tenant.number])
+            ready.update({priority: lane.count for priority, lane in tenant.lanes.items() if lane.count})
+        assert ready == tenants.ready, f"{queue.name}: {tenants.ready} ready of tenants, lanes have {dict(ready)}"
+        assert tenants.bitmap == sum(1 << priority for priority in ready)
+        for priority, heap in tenants.heads.items():
+            offered = {id(lane) for seq, lane in heap if lane.offered == seq}
+            for there, lane in tenants.lanes():
+                if there == priority and lane.offered:
+                    assert id(lane) in offered, f"{queue.name}: {lane.tenant.name} is not offered"
+
+
+def _check_tenant(state: State, queue: Queue, tenant: Tenant, seqs: list[int]) -> None:
+    where = f"{queue.name}: tenant {tenant.name}"
+    states = [state.table.state(seq) for seq in seqs]
+    assert tenant.count == len(seqs), f"{where} counts {tenant.count}, has {len(seqs)}"
+    assert tenant.leased == states.count(LEASED), f"{where}: leased {tenant.leased}, table has {states.count(LEASED)}"
+    assert sum(lane.count for lane in tenant.lanes.values()) == states.count(READY), f"{where}: ready"
+    for priority, lane in tenant.lanes.items():
+        entries = list(lane.after(0, state.table))
+        assert lane.tenant is tenant
+        assert entries == sorted(set(entries)) and set(entries) <= set(seqs), f"{where}: lane {priority}"
+        assert len(entries) == lane.count, f"{where}: lane {priority} counts {lane.count}, names {len(entries)}"
+        assert not entries or 0 < lane.offered <= entries[0], f"{where}: {entries[0]} waits but is not offered"
 
 
 def _check_topology(state: State) -> None:

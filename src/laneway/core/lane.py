@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
@@ -22,7 +21,7 @@ class Lane:
     __slots__ = ("chunks", "count", "entries", "head", "returned")
 
     def __init__(self) -> None:
-        self.chunks: deque[array[int]] = deque()
+        self.chunks: list[array[int]] = []
         self.head = 0  # index of the next entry in the first chunk
         self.entries = 0  # in all chunks, from the head on
         self.returned: list[int] = []  # a heap: those that came back to their place
@@ -62,7 +61,7 @@ class Lane:
         self.head += count
         self.entries -= count
         if self.head == len(self.chunks[0]):
-            self.chunks.popleft()
+            del self.chunks[0]
             self.head = 0
 
     def pop(self, limit: int, table: Table, below: int = 0) -> list[int]:
@@ -152,5 +151,5 @@ class Lane:
         """Rebuild a lane of which most entries are dead."""
         if self.entries + len(self.returned) > 2 * self.count + STALE_SLACK:
             alive = array("Q", list(self.after(0, table)))
-            self.chunks = deque(alive[i : i + CHUNK_ROWS] for i in range(0, len(alive), CHUNK_ROWS))
+            self.chunks = [alive[i : i + CHUNK_ROWS] for i in range(0, len(alive), CHUNK_ROWS)]
             self.head, self.entries, self.returned = 0, len(alive), []

@@ -12,7 +12,8 @@ from heapq import heapify, heappop, heappush
 from laneway.core.deadlines import coarse
 from laneway.core.lane import Lane
 from laneway.core.settings import QueueSettings
-from laneway.core.table import READY, SLAB_BITS, SLAB_MASK, Table
+from laneway.core.table import READY, SLAB_BITS, SLAB_MASK, TENANTED, Table
+from laneway.core.tenants import Tenants, Turns
 
 TOTALS = (
     "published",
@@ -94,6 +95,7 @@ class Queue:
         "ready",
         "retention_armed_ms",
         "settings",
+        "tenants",
         "totals",
         "vhost",
     )
@@ -107,7 +109,7 @@ class Queue:
         self.changed_at_ms = at_ms
         self.lanes: dict[int, Lane] = {}
         self.bitmap = 0  # bit p is set while lane p has a ready message
-        self.ready = 0  # grouped ones included
+        self.ready = 0  # those of groups and tenants included
         self.leased = 0
         self.delayed = 0
         self.bytes_waiting = 0  # of ready and delayed ones, as stored
@@ -117,6 +119,7 @@ class Queue:
         self.group_of: dict[int, Group] = {}
         self.heads: list[tuple[int, int, Group]] = []  # a heap of (-priority, number, group): groups free to be leased
         self.grouped_ready: dict[int, int] = {}
+        self.tenants: Tenants | None = None  # of messages that came while the queue was fair; None if there are none
         self.dedup: OrderedDict[str, tuple[str, int]] = OrderedDict()  # id -> (message id, when)
         self.retention_armed_ms = 0
         self.totals = [0] * len(TOTALS)
@@ -151,8 +154,8 @@ class Queue:
 
     def ready_by_priority(self) -> dict[int, int]:
         counts = {p: lane.count for p, lane in self.lanes.items() if lane.count}
-        for priority, count in self.grouped_ready.items():
-            if count:
+        for elsewhere in (self.grouped_ready, self.tenants.ready if self.tenants is not None else {}):
+            for priority, count in elsewhere.items():
                 counts[priority] = counts.get(priority, 0) + count
         return dict(sorted(counts.items(), reverse=True))
 
@@ -182,10 +185,10 @@ class Queue:
         return None
 
     def select(self, limit: int, table: Table, below: int = 0) -> list[int]:
-        """Take the next messages off the lanes: highest priority first, then by number. If `below` is given, those
-        with higher numbers are passed over, unless there are groups."""
-        if self.heads:
-            return self._select_with_groups(limit, table)
+        """Take the next messages off the lanes: highest priority first, then by number, those of noisy tenants last. If
+        `below` is given, those with higher numbers are passed over, unless there are groups."""
+        if self.heads or self.tenants is not None:
+            return self._select_one_by_one(limit, table, 0 if self.heads else below)
         out: list[int] = []
         bitmap = self.bitmap
         while bitmap and len(out) < limit:
@@ -198,15 +201,21 @@ class Queue:
         """Undo a selection that came to nothing."""
         for seq in seqs:
             group = self.group_of.get(seq)
-            if group is None:
-                self.lanes[table.slabs[seq >> SLAB_BITS].priority[seq & SLAB_MASK]].give_back(seq)
-            else:
+            if group is not None:
                 group.offered = 0
                 self.offer(group, table)
+                continue
+            slab, i = table.slabs[seq >> SLAB_BITS], seq & SLAB_MASK
+            if self.tenants is not None and slab.flags[i] & TENANTED:
+                self.tenants.give_back(slab.tenant[i], seq, slab.priority[i])
+            else:
+                self.lanes[slab.priority[i]].give_back(seq)
 
-    def _select_with_groups(self, limit: int, table: Table) -> list[int]:
-        """As select, where a group's next member competes with its own priority as soon as its head was taken."""
+    def _select_one_by_one(self, limit: int, table: Table, below: int) -> list[int]:
+        """As select, where a group's next member competes with its own priority as soon as its head was taken, and a
+        tenant is noisy as soon as it has taken too much."""
         out: list[int] = []
+        turns = Turns(self.tenants, self.settings.fair, table, below) if self.tenants is not None else None
         opened: list[tuple[int, int, Group, Iterator[int]]] = []  # a heap: next members of groups already taken from
         while len(out) < limit:
             best: tuple[int, int] | None = None
@@ -214,7 +223,7 @@ class Queue:
             if self.bitmap:
                 priority = self.bitmap.bit_length() - 1
                 found = self.lanes[priority].peek(table)
-                while not found and priority >= 0:  # taken in this very selection: look further down
+                while (not found or 0 < below <= found) and priority >= 0:  # taken in this selection: look further down
                     priority = (self.bitmap & ((1 << priority) - 1)).bit_length() - 1
                     found = self.lanes[priority].peek(table) if priority >= 0 else 0
                 if found:
@@ -223,6 +232,11 @@ class Queue:
                 best, source = head[:2], 2
             if opened and (best is None or opened[0][:2] < best):
                 best, source = opened[0][:2], 3
+            turn = turns.best(self.leased + len(out)) if turns is not None else None
+            if turns is not None and turn is not None and (best is None or turn[:3] < (best[0], False, best[1])):
+                turns.take(turn[2], turn[3])
+                out.append(turn[2])
+                continue
             if best is None:
                 break
             out.append(best[1])
@@ -240,4 +254,6 @@ class Queue:
             if following and table.state(following) == READY:
                 slab = table.slabs[following >> SLAB_BITS]
                 heappush(opened, (-slab.priority[following & SLAB_MASK], following, group, members))
+        if turns is not None:
+            turns.end()
         return out

@@ -6,7 +6,8 @@ without a Python loop. What does not fit in a row (records, names, documents) st
                 2 u8  priority      published · with flag 16: that it was published with (moved, copied)
                 3 u8  flags         1 continues the event of the row before · 2 has a group · 4 has a dedup id ·
                                     8 came through an exchange (moved, copied) · 16 has a priority (moved, copied) ·
-                                    32 its id has another number than its own (leased to removed, see below)
+                                    32 its id has another number than its own (leased to removed, see below) ·
+                                    64 has a tenant, and the queue it comes to is fair (published, moved, copied)
                 4 u32 queue         queue number, given when the queue was created, never reused
                 8 u64 seq           message number · epoch (opened) · first number kept (purged)
                16 u64 at_ms         when it happened
@@ -24,7 +25,9 @@ without a Python loop. What does not fit in a row (records, names, documents) st
 
     blob        published, relocated: the record · leased: the consumer's name · dead-lettered, moved, copied,
                 removed: a detail in words, shared by the rows of the event; with flag 8: MessagePack [detail,
-                exchange, routing key or null] · queue and document events: the document
+                exchange, routing key or null]; with flags 8 and 64: MessagePack [detail, exchange or null,
+                routing key or null, [tenants]], one tenant for each row of the event, "" for none ·
+                queue and document events: the document
 
 "leased to removed" are leased, acked, released, extended, dead-lettered and removed. The id of a message is made of the
 store's tag (opened), the time it was first published, and a number (message.py): its own, unless it was moved or copied
@@ -74,7 +77,7 @@ from laneway.core.message import RECORD_PREFIX_BYTES, decode_record, record_piec
 
 ROW = struct.Struct("<BBBBIQQQQQIIII")
 ROW_BYTES = ROW.size
-CONTINUES, HAS_GROUP, HAS_DEDUP, HAS_ROUTE, HAS_PRIORITY, HAS_NUMBER = 1, 2, 4, 8, 16, 32
+CONTINUES, HAS_GROUP, HAS_DEDUP, HAS_ROUTE, HAS_PRIORITY, HAS_NUMBER, HAS_TENANT = 1, 2, 4, 8, 16, 32, 64
 TIME_BITS = 48  # of expires_ms, where it holds when a message was first published
 _TIME_MASK = (1 << TIME_BITS) - 1
 
@@ -186,7 +189,7 @@ def _bytes(words: array[int]) -> bytes:
 def _encode_published(e: Published, offset: int) -> tuple[bytes, Sequence[bytes]]:
     count = len(e.sizes)
     if count == 1:
-        mark = (HAS_GROUP if e.groups else 0) | (HAS_DEDUP if e.dedups else 0)
+        mark = (HAS_GROUP if e.groups else 0) | (HAS_DEDUP if e.dedups else 0) | (HAS_TENANT if e.tenants else 0)
         visible, expires, size = e.visible_at[0], e.expires_at[0], e.sizes[0]
         row = _pack(
             10, 0, e.priorities[0], mark, e.queue, e.first_seq, e.at_ms, visible, 0, expires, 0, 0, offset, size
@@ -205,6 +208,8 @@ def _encode_published(e: Published, offset: int) -> tuple[bytes, Sequence[bytes]
         words[8 * i] |= HAS_GROUP << 24
     for i in e.dedups:
         words[8 * i] |= HAS_DEDUP << 24
+    for i in e.tenants:
+        words[8 * i] |= HAS_TENANT << 24
     words[1::8] = array("Q", range(e.first_seq, e.first_seq + count))
     if any(e.visible_at):
         words[3::8] = array("Q", e.visible_at)
@@ -274,7 +279,10 @@ def _settled(e: Released | Extended | DeadLettered | Removed) -> array[int]:
 
 def _encode_moved(e: Moved | Copied, offset: int) -> tuple[bytes, Sequence[bytes]]:
     blob, mark = e.detail.encode(), 0
-    if e.exchange is not None:
+    if e.tenants:
+        key = e.routing_key if e.exchange is not None else None
+        blob, mark = msgspec.msgpack.encode((e.detail, e.exchange, key, e.tenants)), HAS_ROUTE | HAS_TENANT
+    elif e.exchange is not None:
         blob, mark = msgspec.msgpack.encode((e.detail, e.exchange, e.routing_key)), HAS_ROUTE
     if e.priorities:
         mark |= HAS_PRIORITY
@@ -355,13 +363,16 @@ def _decode_published(rows: list[Row], blob: Blob, location: Location) -> Event:
     first = rows[0]
     groups: dict[int, str] = {}
     dedups: dict[int, str] = {}
+    tenants: dict[int, str] = {}
     for i, row in enumerate(rows):
-        if row[3] & (HAS_GROUP | HAS_DEDUP):
+        if row[3] & (HAS_GROUP | HAS_DEDUP | HAS_TENANT):
             properties = decode_record(blob(row[12], row[13]))[2]
             if row[3] & HAS_GROUP:
                 groups[i] = properties.group
             if row[3] & HAS_DEDUP:
                 dedups[i] = properties.dedup_id
+            if row[3] & HAS_TENANT:
+                tenants[i] = properties.tenant
     return Published(
         queue=first[4],
         at_ms=first[6],
@@ -375,6 +386,7 @@ def _decode_published(rows: list[Row], blob: Blob, location: Location) -> Event:
         groups=groups,
         dedups=dedups,
         location=location(first[12]),
+        tenants=tenants,
     )
 
 
@@ -394,17 +406,24 @@ def _decode_document_removed(rows: list[Row], blob: Blob, location: Location) ->
     return DocumentRemoved(rows[0][6], collection, key)
 
 
+_Tenanted = tuple[str, str | None, str | None, tuple[str, ...]]
+
+
 def _decode_moved(rows: list[Row], blob: Blob, location: Location) -> Event:
     f = rows[0]
     words = blob(f[12], f[13])
-    detail, exchange, key = "", None, None
-    if f[3] & HAS_ROUTE:
+    detail, exchange, key, tenants = "", None, None, ()
+    if f[3] & HAS_TENANT:
+        detail, exchange, key, tenants = msgspec.msgpack.decode(words, type=_Tenanted)
+    elif f[3] & HAS_ROUTE:
         detail, exchange, key = msgspec.msgpack.decode(words, type=tuple[str, str, str | None])
     else:
         detail = words.decode()
     kind = Moved if f[0] == Kind.MOVED else Copied
     priorities = [r[2] for r in rows] if f[3] & HAS_PRIORITY else ()
-    return kind(f[4], f[6], _seqs(rows), Cause(f[1]), f[11], f[8], detail, exchange, key, priorities)
+    moved = kind(f[4], f[6], _seqs(rows), Cause(f[1]), f[11], f[8], detail, exchange, key, priorities)
+    moved.tenants = tenants
+    return moved
 
 
 def _decode_relocated(rows: list[Row], blob: Blob, location: Location) -> Event:
@@ -448,6 +467,7 @@ __all__ = [
     "HAS_GROUP",
     "HAS_NUMBER",
     "HAS_ROUTE",
+    "HAS_TENANT",
     "RECORD_PREFIX_BYTES",
     "ROW",
     "ROW_BYTES",

@@ -58,6 +58,7 @@ class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     single_active_consumer: bool = False
     #: How soon its messages are meant to be worked off. No more than a word for reports: see the pipeline's objectives.
     tier: Literal["critical", "normal", "low"] = "normal"
+    fair: bool = False  # a tenant that holds much of what is leased lets those that hold little go first
     arguments: dict[str, Any] = {}  # as declared, for comparison and display: plain JSON values
 
     @property

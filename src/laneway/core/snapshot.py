@@ -11,9 +11,8 @@ never change. `chunks` does the encoding and may run in another thread. The layo
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,10 +26,11 @@ from laneway.core.settings import QueueSettings
 from laneway.core.state import Remembered, State
 from laneway.core.stories import Story
 from laneway.core.table import COLUMNS, DELAYED, LEASED, SCHEDULED, SLAB_BITS, Slab
+from laneway.core.tenants import NOISY_LEASES, Tenant, TenantLane, Tenants
 from laneway.errors import JournalDamaged, JournalVersionUnknown
 
 VERSION = 2
-READABLE = (1, 2)  # 1: without the column enqueued_ms
+READABLE = (1, 2)  # 1: without the columns enqueued_ms and tenant
 SLABS_PER_CHUNK = 64
 CUT_SHORT = "the snapshot ends too early; run `laneway journal check` on the folder"
 
@@ -73,6 +73,10 @@ def freeze(state: State) -> Frozen:
     return Frozen(head, list(state.table.slabs.items()))
 
 
+_FrozenLane = tuple[int, int, int, list["array[int]"], list[int]]  # priority, count, head, chunks, returned
+_LaneHead = tuple[int, int, int, list[bytes], list[int]]
+
+
 class _FrozenQueue(NamedTuple):
     """One queue, cheap to take: most of many queues are idle, and then `contents` is None."""
 
@@ -112,21 +116,24 @@ def _freeze_contents(queue: Queue) -> dict[str, Any]:
         "grouped_ready": dict(queue.grouped_ready),
         "groups": [(g.name, g.outstanding, array("Q", g.members).tobytes()) for g in queue.groups.values()],
         "dedup": list(queue.dedup.items()),
-        "lanes": [
-            # Full chunks are never written to again; the last one may be, so it is copied. The head is a cut.
-            (
-                p,
-                lane.count,
-                lane.head,
-                [*islice(lane.chunks, len(lane.chunks) - 1), lane.chunks[-1][:]],
-                lane.returned[:],
-            )
-            if lane.chunks
-            else (p, lane.count, 0, [], lane.returned[:])
-            for p, lane in queue.lanes.items()
-            if lane.count
-        ],
+        "lanes": _freeze_lanes(queue.lanes),
+        "tenants": [
+            (t.number, t.name, t.leased, t.count, _freeze_lanes(t.lanes)) for t in queue.tenants.by_number.values()
+        ]
+        if queue.tenants is not None
+        else [],
     }
+
+
+def _freeze_lanes(lanes: Mapping[int, Lane]) -> list[_FrozenLane]:
+    # Full chunks are never written to again; the last one may be, so it is copied. The head is a cut.
+    return [
+        (p, lane.count, lane.head, [*lane.chunks[:-1], lane.chunks[-1][:]], lane.returned[:])
+        if lane.chunks
+        else (p, lane.count, 0, [], lane.returned[:])
+        for p, lane in lanes.items()
+        if lane.count
+    ]
 
 
 def chunks(frozen: Frozen) -> Iterator[bytes]:
@@ -147,9 +154,14 @@ def _queue_head(q: _FrozenQueue) -> dict[str, Any]:
     head = q._asdict()
     contents = head.pop("contents")
     if contents is not None:
-        lanes = [(p, n, h, [part.tobytes() for part in parts], r) for p, n, h, parts, r in contents.pop("lanes")]
-        head.update(contents, lanes=lanes)
+        lanes = _lane_heads(contents.pop("lanes"))
+        tenants = [(*rest, _lane_heads(lanes)) for *rest, lanes in contents.pop("tenants")]
+        head.update(contents, lanes=lanes, tenants=tenants)
     return head
+
+
+def _lane_heads(lanes: list[_FrozenLane]) -> list[_LaneHead]:
+    return [(p, count, head, [part.tobytes() for part in parts], back) for p, count, head, parts, back in lanes]
 
 
 class _QueueHead(msgspec.Struct):
@@ -167,7 +179,8 @@ class _QueueHead(msgspec.Struct):
     grouped_ready: dict[int, int] = {}
     groups: list[tuple[str, int, bytes]] = []
     dedup: list[tuple[str, tuple[str, int]]] = []
-    lanes: list[tuple[int, int, int, list[bytes], list[int]]] = []
+    lanes: list[_LaneHead] = []
+    tenants: list[tuple[int, str, int, int, list[_LaneHead]]] = []  # not in a snapshot of before
 
 
 class _Head(msgspec.Struct):
@@ -211,7 +224,7 @@ def thaw(source: Iterable[bytes]) -> State:
     if state.keys:
         state.deadlines.add(next(iter(state.keys.values())).expires_ms, KEYS, 0, ())
     state.documents = head.documents
-    _thaw_slabs(state, it, COLUMNS if head.version > 1 else COLUMNS[:-1])
+    _thaw_slabs(state, it, COLUMNS if head.version > 1 else COLUMNS[:-2])
     if head.version == 1:
         _forget_enqueued(state)
     for q in head.queues:
@@ -262,12 +275,11 @@ def _thaw_queue(state: State, q: _QueueHead) -> None:
     queue.dead = dict.fromkeys(array("Q", q.dead))
     queue.grouped_ready = q.grouped_ready
     queue.dedup = OrderedDict(q.dedup)
-    for p, count, head, parts, returned in q.lanes:
-        lane = queue.lanes[p] = Lane()
-        lane.count, lane.head, lane.returned = count, head, returned
-        lane.chunks = deque(array("Q", part) for part in parts)
-        lane.entries = sum(map(len, lane.chunks)) - head
-        queue.bitmap |= 1 << p
+    for frozen in q.lanes:
+        _thaw_lane(queue.lane(frozen[0]), frozen)
+        queue.bitmap |= 1 << frozen[0]
+    if q.tenants:
+        queue.tenants = _thaw_tenants(state, q)
     for name, outstanding, members in q.groups:
         group = queue.groups[name] = Group(name)
         group.outstanding = outstanding
@@ -281,6 +293,29 @@ def _thaw_queue(state: State, q: _QueueHead) -> None:
     if q.retention_armed_ms:
         state.arm_retention(queue, q.retention_armed_ms)
     state.queues[q.number] = state.by_name[q.vhost, q.name] = queue
+
+
+def _thaw_lane(lane: Lane, frozen: _LaneHead) -> None:
+    _, lane.count, lane.head, parts, lane.returned = frozen
+    lane.chunks = [array("Q", part) for part in parts]
+    lane.entries = sum(map(len, lane.chunks)) - lane.head
+
+
+def _thaw_tenants(state: State, q: _QueueHead) -> Tenants:
+    tenants = Tenants()
+    for number, name, leased, count, lanes in q.tenants:
+        tenant = tenants.by_number[number] = tenants.by_name[name] = Tenant(name, number)
+        tenant.leased, tenant.count = leased, count
+        if leased >= NOISY_LEASES:
+            tenants.suspects[number] = tenant
+        for frozen in lanes:
+            priority = frozen[0]
+            lane = tenant.lanes[priority] = TenantLane(tenant)
+            _thaw_lane(lane, frozen)
+            tenants.count_ready(priority, lane.count)
+            tenants.offer(priority, lane, lane.peek(state.table))
+    tenants.free = [n for n in range(1, max(tenants.by_number)) if n not in tenants.by_number]
+    return tenants
 
 
 def _thaw_deadlines(state: State) -> None:

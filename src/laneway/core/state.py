@@ -66,9 +66,11 @@ from laneway.core.table import (
     SLAB_MASK,
     SLAB_ROWS,
     STORIED,
+    TENANTED,
     Slab,
     Table,
 )
+from laneway.core.tenants import Tenants
 
 #: Set in the lease ids of sessions: connections, which end with the process. Above it is the epoch.
 SESSION_LEASE = 1 << 39
@@ -237,6 +239,12 @@ class State:
                     self.leave(queue, seq)
                     self.forget(seq)
             lane.tidy(self.table)
+        if queue.tenants is not None:
+            for lane in [lane for _, lane in queue.tenants.lanes()]:
+                for seq in list(lane.after(0, self.table)):
+                    if seq < before_seq:
+                        self.leave(queue, seq)
+                        self.forget(seq)
         for seq in [s for s in queue.group_of if s < before_seq and self.table.state(s) == READY]:
             self.leave(queue, seq)
             self.forget(seq)
@@ -311,7 +319,7 @@ class State:
             self.arm_retention(queue, queue.keeps_until(e.at_ms))
         if e.dedups:
             self._remember_dedups(queue, e)
-        if e.groups or any(e.visible_at):
+        if e.groups or e.tenants or any(e.visible_at):
             self._place_each(queue, e)
         else:
             at = first
@@ -337,6 +345,8 @@ class State:
             name = e.groups.get(i)
             if name is not None:
                 self.join_group(queue, slab, seq, name)
+            elif i in e.tenants:
+                self.join_tenant(queue, slab, seq, e.tenants[i])
             if visible_ms > e.at_ms:
                 slab.set_times(seq & SLAB_MASK, visible_ms, e.at_ms)
                 slab.flags[seq & SLAB_MASK] |= SCHEDULED
@@ -351,6 +361,14 @@ class State:
             group = queue.groups[name] = Group(name)
         group.members[seq] = None
         queue.group_of[seq] = group
+
+    def join_tenant(self, queue: Queue, slab: Slab, seq: int, name: str) -> None:
+        slab.flags[seq & SLAB_MASK] |= TENANTED
+        if not slab.tenant:
+            slab.widen_tenants()
+        if queue.tenants is None:
+            queue.tenants = Tenants()
+        slab.tenant[seq & SLAB_MASK] = queue.tenants.join(name).number
 
     def _remember_dedups(self, queue: Queue, e: Published) -> None:
         window_ms = queue.settings.dedup_window_ms
@@ -433,6 +451,8 @@ class State:
             group = queue.group_of[seq]
             group.outstanding += 1
             group.offered = 0
+        elif slab.flags[i] & TENANTED:
+            _tenants(queue).lease(slab.tenant[i])
         slab.state[i] = LEASED
         slab.receives[i] = receives
         slab.lease[i] = lease
@@ -523,6 +543,9 @@ class State:
             queue.grouped_ready[priority] = queue.grouped_ready.get(priority, 0) + 1
             queue.offer(queue.group_of[seq], self.table)
             return
+        if slab.flags[i] & TENANTED:
+            _tenants(queue).add(slab.tenant[i], seq, priority, fresh=fresh)
+            return
         lane = queue.lane(priority)
         if fresh:
             lane.append(seq)
@@ -553,6 +576,8 @@ class State:
                 queue.group_of[seq].outstanding -= 1
                 slab.state[i] = FREE  # so that offer() does not see it as leased or ready
                 queue.offer(queue.group_of[seq], self.table)
+            elif flags & TENANTED:
+                _tenants(queue).unlease(slab.tenant[i])
             return
         if state == DEAD:
             del queue.dead[seq]
@@ -566,6 +591,10 @@ class State:
             queue.grouped_ready[priority] -= 1
             if not queue.grouped_ready[priority]:
                 del queue.grouped_ready[priority]
+            return
+        if flags & TENANTED:
+            slab.state[i] = FREE  # so that its lane does not see it as ready
+            _tenants(queue).remove(slab.tenant[i], seq, priority, self.table)
             return
         lane = queue.lanes[priority]
         lane.count -= 1
@@ -589,6 +618,15 @@ class State:
         else:
             del queue.groups[group.name]
 
+    def leave_tenant(self, queue: Queue, slab: Slab, seq: int) -> None:
+        i = seq & SLAB_MASK
+        if slab.flags[i] & TENANTED:
+            slab.flags[i] &= ~TENANTED
+            tenants = _tenants(queue)
+            tenants.part(slab.tenant[i])
+            if not tenants.by_number:
+                queue.tenants = None
+
     def forget(self, seq: int) -> None:
         """The end of a message that has already left its state."""
         slab = self.table.slabs[seq >> SLAB_BITS]
@@ -596,6 +634,8 @@ class State:
         flags = slab.flags[i]
         if flags & GROUPED:
             self.leave_group(self.queues[slab.queue[i]], self.table.owned(seq), seq)
+        elif flags & TENANTED:
+            self.leave_tenant(self.queues[slab.queue[i]], self.table.owned(seq), seq)
         if flags & STORIED:
             story = self.stories.pop(seq)
             graves.forget_number(self, story.record_seq, seq)
@@ -662,3 +702,9 @@ class State:
 
     def _document_removed(self, e: DocumentRemoved) -> None:
         self.documents.get(e.collection, {}).pop(e.key, None)
+
+
+def _tenants(queue: Queue) -> Tenants:
+    """Those of a queue that holds a message with a tenant."""
+    assert queue.tenants is not None, f"queue {queue.name!r} knows no tenants"
+    return queue.tenants

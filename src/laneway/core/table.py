@@ -18,8 +18,9 @@ FREE, READY, LEASED, DELAYED, DEAD = range(5)
 STATE_NAMES = ("free", "ready", "leased", "delayed", "dead")
 
 # Flags: which of the sparse side tables of state.py know this message too; OVERDUE: its time to live ended while
-# it was leased; SCHEDULED: published with a delay, so that it is younger than its number says.
-GROUPED, STORIED, HAS_CONSUMER, OVERDUE, SCHEDULED = 1, 2, 4, 8, 16
+# it was leased; SCHEDULED: published with a delay, so that it is younger than its number says; TENANTED: in a fair
+# queue, and it has a tenant.
+GROUPED, STORIED, HAS_CONSUMER, OVERDUE, SCHEDULED, TENANTED = 1, 2, 4, 8, 16, 32
 
 _ZEROS_8 = bytes(8 * SLAB_ROWS)
 
@@ -36,12 +37,13 @@ COLUMNS: tuple[tuple[str, str | None], ...] = (
     ("lease", "Q"),
     ("due_ms", "Q"),
     ("enqueued_ms", "Q"),
+    ("tenant", "I"),
 )
 
 
 class Slab:
     """`lease` and `due_ms` stay empty until a message of the slab is first leased or delayed, `enqueued_ms` as long as
-    it would say the same as `since_ms`."""
+    it would say the same as `since_ms`, `tenant` until a message has one."""
 
     __slots__ = (
         "due_ms",
@@ -57,6 +59,7 @@ class Slab:
         "since_ms",
         "size",
         "state",
+        "tenant",
     )
 
     def __init__(self) -> None:
@@ -73,6 +76,7 @@ class Slab:
         self.lease = array("Q")
         self.due_ms = array("Q")  # deadline of a lease, end of a delay
         self.enqueued_ms = array("Q")  # when it was first published, in whichever queue; 0: not known
+        self.tenant = array("I")  # a number of Queue.tenants
 
     def clone(self) -> Slab:
         copy = Slab()
@@ -91,6 +95,9 @@ class Slab:
             self.enqueued_ms = self.since_ms[:]
         self.since_ms[i] = since_ms
         self.enqueued_ms[i] = enqueued_ms
+
+    def widen_tenants(self) -> None:
+        self.tenant = array("I", bytes(self.tenant.itemsize * SLAB_ROWS))
 
 
 class Table:

@@ -187,6 +187,7 @@ class QueueAnswer(Answer):
     keep_dead: bool
     single_active_consumer: bool
     tier: str
+    fair: bool
     arguments: dict[str, Any]
     created_at: Time
     changed_at: Time
@@ -301,6 +302,7 @@ class StatsAnswer(Answer):
     waiting_bytes: int
     consumers_waiting: int
     subscriber_count: int
+    noisy_tenants: list[str]
     totals: dict[str, int]
     rates: dict[str, RatesAnswer]
 

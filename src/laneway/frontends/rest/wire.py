@@ -113,6 +113,7 @@ class QueueSettingsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=T
     keep_dead: bool | UnsetType = UNSET
     single_active_consumer: bool | UnsetType = UNSET
     tier: Annotated[str, Meta(pattern="^(critical|normal|low)$")] | UnsetType = UNSET
+    fair: bool | UnsetType = UNSET
 
 
 class PutQueueRequest(QueueSettingsRequest, kw_only=True):

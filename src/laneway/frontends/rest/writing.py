@@ -287,6 +287,7 @@ class Writer:
             waiting_bytes=s.waiting_bytes,
             consumers_waiting=s.consumers_waiting,
             subscriber_count=s.subscribers,
+            noisy_tenants=s.noisy_tenants,
             totals=s.totals,
             rates={
                 name: RatesAnswer(

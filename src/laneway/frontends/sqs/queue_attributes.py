@@ -51,6 +51,12 @@ NEW_QUEUE = QueueSettings(
     retention_ms=345_600_000, max_receives=None, max_message_bytes=MAX_MESSAGE_BYTES + PROPERTIES_ROOM_BYTES
 )
 
+
+def new_queue(name: str) -> QueueSettings:
+    """Before its attributes. A standard queue is fair as soon as messages name tenants."""
+    return msgspec.structs.replace(NEW_QUEUE, fair=not is_fifo(name))
+
+
 ArnOf = Callable[[str], str]  # a queue's name to its ARN
 NameOf = Callable[[str], str | None]  # and back; None if it is none of this account and region
 

@@ -60,7 +60,7 @@ class Queues:
         check_new_name(name, given.get("FifoQueue") == "true")
         ask.check(name, "configure")
         info = self._broker.find_info(ask.vhost, name)
-        settings = qa.changed(name, qa.NEW_QUEUE if info is None else info.settings, given, ask.queue_of_arn)
+        settings = qa.changed(name, qa.new_queue(name) if info is None else info.settings, given, ask.queue_of_arn)
         if info is not None:
             other = qa.difference(info, settings, given)
             if other is not None:
