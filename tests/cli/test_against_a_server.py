@@ -662,3 +662,24 @@ def test_a_folder_without_a_journal_is_told_from_a_damaged_one(tmp_path: Path) -
         "no kind of event"
         in runner("http://127.0.0.1:1")("journal", "dump", str(tmp_path), "--kind", "x", code=1).stderr
     )
+
+
+def test_a_rebalancing_plan_is_set_shown_and_cleared(run: Run, tmp_path: Path) -> None:
+    run("queue", "create", "hot-orders")
+    plan = {
+        "format": 1,
+        "by": "key",
+        "partition_count": 2,
+        "partitions": [{"partition": 0, "per_second": 9.5, "is_hot": True}],
+        "moves": [{"vhost": "/", "queue_name": "hot-orders", "key": "vip", "per_second": 4.5, "from": 0, "to": 1}],
+        "splits": [],
+    }
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    assert run("rebalancing", "set", str(tmp_path / "plan.json")).stdout == "kept: 1 move, 0 splits\n"
+    shown = run("rebalancing", "show").stdout
+    assert "hot-orders" in shown and "0 → 1" in shown and "vip" in shown
+    assert json.loads(run("rebalancing", "show", "--json").stdout)["plan"] == plan
+    run("rebalancing", "clear")
+    assert "no rebalancing plan" in run("rebalancing", "show", code=1).stderr
+    (tmp_path / "plan.json").write_text("{")
+    assert "is not JSON" in run("rebalancing", "set", str(tmp_path / "plan.json"), code=2).stderr

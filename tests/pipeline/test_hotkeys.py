@@ -65,7 +65,7 @@ def test_the_plan_says_what_the_server_reads() -> None:
             {"partition": 2, "per_second": 0.4, "is_hot": False},
             {"partition": 3, "per_second": 0.4, "is_hot": False},
         ],
-        "moves": [{"vhost": "/", "queue": "orders", "key": "vip", "per_second": 4.0, "from": 0, "to": 2}],
+        "moves": [{"vhost": "/", "queue_name": "orders", "key": "vip", "per_second": 4.0, "from": 0, "to": 2}],
         "splits": [],
     }
 
@@ -132,7 +132,7 @@ def test_a_made_up_afternoon_counted_again(spark: SparkSession, tmp_path: Path, 
     assert result.files == [str(tmp_path / "plan.json")] and made["moves"] == result.facts["moves"]
     load = dict(loads)
     for move in made["moves"]:
-        name = "/".join([move["vhost"], move["queue"], *([move["key"]] if by == "key" else [])])
+        name = "/".join([move["vhost"], move["queue_name"], *([move["key"]] if by == "key" else [])])
         assert zlib.crc32(name.encode()) % 5 == move["from"] != move["to"]
         count = names.count(name)
         assert move["per_second"] == pytest.approx(count / seconds, abs=1e-6)

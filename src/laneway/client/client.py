@@ -348,6 +348,19 @@ class Client:
         """With its queues and exchanges."""
         self._call("DELETE", f"/vhosts/{_quoted(name)}")
 
+    # --- the rebalancing plan
+
+    def rebalancing(self) -> dict[str, Any]:
+        """The plan that the server keeps, who gave it and when."""
+        return dict(self._call("GET", "/rebalancing"))
+
+    def put_rebalancing(self, plan: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep a plan, in place of the one there is."""
+        return dict(self._call("PUT", "/rebalancing", body=dict(plan), repeatable=True))
+
+    def delete_rebalancing(self) -> None:
+        self._call("DELETE", "/rebalancing")
+
     # --- batches that are published exactly once
 
     def stage_part(self, producer: str, stage: str, part: str, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.openapi import openapi_document
 from laneway.frontends.rest.plan import Plan
 from laneway.frontends.rest.producers import Producers, producer_routes
+from laneway.frontends.rest.rebalancing import Rebalancing, rebalancing_routes
 from laneway.frontends.rest.routes import account_routes, message_routes, queue_routes
 from laneway.frontends.rest.routing import Reply, Route, Router
 from laneway.frontends.rest.times import Timestamps
@@ -55,6 +56,7 @@ class RestApi:
             *exchange_message_routes(exchanges),
             *binding_routes(Bindings(broker, access)),
             *vhost_routes(VirtualHosts(broker, access)),
+            *rebalancing_routes(Rebalancing(broker, access, writer)),
             *producer_routes(Producers(broker, access, writer)),
             *account_routes(Accounts(access, writer)),
             *self._server_routes(),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -159,10 +159,9 @@ def plan(
     limit = hot * sum(loads) / len(loads)
 
     def named(unit: Unit) -> dict[str, Any]:
-        said = {name: value for name, value in asdict(unit).items() if name in ("vhost", "queue", "key")}
-        if said["key"] is None:
-            del said["key"]
-        return {**said, "per_second": round(unit.published / seconds, 6)}
+        key = {} if unit.key is None else {"key": unit.key}
+        rate = round(unit.published / seconds, 6)
+        return {"vhost": unit.vhost, "queue_name": unit.queue, **key, "per_second": rate}
 
     return {
         "format": FORMAT,
@@ -240,7 +239,7 @@ def _largest(found: DataFrame, hot: list[int]) -> list[Unit]:
 
 def _notes(made: dict[str, Any], keys: list[dict[str, Any]]) -> list[str]:
     def name(one: dict[str, Any]) -> str:
-        return f"{one['queue']}" + (f" key {one['key']}" if one.get("key") is not None else "")
+        return f"{one['queue_name']}" + (f" key {one['key']}" if one.get("key") is not None else "")
 
     hot = [one["partition"] for one in made["partitions"] if one["is_hot"]]
     notes = [f"hot: partition {', '.join(map(str, hot))}" if hot else "no partition is hot"]
