@@ -61,7 +61,11 @@ def test_a_plan_is_kept_and_outlives_a_restart(tmp_path: Path) -> None:
         ({"moves": [*move(), *move(to=1)]}, 400, "moves[1].queue_name"),
         ({"moves": move(queue_name="nowhere")}, 404, "moves[0].queue_name"),
         ({"moves": move(vhost="nowhere")}, 404, "moves[0].queue_name"),
-        ({"splits": [{"vhost": "/", "queue_name": "mail", "per_second": 1, "partition": 4}]}, 400, "splits[0].partition"),
+        (
+            {"splits": [{"vhost": "/", "queue_name": "mail", "per_second": 1, "partition": 4}]},
+            400,
+            "splits[0].partition",
+        ),
         ({"partitions": [{"partition": 1, "per_second": 1, "is_hot": False}] * 2}, 400, "partitions[1].partition"),
         ({"colour": "red"}, 400, "colour"),
     ],
