@@ -286,6 +286,12 @@ _JOBS: tuple[Job, ...] = (
         ),
     ),
     Job(
+        "audit",
+        "The proof that nothing was lost: what became of every message, and what cannot have happened.",
+        f"{_MODULES}.audit",
+        (Setting("show", "So many violations are printed; all are in audit_violations.", 20, whole, "N"),),
+    ),
+    Job(
         "report",
         "One HTML page with charts over the tables of the other jobs.",
         f"{_MODULES}.report",

@@ -1,0 +1,185 @@
+"""The proof that nothing was lost: every message has exactly one end or is still there, and all happened in order.
+
+Three tables come out: audit_verdict, one row; audit_fates, what has become of the messages of each queue; and
+audit_violations, empty if all is well. docs/pipeline.md describes the columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+from laneway.pipeline.jobs import lives as lives_
+from laneway.pipeline.jobs import order
+from laneway.pipeline.jobs.lives import FATES, INDEX_BITS, READ
+from laneway.pipeline.runner import Options, Result
+
+
+@dataclass(frozen=True)
+class Findings:
+    verdict: DataFrame
+    fates: DataFrame
+    violations: DataFrame
+
+
+@contextmanager
+def audit(events: DataFrame, *, block_rows: int = order.BLOCK_ROWS) -> Iterator[Findings]:
+    """Look at a history, whole or from some position on. What is found can be read inside the `with` block.
+
+    What is read, and the lives put together from it, are kept on disk meanwhile and not in memory.
+    """
+    rows = lives_.rows(events).persist(StorageLevel.DISK_ONLY)
+    lives = lives_.lives(rows).persist(StorageLevel.DISK_ONLY)
+    kept = [rows, lives]
+    try:
+        spans = (
+            rows.groupBy("partition")
+            .agg(
+                F.min("position").alias("first"),
+                F.max("position").alias("last"),
+                F.max("ms").alias("until_ms"),
+                F.count("*").alias("events"),
+            )
+            .collect()
+        )
+        whole = [span["partition"] for span in spans if span["first"] == 1]
+        found = _violations(rows, lives, whole, block_rows).persist(StorageLevel.DISK_ONLY)
+        kept.append(found)
+        count = found.count()
+        named = _named(found, rows, events) if count else _named(found, rows, None)
+        fates = _by_queue(lives_.fates(lives, _until_ms(spans)), rows).persist(StorageLevel.DISK_ONLY)
+        kept.append(fates)
+        yield Findings(_verdict(fates, spans, count, is_whole=len(whole) == len(spans)), fates, named)
+    finally:
+        for frame in reversed(kept):
+            frame.unpersist()
+
+
+def _until_ms(spans: Sequence[Row]) -> Column:
+    """When the history of a partition ends: what is visible later than that is still delayed."""
+    ends = [F.lit(x) for span in spans for x in (span["partition"], span["until_ms"])]
+    return F.create_map(*ends)[F.col("partition")] if ends else F.lit(None)
+
+
+def _violations(rows: DataFrame, lives: DataFrame, whole: Sequence[int], block_rows: int) -> DataFrame:
+    return (
+        lives_.impossible_steps(lives, whole)
+        .unionByName(order.passed_over(lives, block_rows=block_rows))
+        .unionByName(order.inversions(lives, block_rows=block_rows))
+        .unionByName(order.gaps(rows))
+        .unionByName(order.number_gaps(lives, whole))
+    )
+
+
+def _queues(rows: DataFrame) -> DataFrame:
+    """The names that queue numbers have."""
+    here = rows.where("queue_number is not null").select("partition", "queue_number", "vhost", "queue")
+    there = rows.where("target_queue_number is not null").select(
+        "partition",
+        F.col("target_queue_number").alias("queue_number"),
+        F.col("target_vhost").alias("vhost"),
+        F.col("target_queue").alias("queue"),
+    )
+    return (
+        here.unionByName(there)
+        .groupBy("partition", "queue_number")
+        .agg(F.max("vhost").alias("vhost"), F.max("queue").alias("queue"))
+    )
+
+
+def _named(found: DataFrame, rows: DataFrame, events: DataFrame | None) -> DataFrame:
+    """Violations as they are shown, in the order of history: with time, queue and message id, for which the events are
+    read once more."""
+    position = F.shiftright("at", INDEX_BITS)
+    index = F.col("at").bitwiseAND((1 << INDEX_BITS) - 1).cast("int")
+    shown = found.withColumns({"position": position, "index": index})
+    if events is None:
+        shown = shown.withColumns({"time": F.lit(None).cast("timestamp"), "message_id": F.lit(None).cast("string")})
+        shown = shown.withColumns({"vhost": F.lit(None).cast("string"), "queue": F.lit(None).cast("string")})
+    else:
+        places = found.select("partition", "at").distinct()
+        times = (
+            rows.join(F.broadcast(places), ["partition", "at"])
+            .groupBy("partition", "at")
+            .agg(F.max(F.timestamp_millis("ms")).alias("time"))
+        )
+        wanted = found.where("message is not null").select("partition", "message").distinct()
+        here = events.where("message_id is not null").select(
+            F.coalesce("partition", F.lit(0)).alias("partition"),
+            F.explode(F.array_compact(F.array("message", "target_message"))).alias("message"),
+            "message_id",
+        )
+        ids = (
+            here.join(F.broadcast(wanted), ["partition", "message"])
+            .groupBy("partition", "message")
+            .agg(F.min("message_id").alias("message_id"))
+        )
+        shown = (
+            shown.join(times, ["partition", "at"], "left")
+            .join(ids, ["partition", "message"], "left")
+            .join(_queues(rows), ["partition", "queue_number"], "left")
+        )
+    columns = "partition position index time type vhost queue queue_number message message_id words".split()
+    return shown.select(*columns).orderBy("partition", "position", "index", "type", "message")
+
+
+def _by_queue(fates: DataFrame, rows: DataFrame) -> DataFrame:
+    began = ["published", "moved_in", "copied_in", "from_before"]
+    return (
+        fates.join(_queues(rows), ["partition", "queue_number"], "left")
+        .select("partition", "vhost", "queue", "queue_number", *began, *FATES)
+        .orderBy("partition", "vhost", "queue", "queue_number")
+    )
+
+
+def _verdict(fates: DataFrame, spans: Sequence[Row], violations: int, *, is_whole: bool) -> DataFrame:
+    began = ["published", "moved_in", "copied_in", "from_before"]
+    totals = [F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in (*began, *FATES)]
+    return fates.agg(*totals).select(
+        F.lit("violated" if violations else "clean").alias("verdict"),
+        F.lit(violations).cast("bigint").alias("violations"),
+        F.lit(is_whole).alias("is_whole"),
+        F.lit(min((span["first"] for span in spans), default=None)).cast("bigint").alias("first_position"),
+        F.lit(max((span["last"] for span in spans), default=None)).cast("bigint").alias("last_position"),
+        F.timestamp_millis(F.lit(max((span["until_ms"] for span in spans), default=None))).alias("until"),
+        F.lit(sum(span["events"] for span in spans)).cast("bigint").alias("events"),
+        *began,
+        *FATES,
+    )
+
+
+SHOWN = ("vhost", "queue", "published", "moved_in", "copied_in", "from_before", *FATES)
+
+
+def run(spark: SparkSession, options: Options) -> Result:
+    warehouse = options.warehouse
+    with audit(options.events(spark, *READ, "message_id")) as findings:
+        options.say("audit: following every message through its life")
+        tables = {
+            "audit_violations": warehouse.overwrite("audit_violations", findings.violations, options.run_id),
+            "audit_fates": warehouse.overwrite("audit_fates", findings.fates, options.run_id),
+            "audit_verdict": warehouse.overwrite("audit_verdict", findings.verdict, options.run_id),
+        }
+    verdict = warehouse.read_arrow("audit_verdict").to_pylist()[0]
+    fates = warehouse.read_arrow("audit_fates").select(SHOWN).to_pylist()
+    used = [name for name in SHOWN if name in ("vhost", "queue") or any(one[name] for one in fates)]
+    violations = warehouse.read_arrow("audit_violations").slice(0, options["show"]).to_pylist()
+    notes = [
+        f"{verdict['verdict']}: {verdict['events']} events, positions {verdict['first_position']} to "
+        f"{verdict['last_position']}{'' if verdict['is_whole'] else ' (not from the beginning)'}, "
+        f"{verdict['violations']} violations",
+        *(f"{one['type']} at {one['position']}: {one['message_id'] or '-'}: {one['words']}" for one in violations),
+    ]
+    return Result(
+        used,
+        [[one[name] for name in used] for one in fates],
+        notes,
+        tables,
+        facts={"verdict": verdict},
+        is_failure=verdict["violations"] > 0,
+    )

@@ -1,0 +1,311 @@
+"""The life of every message, from the events table: what happened to it, step by step, and what cannot have happened.
+
+A message number has one beginning (published, moved in, copied in), at most one end, and in between it waits, is leased
+or is dead. Which step may follow which is the state diagram in core/state.py:
+
+    step       published · moved_in · copied_in · released   leased · extended   dead_lettered   acked · removed · moved
+    then it    waits                                         is held             is dead         has ended
+
+Purges and deletions of queues have no row for each message: they end all that wait, or all, in one event. So they are
+a small table beside, joined to every step.
+
+One shuffle by message, one sort, no collected lists: memory does not grow with the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+#: Steps of a life; the order matters to the comparisons below.
+PUBLISHED, MOVED_IN, COPIED_IN, RELEASED, LEASED, EXTENDED, DEAD, ACKED, REMOVED, MOVED = range(1, 11)
+STEPS = {
+    PUBLISHED: "published",
+    MOVED_IN: "moved in",
+    COPIED_IN: "copied in",
+    RELEASED: "released",
+    LEASED: "leased",
+    EXTENDED: "extended",
+    DEAD: "dead-lettered",
+    ACKED: "acked",
+    REMOVED: "removed",
+    MOVED: "moved",
+}
+_OF_ONE_MESSAGE = {
+    "published": PUBLISHED,
+    "released": RELEASED,
+    "leased": LEASED,
+    "extended": EXTENDED,
+    "dead_lettered": DEAD,
+    "acked": ACKED,
+    "removed": REMOVED,
+    "moved": MOVED,
+}
+
+#: Where in history a row stands, as one number: the position of its commit, then its place in there.
+INDEX_BITS = 26
+LATER = 1 << 62  # than everything
+
+#: What is taken from the events table. All the rest is worked out from these.
+READ = (
+    "partition position index time kind vhost queue queue_number message priority tenant group lease receive_count "
+    "reason visible_at target_vhost target_queue target_queue_number target_message"
+).split()
+
+VIOLATION = "partition int, at bigint, type string, queue_number int, message bigint, words string"
+
+
+def rows(events: DataFrame) -> DataFrame:
+    """The events, without what an audit does not look at: the one thing that is read from the source, and then kept,
+    so that all checks see the same history while the journal goes on."""
+    ms = F.unix_millis("time")
+    visible_ms = F.unix_millis("visible_at")
+    return events.select(
+        F.coalesce("partition", F.lit(0)).alias("partition"),
+        "position",
+        "index",
+        (F.shiftleft("position", INDEX_BITS) + F.col("index")).alias("at"),
+        ms.alias("ms"),
+        "kind",
+        "vhost",
+        "queue",
+        "queue_number",
+        "message",
+        "priority",
+        "lease",
+        "receive_count",
+        "reason",
+        visible_ms.alias("visible_ms"),
+        F.coalesce(F.col("group").isNull() & (visible_ms <= ms), F.lit(False)).alias("is_plain"),
+        "tenant",
+        "target_vhost",
+        "target_queue",
+        "target_queue_number",
+        "target_message",
+    )
+
+
+def queue_ends(rows: DataFrame) -> DataFrame:
+    """Per queue: when it was deleted, and its purges in order, each with the first message that was kept."""
+    purge = F.struct("at", F.col("message").alias("kept"))
+    return (
+        rows.where("kind in ('queue_purged', 'queue_deleted')")
+        .groupBy("partition", "queue_number")
+        .agg(
+            F.min(F.when(F.col("kind") == "queue_deleted", F.col("at"))).alias("deleted_at"),
+            F.sort_array(F.collect_list(F.when(F.col("kind") == "queue_purged", purge))).alias("purges"),
+        )
+    )
+
+
+def steps(rows: DataFrame) -> DataFrame:
+    """One row per step of a life. A move ends one number and begins another; a copy begins one."""
+    of_one = F.create_map(*[F.lit(x) for pair in _OF_ONE_MESSAGE.items() for x in pair])
+    kind = F.col("kind")
+    old = F.struct(of_one[kind].alias("step"), F.col("message"), F.col("queue_number"))
+    new = F.struct(
+        F.when(kind == "moved", MOVED_IN).otherwise(COPIED_IN).alias("step"),
+        F.col("target_message").alias("message"),
+        F.col("target_queue_number").alias("queue_number"),
+    )
+    both = F.when(kind == "moved", F.array(old, new)).when(kind == "copied", F.array(new)).otherwise(F.array(old))
+    return (
+        rows.where(kind.isin(*_OF_ONE_MESSAGE, "copied"))
+        .withColumn("of", F.explode(both))
+        .select(
+            "partition",
+            "of.message",
+            "of.step",
+            "of.queue_number",
+            "at",
+            "lease",
+            "receive_count",
+            "reason",
+            "visible_ms",
+            F.when(F.col("of.step") == PUBLISHED, F.col("priority")).alias("priority"),
+            "is_plain",
+            "tenant",
+        )
+    )
+
+
+def lives(rows: DataFrame) -> DataFrame:
+    """Every step with the one before and the one after it in the same life, the lease and receive count given last,
+    what the message was published with, and how its queue ended it, if it did so while the message waited here.
+
+    `ended_at`: a purge or the deletion of the queue, before the next step or after the last one.
+    """
+    life = Window.partitionBy("partition", "message").orderBy("at", "step")
+    before = life.rowsBetween(Window.unboundedPreceding, -1)
+    step = F.col("step")
+    of_lease = F.when(step == LEASED, F.col("lease"))
+    known = (
+        steps(rows)
+        .withColumn("previous", F.lag("step").over(life))
+        .withColumn("previous_at", F.lag("at").over(life))
+        .withColumn("next", F.lead("step").over(life))
+        .withColumn("next_at", F.lead("at").over(life))
+        .withColumn("first", F.first("step").over(life))
+        .withColumn("first_queue", F.first("queue_number").over(life))
+        .withColumn("priority", F.first("priority").over(life))
+        .withColumn("tenant", F.first("tenant").over(life))
+        .withColumn("is_plain", F.first("is_plain").over(life))
+        .withColumn("last_lease", F.last(of_lease, ignorenulls=True).over(before))
+        .withColumn("last_count", F.last("receive_count", ignorenulls=True).over(before))
+    )
+    later = F.coalesce("next_at", F.lit(LATER))
+
+    def ends_it(purge: Column) -> Column:
+        return (purge["at"] > F.col("at")) & (purge["at"] < later) & (purge["kept"] > F.col("message"))
+
+    purged = F.when(_waits(step) & F.col("purges").isNotNull(), F.get(F.filter("purges", ends_it), F.lit(0))["at"])
+    deleted = F.when((step < ACKED) & (F.col("deleted_at") > F.col("at")) & (F.col("deleted_at") < later), 1)
+    return (
+        known.join(F.broadcast(queue_ends(rows)), ["partition", "queue_number"], "left")
+        .withColumn("purged_at", purged)
+        .withColumn("ended_at", F.coalesce("purged_at", F.when(deleted == 1, F.col("deleted_at"))))
+        .withColumn("queue_deleted_at", F.col("deleted_at"))
+        .drop("purges", "deleted_at")
+    )
+
+
+def _waits(step: Column) -> Column:
+    return step <= RELEASED
+
+
+def _is_held(step: Column) -> Column:
+    return step.isin(LEASED, EXTENDED)
+
+
+def _has_ended(step: Column) -> Column:
+    return step >= ACKED
+
+
+def impossible_steps(lives: DataFrame, whole: Sequence[int]) -> DataFrame:
+    """Steps that cannot follow what came before them. `whole`: the partitions whose history begins with the first
+    commit, so that every message must have a beginning; in the others, those that have none are from before."""
+    step, previous = F.col("step"), F.col("previous")
+    begins, was_there = step <= COPIED_IN, previous.isNotNull()
+    gone = _has_ended(previous)
+    last = F.coalesce(F.col("last_count"), F.when(F.col("first") <= COPIED_IN, F.lit(0)))
+    found = [
+        (
+            "never_published",
+            ~was_there & ~begins & F.col("partition").isin(*whole),
+            F.lit("of a message that was never published"),
+        ),
+        ("published_twice", was_there & begins, F.lit("a number that another message has")),
+        ("delivered_after_end", gone & (step == LEASED), _after(previous)),
+        ("double_end", gone & _has_ended(step), _after(previous)),
+        ("event_after_end", gone & ~begins & (step != LEASED) & ~_has_ended(step), _after(previous)),
+        ("after_queue_deleted", F.col("at") > F.col("queue_deleted_at"), F.lit("its queue had been deleted")),
+        ("delivered_twice", (step == LEASED) & _is_held(previous), F.lit("another lease of it had not ended")),
+        ("delivered_dead", (step == LEASED) & (previous == DEAD), F.lit("it was dead")),
+        (
+            "not_leased",
+            step.isin(ACKED, RELEASED, EXTENDED) & (_waits(previous) | (previous == DEAD)),
+            F.lit("nobody held it"),
+        ),
+        (
+            "stale_ack",
+            (step == ACKED) & _is_held(previous) & (F.col("lease") != F.col("last_lease")),
+            F.concat(F.lit("with lease "), "lease", F.lit(", the last one was "), "last_lease"),
+        ),
+        ("dead_twice", (step == DEAD) & (previous == DEAD), F.lit("it was dead already")),
+        (
+            "receive_count",
+            (step == LEASED) & (F.col("receive_count") != last + 1),
+            F.concat(F.lit("receive count "), "receive_count", F.lit(" after "), last),
+        ),
+        (
+            "wrong_queue",
+            (F.col("queue_number") != F.col("first_queue")),
+            F.concat(F.lit("it was in queue number "), "first_queue"),
+        ),
+    ]
+    checks = F.array(
+        *[F.when(wrong, F.struct(F.lit(name).alias("type"), words.alias("words"))) for name, wrong, words in found]
+    )
+    any_wrong = reduce(or_, [F.coalesce(wrong, F.lit(False)) for _, wrong, _ in found])
+    named = F.create_map(*[F.lit(x) for pair in STEPS.items() for x in pair])
+    own = lives.where(any_wrong).select(
+        "partition",
+        "at",
+        "queue_number",
+        "message",
+        named[step].alias("did"),
+        F.explode(F.filter(checks, lambda check: check.isNotNull())).alias("found"),
+    )
+    # A purge stands between two steps, so what came after it is told from the step before.
+    after_purge = lives.where("purged_at is not null and next_at is not null").select(
+        "partition",
+        F.col("next_at").alias("at"),
+        "queue_number",
+        "message",
+        named[F.col("next")].alias("did"),
+        F.struct(
+            F.when(F.col("next") == LEASED, "delivered_after_end")
+            .when(_has_ended(F.col("next")), "double_end")
+            .otherwise("event_after_end")
+            .alias("type"),
+            F.lit("it had been purged").alias("words"),
+        ).alias("found"),
+    )
+    return own.unionByName(after_purge).select(
+        "partition",
+        "at",
+        "found.type",
+        "queue_number",
+        "message",
+        F.concat("did", F.lit(": "), "found.words").alias("words"),
+    )
+
+
+def _after(previous: Column) -> Column:
+    named = F.create_map(*[F.lit(x) for pair in STEPS.items() for x in pair])
+    return F.concat(F.lit("it had been "), named[previous])
+
+
+FATES = (
+    "acked expired shed rejected max_receives deleted retention purged queue_deleted moved redriven dead waiting "
+    "delayed leased"
+).split()
+
+
+def fate(now_ms: Column) -> Column:
+    """What has become of a message, told from the last step of its life."""
+    step, reason = F.col("step"), F.col("reason")
+    return (
+        F.when(step == ACKED, "acked")
+        .when((step == MOVED) & (reason == "redriven"), "redriven")
+        .when(step == MOVED, "moved")
+        .when((step == REMOVED) & (reason == "overflow"), "shed")
+        .when(step == REMOVED, reason)
+        .when(F.col("purged_at").isNotNull(), "purged")
+        .when(F.col("ended_at").isNotNull(), "queue_deleted")
+        .when(step == DEAD, "dead")
+        .when(_is_held(step), "leased")
+        .when(F.col("visible_ms") > now_ms, "delayed")
+        .otherwise("waiting")
+    )
+
+
+def fates(lives: DataFrame, now_ms: Column) -> DataFrame:
+    """Per queue number: how many messages began there and how, and what has become of all it had."""
+
+    def count(condition: Column | str) -> Column:
+        return F.count_if(F.expr(condition) if isinstance(condition, str) else condition)
+
+    is_first = F.col("previous").isNull()
+    told = lives.withColumn("fate", F.when(F.col("next").isNull(), fate(now_ms)))
+    return told.groupBy("partition", "queue_number").agg(
+        count(F.col("step") == PUBLISHED).alias("published"),
+        count(F.col("step") == MOVED_IN).alias("moved_in"),
+        count(F.col("step") == COPIED_IN).alias("copied_in"),
+        count(is_first & (F.col("step") > COPIED_IN)).alias("from_before"),
+        *[count(F.col("fate") == name).alias(name) for name in FATES],
+    )

@@ -1,0 +1,282 @@
+"""Whether messages were leased in the right order, and whether history has gaps.
+
+The rule (core/queue.py, Queue.select): the highest priority first, inside a priority the lowest number first. It is
+looked at from the side of a *plain* message: published visible at once, in no group, never leased so far. While such a
+message waits, nothing that comes behind it may be leased. Not looked at: messages in groups and those that were
+delayed, released or moved in (these wait for something that is no event, go back to a place in the middle, or have a
+priority that the target's settings cut), and, inside a priority, what tenants take from one another: a fair queue
+lets the quiet ones go first.
+
+A connection gets only what is durable, and one commit may be on its way to the disk while the next one gathers. So a
+message of commit n may rightly be passed over by *lower priorities* in n and n + 1, and is looked at from n + 2 on.
+Inside a priority no such allowance is needed: if the later message was durable, so was the earlier one.
+
+Both questions would need a sort of a queue's whole history in one task. Instead it is cut into blocks which are sorted
+each on its own, and what the other blocks have to say is a small table, added afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from pyspark.sql import Column, DataFrame, Row, Window
+from pyspark.sql import functions as F
+
+from laneway.pipeline.jobs.lives import INDEX_BITS, LATER, LEASED, PUBLISHED
+
+#: A block has about so many rows, and they are sorted in one task.
+BLOCK_ROWS = 1 << 20
+DURABLE_AFTER_COMMITS = 2
+
+QUEUE = ("partition", "queue_number")
+
+
+def passed_over(lives: DataFrame, *, block_rows: int = BLOCK_ROWS) -> DataFrame:
+    """Plain messages that still waited when a later one of the same queue and priority was leased; those of a tenant,
+    one of the same tenant, because it may have been noisy and let the others of a fair queue go first."""
+    lane = (*QUEUE, "priority", "tenant")
+    anybody, is_plain = F.lit("").alias("tenant"), F.col("is_plain").alias("waits")
+    of_tenant = F.array(F.struct(anybody, F.lit(False).alias("waits")), F.struct("tenant", is_plain))
+    lanes = F.when(F.col("tenant").isNull(), F.array(F.struct(anybody, is_plain))).otherwise(of_tenant)
+    published = lives.where(F.col("step") == PUBLISHED).select(
+        *QUEUE,
+        "priority",
+        F.inline(lanes),
+        "message",
+        _left_at().alias("left_at"),
+        F.when((F.col("next") == LEASED), F.col("next_at")).alias("leased_at"),
+        F.expr(f"message div {block_rows}").alias("block"),
+    )
+    within = Window.partitionBy(*lane, "block").orderBy(F.desc("message"))
+    blocks = published.groupBy(*lane, "block").agg(F.min("leased_at").alias("leased_at"))
+    behind = Window.partitionBy(*lane).orderBy(F.desc("block")).rowsBetween(Window.unboundedPreceding, -1)
+    later_blocks = blocks.select(*lane, "block", F.min("leased_at").over(behind).alias("leased_behind")).where(
+        "leased_behind is not null"
+    )
+    first_behind = F.least(F.min("leased_at").over(within.rowsBetween(Window.unboundedPreceding, -1)), "leased_behind")
+    return (
+        published.join(later_blocks, [*lane, "block"], "left")
+        .withColumn("overtaken_at", first_behind)
+        .where("waits and overtaken_at < left_at")
+        .select(
+            "partition",
+            F.col("overtaken_at").alias("at"),
+            F.lit("order").alias("type"),
+            "queue_number",
+            "message",
+            F.concat(F.lit("leased: a later message of priority "), "priority", F.lit(", while this one waited")).alias(
+                "words"
+            ),
+        )
+    )
+
+
+def _left_at() -> Column:
+    """When a message that was just published stopped waiting."""
+    return F.least(F.coalesce("next_at", F.lit(LATER)), F.coalesce("ended_at", F.lit(LATER)))
+
+
+def inversions(lives: DataFrame, *, block_rows: int = BLOCK_ROWS) -> DataFrame:
+    """Leases of messages while plain ones of a higher priority waited in the same queue."""
+    moments = _moments(lives)
+    sizes = moments.groupBy(*QUEUE).agg(
+        F.count("*").alias("count"),
+        F.min("at").alias("low"),
+        F.max("at").alias("high"),
+        F.collect_set("priority").alias("levels"),
+    )
+    large = F.when(F.col("count") > block_rows, F.struct(*QUEUE, "count", "low", "high"))
+    found = sizes.agg(
+        F.array_distinct(F.flatten(F.collect_set("levels"))).alias("levels"), F.collect_list(large).alias("big")
+    ).first()
+    levels, big = (sorted(found["levels"]), found["big"]) if found is not None else ([], [])
+    if len(levels) < 2:
+        return _found(moments.limit(0).withColumn("above", F.lit(0)))
+    return _found(_in_blocks(moments, levels, big, block_rows) if big else _running(moments, levels, QUEUE))
+
+
+def _moments(lives: DataFrame) -> DataFrame:
+    """When plain messages begin and cease to wait (change +1, -1), and the leases."""
+    durable_at = F.shiftleft(F.shiftright("at", INDEX_BITS) + DURABLE_AFTER_COMMITS, INDEX_BITS) - 1
+    left_at = _left_at()
+    is_published = F.col("step") == PUBLISHED
+    counts = is_published & F.col("is_plain") & (left_at > durable_at)
+    is_lease = (F.col("step") == LEASED) & F.col("priority").isNotNull()
+    # The first lease of a plain message is also the moment it ceases to wait: one row says both. It is known from the
+    # row before whether the message counted at all.
+    was_counted = (
+        (F.col("previous") == PUBLISHED)
+        & F.col("is_plain")
+        & (F.col("at") > F.shiftleft(F.shiftright("previous_at", INDEX_BITS) + DURABLE_AFTER_COMMITS, INDEX_BITS) - 1)
+    )
+
+    def moment(at: Column, change: Column, leased: bool) -> Column:
+        return F.struct(at.alias("at"), change.alias("change"), F.lit(leased).alias("is_lease"))
+
+    left_otherwise = (left_at < LATER) & ~((F.col("next") == LEASED) & (left_at == F.col("next_at")))
+    begin, end = moment(durable_at, F.lit(1), False), moment(left_at, F.lit(-1), False)
+    lease = moment(F.col("at"), F.when(was_counted, -1).otherwise(0), True)
+    return (
+        lives.where(counts | is_lease)
+        .withColumn(
+            "moment",
+            F.explode(
+                F.when(is_lease, F.array(lease))
+                .when(F.coalesce(left_otherwise, left_at < LATER), F.array(begin, end))
+                .otherwise(F.array(begin))
+            ),
+        )
+        .select(*QUEUE, "message", "priority", "moment.*")
+    )
+
+
+def _running(moments: DataFrame, levels: list[int], share: tuple[str, ...]) -> DataFrame:
+    """Adds `above`: how many messages of higher priorities wait at each moment, of those whose moments are in the
+    share. One running sum for each level, all in one pass; what a lease needs of them is picked at once."""
+    so_far = (
+        Window.partitionBy(*share).orderBy("at", "change").rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    )
+    sums = {
+        f"from_{level}": F.sum(F.when(F.col("priority") >= level, F.col("change")).otherwise(0)).over(so_far)
+        for level in levels[1:]
+    }
+    above = F.lit(0)
+    for level, higher in pairwise(levels):
+        above = F.when(F.col("priority") == level, F.col(f"from_{higher}")).otherwise(above)
+    return moments.withColumns(sums).withColumn("above", above).drop(*sums)
+
+
+def _in_blocks(moments: DataFrame, levels: list[int], big: Sequence[Row], block_rows: int) -> DataFrame:
+    """As _running for whole queues, where the big ones are cut into blocks by position."""
+    wide = [
+        (one["partition"], one["queue_number"], one["low"], (one["high"] - one["low"]) * block_rows // one["count"] + 1)
+        for one in big
+    ]
+    plan = moments.sparkSession.createDataFrame(wide, "partition int, queue_number int, low bigint, width bigint")
+    cut = moments.join(F.broadcast(plan), [*QUEUE], "left").withColumn(
+        "block", F.coalesce(F.expr("(at - low) div width"), F.lit(0))
+    )
+    net = (
+        cut.where("low is not null and change != 0")
+        .groupBy(*QUEUE, "block", "priority")
+        .agg(F.sum("change").alias("change"))
+    )
+    blocks = cut.where("low is not null").select(*QUEUE, F.col("block").alias("of")).distinct()
+    before = (
+        net.join(blocks, [*QUEUE])
+        .where("block < of")
+        .groupBy(*QUEUE, F.col("of").alias("block"), "priority")
+        .agg(F.sum("change").alias("change"))
+        .groupBy(*QUEUE, "block")
+        .agg(F.collect_list(F.struct("priority", "change")).alias("before"))
+    )
+    higher = F.filter(F.col("before"), lambda one: one["priority"] > F.col("priority"))
+    carried = F.coalesce(F.aggregate(higher, F.lit(0).cast("bigint"), lambda sum, one: sum + one["change"]), F.lit(0))
+    return (
+        _running(cut, levels, (*QUEUE, "block"))
+        .join(F.broadcast(before), [*QUEUE, "block"], "left")
+        .withColumn("above", F.col("above") + carried)
+    )
+
+
+def _found(moments: DataFrame) -> DataFrame:
+    words = F.concat(
+        F.lit("leased: priority "), "priority", F.lit(" while "), "above", F.lit(" of a higher one waited")
+    )
+    return moments.where("is_lease and above > 0").select(
+        "partition", "at", F.lit("inversion").alias("type"), "queue_number", "message", words.alias("words")
+    )
+
+
+# Gaps
+
+
+def gaps(rows: DataFrame) -> DataFrame:
+    """Positions that are missing or come twice, and rows that are missing inside a commit or come twice."""
+    index = F.col("index").cast("bigint")
+    commits = rows.groupBy("partition", "position").agg(
+        F.count("*").alias("count"),
+        F.max(index).alias("last"),
+        F.sum(index).alias("sum"),
+        F.sum(index * index).alias("squares"),
+    )
+    # Cheaper than telling the rows of every commit apart: only where these do not add up it is done.
+    whole = "count = last + 1 and sum = last * count div 2 and squares = last * count * (2 * last + 1) div 6"
+    odd = (
+        rows.join(
+            F.broadcast(commits.where(f"not ({whole})").select("partition", "position")), ["partition", "position"]
+        )
+        .groupBy("partition", "position")
+        .agg(F.count("*").alias("count"), F.count_distinct("index").alias("distinct"), F.max("index").alias("last"))
+    )
+    twice = F.concat(F.col("count") - F.col("distinct"), F.lit(" rows of this commit come twice"))
+    lost = F.concat(F.col("last") + 1 - F.col("distinct"), F.lit(" rows of this commit are missing"))
+    wrong = F.array(
+        F.when(F.expr("count > distinct"), F.struct(F.lit("position_double").alias("type"), twice.alias("words"))),
+        F.when(F.expr("distinct <= last"), F.struct(F.lit("row_gap").alias("type"), lost.alias("words"))),
+    )
+    torn = odd.select("partition", F.shiftleft("position", INDEX_BITS).alias("at"), F.inline(F.array_compact(wrong)))
+    missing = _missing(commits.select("partition", F.col("position").alias("number"))).select(
+        "partition",
+        F.shiftleft("first", INDEX_BITS).alias("at"),
+        F.lit("position_gap").alias("type"),
+        F.concat(F.lit("positions "), "first", F.lit(" to "), "last", F.lit(" are missing")).alias("words"),
+    )
+    return _of_no_message(torn.unionByName(missing))
+
+
+def number_gaps(lives: DataFrame, whole: Sequence[int]) -> DataFrame:
+    """Message numbers that were never given. They count up by one, so a beginning is missing. `whole`: as in
+    lives.impossible_steps; there they begin with 1."""
+    begun = lives.where("previous is null and step <= 3").select("partition", F.col("message").alias("number"), "at")
+    missing = _missing(begun, from_one=whole)
+    return _of_no_message(
+        missing.select(
+            "partition",
+            F.col("at"),
+            F.lit("number_gap").alias("type"),
+            F.concat(F.lit("messages "), "first", F.lit(" to "), "last", F.lit(" were never published")).alias("words"),
+        )
+    )
+
+
+def _missing(numbers: DataFrame, *, from_one: Sequence[int] = (), block: int = BLOCK_ROWS) -> DataFrame:
+    """Ranges (first, last) that are missing in between, and `at` of the number behind them. Sorted in blocks; between
+    blocks the lowest and the highest of each are enough."""
+    if "at" not in numbers.columns:
+        numbers = numbers.withColumn("at", F.lit(0).cast("bigint"))
+    blocked = numbers.withColumn("block", F.expr(f"number div {block}"))
+    inside = Window.partitionBy("partition", "block").orderBy("number")
+    edges = blocked.groupBy("partition", "block").agg(
+        F.min(F.struct("number", "at")).alias("low"), F.max("number").alias("high")
+    )
+    across = Window.partitionBy("partition").orderBy("block")
+    start = F.when(F.col("partition").isin(*from_one), F.lit(0))
+    both = (
+        blocked.withColumn("before", F.lag("number").over(inside))
+        .select("partition", "number", "at", "before")
+        .where("before is not null")
+        .unionByName(
+            edges.select(
+                "partition",
+                "low.number",
+                "low.at",
+                F.coalesce(F.lag("high").over(across), start).alias("before"),
+            )
+        )
+    )
+    return both.where("number > before + 1").select(
+        "partition", (F.col("before") + 1).alias("first"), (F.col("number") - 1).alias("last"), "at"
+    )
+
+
+def _of_no_message(found: DataFrame) -> DataFrame:
+    return found.select(
+        "partition",
+        "at",
+        "type",
+        F.lit(None).cast("int").alias("queue_number"),
+        F.lit(None).cast("bigint").alias("message"),
+        "words",
+    )
