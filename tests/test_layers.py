@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "frontends.rest": {"errors", "frontends.http", "core.message", "core.settings", "broker", "access", "telemetry"},
     "frontends.amqp": {"errors", "core.message", "core.settings", "broker", "access", "telemetry"},
     "frontends.sqs": {"errors", "frontends.http", "core.message", "core.settings", "broker", "access", "telemetry"},
-    "pipeline": {"errors", "journal", *EVENT_WORDS},
+    "pipeline": {"errors", "journal", "client", *EVENT_WORDS},
     "console": set(),
     "client": set(),
     "demo": {"client"},

@@ -240,6 +240,7 @@ class Producers:
 
     def list(self) -> builtins.list[ProducerInfo]:
         """Those that have committed something, by name."""
+        self._tidy()
         return [_info(name, self._fences[name], self._staging.of_producer(name)) for name in sorted(self._fences)]
 
     async def forget(self, producer: str) -> None:
