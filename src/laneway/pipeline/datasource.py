@@ -16,6 +16,8 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
     Filter,
     InputPartition,
 )
@@ -30,6 +32,7 @@ from laneway.pipeline.pushdown import push
 from laneway.pipeline.schema import column, spark_schema
 from laneway.pipeline.selection import Selection
 from laneway.pipeline.sources import ServerSource, Source
+from laneway.pipeline.writing import stream_writer, writer
 
 
 class LanewayDataSource(DataSource):
@@ -52,6 +55,12 @@ class LanewayDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return StreamReader(read_options(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        return stream_writer(self.options, schema, overwrite)
 
 
 class Portions(InputPartition):
