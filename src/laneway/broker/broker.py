@@ -10,6 +10,8 @@ import logging
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +22,7 @@ from laneway.broker.committer import Committer, NewWriter, WriterThread
 from laneway.broker.engine import Engine, Recovery
 from laneway.broker.exchanges import Exchanges
 from laneway.broker.producers import Producers, StagingLimits
-from laneway.broker.sessions import Sessions
+from laneway.broker.sessions import Columns, Place, Sessions
 from laneway.broker.tasks import Redrives
 from laneway.broker.upkeep import Upkeep
 from laneway.broker.values import (
@@ -248,11 +250,12 @@ class Broker:
         queue: str,
         bodies: list[bytes],
         priorities: Sequence[int | None],
-        done: Callable[[Receipts], None],
+        done: Callable[[Receipts | LanewayError], None],
         properties: Properties = PLAIN,
     ) -> bool:
         """Publish messages with nothing of their own but body and priority, as columns; without properties the bodies
-        are known to be valid JSON. False, and nothing is done, if one of them or the queue wants a closer look."""
+        are known to be valid JSON. False, and nothing is done, if one of them or the queue wants a closer look.
+        Gathered with what else comes until the commit is sealed, as single ones are."""
         target = self._open_for_writing(vhost, queue)
         settings = target.settings
         usual = settings.priority_when_unset
@@ -266,21 +269,39 @@ class Broker:
             or not commands.takes_columns(target, max(map(len, bodies)) + len(block))
         ):
             return False
-        self.run_gathered()
-        first, now_ms = self._state.table.next_seq, self.now()
-        seqs: Sequence[int] = range(first, first + len(bodies))
-        ordered, ranks = bodies, chosen
+        runs: list[Columns] = []
         order = commands.by_priority(chosen)
+        if isinstance(order, range):
+            runs.append(((target.number,), (chosen[0],), [block] * len(bodies), bodies))
+        else:
+            for priority, alike in groupby(order, chosen.__getitem__):
+                some = [bodies[i] for i in alike]
+                runs.append(((target.number,), (priority,), [block] * len(some), some))
+        places: list[Place] = [[] for _ in runs]
+        self.sessions.publish_columns(runs, partial(self._published_bodies, done, runs, places, order, chosen), places)
+        return True
+
+    def _published_bodies(
+        self,
+        done: Callable[[Receipts | LanewayError], None],
+        runs: list[Columns],
+        places: list[Place],
+        order: Sequence[int],
+        priorities: list[int],
+        trouble: LanewayError | None,
+    ) -> None:
+        if not places[0]:
+            done(trouble or Unavailable("the queue is gone; try again later"))
+            return
+        at_ms = places[0][1]
+        seqs: Sequence[int] = range(places[0][0], places[0][0] + len(priorities))
         if not isinstance(order, range):
-            ordered, ranks = [bodies[i] for i in order], [chosen[i] for i in order]
             numbers = [0] * len(order)
-            for seq, i in enumerate(order, first):
+            given = [first + i for (first, _), run in zip(places, runs, strict=True) for i in range(len(run[3]))]
+            for i, seq in zip(order, given, strict=True):
                 numbers[i] = seq
             seqs = numbers
-        blocks = [block] * len(bodies)
-        self.run_now(commands.publish_columns(self._state, target, blocks, ordered, ranks, now_ms))
-        self.committer.when_durable(done, Receipts(self._state.tag, seqs, chosen, now_ms))
-        return True
+        done(Receipts(self._state.tag, seqs, priorities, at_ms))
 
     def publish_now(
         self, target: Queue, drafts: Sequence[Draft], now_ms: int, results: list[Receipt | LanewayError]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -36,6 +37,10 @@ MAX_GATHERED_BYTES = 8 * 1024 * 1024
 
 #: Messages with nothing special about them: queues, the priority in each, encoded properties, bodies.
 Columns = tuple[tuple[int, ...], tuple[int, ...], list[bytes], list[bytes]]
+
+#: Where it is noted which number the first of some messages got, and when they were published.
+Place = list[int]
+_Part = tuple[int, list[bytes], list[bytes], "Place | None"]  # priority, encoded properties, bodies
 
 Deliver = Callable[["Subscription", Batch], None]
 Cancelled = Callable[["Subscription"], None]
@@ -242,7 +247,7 @@ class Sessions:
         self._is_stopped = False
         self._planned: set[int] = set()  # queues to be looked at in the next turn of the loop
         # By publish_columns, to be carried out together.
-        self._gathered: list[tuple[Sequence[Columns], Published | None]] = []
+        self._gathered: list[tuple[Sequence[Columns], Published | None, Sequence[Place] | None]] = []
         self._gathered_bytes = 0
         self._undurable: set[int] = set()  # queues to be looked at when what they hold is durable
 
@@ -374,15 +379,18 @@ class Sessions:
         settings = [self._broker.engine.state.queues[number].settings for number in numbers]
         return tuple(s.priority_when_unset if priority is None else min(priority, s.max_priority) for s in settings)
 
-    def publish_columns(self, runs: Sequence[Columns], done: Published | None = None) -> None:
+    def publish_columns(
+        self, runs: Sequence[Columns], done: Published | None = None, places: Sequence[Place] | None = None
+    ) -> None:
         """All of these in one commit, together with what else comes until it is sealed: nobody gets them before they
         are durable, so many can be carried out at once. `done(None)` when they are. The caller has asked takes_columns.
+        `places`: one for each run, if it is to be noted; each run then has one queue.
         """
         broker = self._broker
         broker.check_writable()
         broker.run_gathered_singles()  # which came before these
         broker.committer.touch()
-        self._gathered.append((runs, done))
+        self._gathered.append((runs, done, places))
         self._gathered_bytes += sum([sum(map(len, run[3])) for run in runs])
         if self._gathered_bytes > MAX_GATHERED_BYTES:
             broker.run_gathered()
@@ -393,35 +401,41 @@ class Sessions:
             return
         gathered, self._gathered = self._gathered, []
         self._gathered_bytes = 0
-        by_queue: dict[int, list[tuple[int, list[bytes], list[bytes]]]] = {}
-        for columns, _ in gathered:
-            for numbers, priorities, props, bodies in columns:
+        by_queue: dict[int, list[_Part]] = {}
+        for columns, _, places in gathered:
+            for at, (numbers, priorities, props, bodies) in enumerate(columns):
+                place = None if places is None else places[at]
                 for number, priority in zip(numbers, priorities, strict=True):
-                    by_queue.setdefault(number, []).append((priority, props, bodies))
+                    by_queue.setdefault(number, []).append((priority, props, bodies, place))
         trouble: LanewayError | None = None
         try:
             for number, parts in by_queue.items():
                 self._publish_parts(number, parts)
         except LanewayError as refusal:  # the journal takes no more
             trouble = refusal
-        for _, done in gathered:
+        for _, done, _ in gathered:
             if done is not None:
                 self._broker.when_durable(done, trouble)
 
-    def _publish_parts(self, number: int, parts: list[tuple[int, list[bytes], list[bytes]]]) -> None:
+    def _publish_parts(self, number: int, parts: list[_Part]) -> None:
         broker = self._broker
         queue = broker.engine.state.queues.get(number)
         if queue is None:
             return  # deleted since: its messages would have gone with it
-        _, props, bodies = parts[0]
+        _, props, bodies, _ = parts[0]
         priorities = [parts[0][0]] * len(bodies)
         if len(parts) > 1:
             parts.sort(key=_priority_of, reverse=True)
-            props = [block for _, blocks, _ in parts for block in blocks]
-            bodies = [body for _, _, some in parts for body in some]
-            priorities = [priority for priority, _, some in parts for _ in some]
+            props = list(chain.from_iterable([part[1] for part in parts]))
+            bodies = list(chain.from_iterable([part[2] for part in parts]))
+            priorities = list(chain.from_iterable([[part[0]] * len(part[2]) for part in parts]))
         state, now_ms = broker.engine.state, broker.now()
+        first = state.table.next_seq
         broker.run_now(commands.publish_columns(state, queue, props, bodies, priorities, now_ms))
+        for _, _, some, place in parts:
+            if place is not None:
+                place += (first, now_ms)
+            first += len(some)
 
     # Consuming
 
@@ -636,7 +650,7 @@ def _fitting(draft: Draft, queue: Queue) -> Draft:
     return msgspec.structs.replace(draft, priority=highest)
 
 
-def _priority_of(part: tuple[int, list[bytes], list[bytes]]) -> int:
+def _priority_of(part: _Part) -> int:
     return part[0]
 
 

@@ -78,6 +78,17 @@ class Head:
         self.application: Any = None  # who answers requests with this head
         self.plan: Any = None  # what the application made of this head, remembered with it
 
+    def like(self, content_length: int) -> Head:
+        """One that differs in its length and in nothing else that is looked at when it has been planned."""
+        other = Head(self.method, self.target, self.version, self.keep_alive)
+        other.content_length = content_length
+        other.host, other.origin, other.fetch_site = self.host, self.origin, self.fetch_site
+        other.authorization, other.content_type = self.authorization, self.content_type
+        other.x_amz_target, other.forwarded_proto = self.x_amz_target, self.forwarded_proto
+        other.is_repeated = self.is_repeated
+        other.application = self.application
+        return other
+
 
 class HeadCache:
     """What identical bytes were parsed to. Only heads with a plain length are kept, so a hit never changes framing."""
@@ -87,8 +98,6 @@ class HeadCache:
 
     def remember(self, raw: bytes, head: Head) -> None:
         if len(raw) > _REMEMBERED_HEAD_BYTES or head.chunked or head.expects_continue or head.idempotency_key:
-            return
-        if not head.is_repeated:
             return
         if len(self.known) >= _REMEMBERED_HEADS:
             self.known.clear()

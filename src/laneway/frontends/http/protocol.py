@@ -23,7 +23,7 @@ from laneway.errors import LanewayError
 from laneway.frontends.http.browsers import is_loopback
 from laneway.frontends.http.chunks import ChunkedBody
 from laneway.frontends.http.errors import HttpError
-from laneway.frontends.http.head import Head, HeadCache, check_beginning, parse_head
+from laneway.frontends.http.head import Head, HeadCache, body_too_large, check_beginning, parse_head
 from laneway.frontends.http.limits import HttpLimits
 from laneway.frontends.http.responses import CONTINUE, JSON, Framer
 
@@ -47,6 +47,12 @@ class Application(Protocol):
 
     def plan(self, head: Head) -> object:
         """All that can be said about a head without its body; kept as head.plan as long as the head is remembered."""
+
+    def learn(self, raw: bytes, head: Head) -> None:
+        """Called with a head that was parsed and planned, if no other request will have the very same head."""
+
+    def recall(self, raw: bytes) -> Head | None:
+        """A head with its plan, made of what was learned from others like it; None if it must be parsed."""
 
     def handle(self, call: Call) -> None:
         """Begin to answer; call.answer is called now or later, once. Raises nothing."""
@@ -108,9 +114,9 @@ class Call:
         if self.response is not None or connection.is_gone or connection.is_closing():
             return
         framer = connection.shared.framer
-        if self.head.is_plain and not headers and not connection.shared.is_stopping:
+        if self.head.is_plain and not connection.shared.is_stopping and (status != 204 or not headers):
             self.response = (
-                framer.no_content() if status == 204 else framer.head(status, len(body), content_type) + body
+                framer.no_content() if status == 204 else framer.head(status, len(body), content_type, headers) + body
             )
         else:
             self.is_last = self.is_last or connection.is_ending_with(self)
@@ -298,12 +304,21 @@ class Connection(asyncio.Protocol):
         return self._is_writing_paused or self._ready_bytes > self._limits.unsent_bytes
 
     def _parse(self, raw: bytes) -> Head | None:
+        for application in self.shared.applications:
+            head = application.recall(raw)
+            if head is not None and len(raw) <= self._limits.head_bytes:
+                if head.content_length > self._limits.body_bytes:
+                    raise body_too_large(head.content_length, self._limits)
+                return head
         head = parse_head(raw, self._limits)
         if head is not None:
             head.application = next(one for one in self.shared.applications if one.takes(head))
             head.plan = head.application.plan(head)
             head.headers = []  # whoever wanted them all has looked
-            self.shared.heads.remember(raw, head)
+            if head.is_repeated:
+                self.shared.heads.remember(raw, head)
+            else:
+                head.application.learn(raw, head)
         return head
 
     def _keep_beginning(self, beginning: bytes) -> None:

@@ -18,7 +18,7 @@ class Framer:
         self._starts: dict[tuple[int, bytes], bytes] = {}  # (status, type) -> everything up to the length
         self._empty = b""
 
-    def head(self, status: int, size: int, content_type: bytes = JSON) -> bytes:
+    def head(self, status: int, size: int, content_type: bytes = JSON, headers: bytes = b"") -> bytes:
         """What stands before a body of this size in the usual answer, on a connection that stays open."""
         if int(self._now()) != self._second:
             self._new_second()
@@ -26,7 +26,7 @@ class Framer:
         if start is None:
             start = b"%bContent-Type: %b\r\nContent-Length: " % (self._start(status), content_type)
             self._starts[status, content_type] = start
-        return b"%b%d\r\n\r\n" % (start, size)
+        return b"%b%d\r\n%b\r\n" % (start, size, headers)
 
     def no_content(self) -> bytes:
         if int(self._now()) != self._second:

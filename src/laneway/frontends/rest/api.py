@@ -70,6 +70,12 @@ class RestApi:
     def plan(self, head: Head) -> Plan:
         return Plan(head, self._router)
 
+    def learn(self, raw: bytes, head: Head) -> None:
+        pass  # its clients repeat their heads to the byte
+
+    def recall(self, raw: bytes) -> Head | None:
+        return None
+
     def handle(self, call: Call) -> None:
         plan: Plan = call.head.plan
         try:

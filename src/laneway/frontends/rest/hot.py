@@ -154,7 +154,9 @@ class HotPaths:
             answer_anyway(call, trouble)
 
     @answers_anyway
-    def _published_plain(self, call: Call, told: Receipts) -> None:
+    def _published_plain(self, call: Call, told: Receipts | LanewayError) -> None:
+        if isinstance(told, LanewayError):
+            raise told
         call.answer(201, self._writer.plain_receipts(told, call.head.plan.queue_json))
 
     @answers_anyway

@@ -17,6 +17,7 @@ from laneway.frontends.http.browsers import browser_refusal
 from laneway.frontends.http.head import Head
 from laneway.frontends.http.protocol import Call
 from laneway.frontends.sqs import wire as w
+from laneway.frontends.sqs.alike import Shapes, signature_of
 from laneway.frontends.sqs.ask import Action, Ask, Form, refuse
 from laneway.frontends.sqs.errors import SqsError, sqs_error
 from laneway.frontends.sqs.json_form import TARGET_PREFIX, JsonForm
@@ -60,6 +61,15 @@ class Plan:
         except SqsError as error:
             self.refusal = error
 
+    @staticmethod
+    def like(other: Plan, signature: Signature) -> Plan:
+        """That of a head which differs in its signature and in nothing else that matters here."""
+        plan = Plan.__new__(Plan)
+        plan.path, plan.query, plan.action, plan.region = other.path, other.query, other.action, other.region
+        plan.refusal = None
+        plan.signature = signature
+        return plan
+
 
 class SqsApi:
     """What http.protocol.Connection calls an application."""
@@ -78,6 +88,7 @@ class SqsApi:
         self._now_s = now_s
         self._json, self._query = JsonForm(), QueryForm()
         self._signing_keys = SigningKeys()
+        self._shapes = Shapes()
         self._messages = Messages(broker)
         self._actions = _actions(self._messages, Queues(broker), Moving(broker))
         self._tasks: set[asyncio.Task[None]] = set()
@@ -99,6 +110,24 @@ class SqsApi:
 
     def plan(self, head: Head) -> Plan:
         return Plan(head, self._options)
+
+    def learn(self, raw: bytes, head: Head) -> None:
+        plan: Plan = head.plan
+        if plan.signature is not None and not plan.query:
+            self._shapes.learn(raw, head, plan.signature)
+
+    def recall(self, raw: bytes) -> Head | None:
+        found = self._shapes.find(raw)
+        if found is None:
+            return None
+        shape, values = found
+        try:
+            signature = signature_of(shape, values)
+        except SqsError:  # the date is none: the long way tells
+            return None
+        head = shape.head.like(int(values[b"content-length"]))
+        head.plan = Plan.like(shape.head.plan, signature)
+        return head
 
     def handle(self, call: Call) -> None:
         plan: Plan = call.head.plan

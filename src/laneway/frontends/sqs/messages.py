@@ -29,7 +29,7 @@ from laneway.frontends.sqs.queue_attributes import MAX_MESSAGE_BYTES, View
 BATCH_COUNT = 10
 MAX_WAIT_S = 20
 MAX_VISIBILITY_S = 43_200
-_REMEMBERED_RECEIVES = 100_000
+_REMEMBERED_RECEIVES = 50_000  # at least, and at most twice as many
 _REMEMBERED_VIEWS = 10_000
 _ENTRY_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _SYSTEM = frozenset(
@@ -73,8 +73,10 @@ class Messages:
         self._broker = broker
         self._senders = Senders()
         self._views: dict[tuple[str, str], View] = {}
-        #: message id -> when it was first received. Bounded, and of this process: SQS calls it approximate.
+        #: message id -> when it was first received. Bounded, and of this process: SQS calls it approximate. In two
+        #: generations, of which the older goes as a whole: a dict that is emptied from its front gets slow.
         self._first_received_ms: dict[str, int] = {}
+        self._older_first_received_ms: dict[str, int] = {}
 
     def _view(self, ask: Ask, name: str) -> View:
         info = self._broker.find_info(ask.vhost, name)
@@ -93,7 +95,7 @@ class Messages:
         name = ask.queue(asked.QueueUrl, "write")
         view = self._view(ask, name)
         sent = self._senders.sent(asked, view, ask.account.name)
-        self._broker.publish(ask.vhost, name, (sent.draft,), partial(self._sent, ask, view, sent))
+        self._broker.publish_one(ask.vhost, name, sent.draft, partial(self._sent, ask, view, sent))
 
     @answers_anyway
     def _sent(self, ask: Ask, view: View, sent: Sent, results: list[Receipt | LanewayError]) -> None:
@@ -146,8 +148,10 @@ class Messages:
 
     @answers_anyway
     def _sent_plain(
-        self, ask: Ask, entries: list[w.SendMessageBatchEntry], bodies: list[bytes], told: Receipts
+        self, ask: Ask, entries: list[w.SendMessageBatchEntry], bodies: list[bytes], told: Receipts | LanewayError
     ) -> None:
+        if isinstance(told, LanewayError):
+            raise told
         prefix = message_id_prefix(told.enqueued_at_ms, told.tag)
         results = [
             w.SendMessageBatchResultEntry(
@@ -248,10 +252,14 @@ class Messages:
 
     def _note_first_receive(self, message_id: str, now_ms: int) -> None:
         known = self._first_received_ms
-        if message_id not in known:
+        if message_id not in known and message_id not in self._older_first_received_ms:
             if len(known) >= _REMEMBERED_RECEIVES:
-                del known[next(iter(known))]
+                self._older_first_received_ms, self._first_received_ms = known, {}
+                known = self._first_received_ms
             known[message_id] = now_ms
+
+    def _first_receive_ms(self, message_id: str, now_ms: int) -> int:
+        return self._first_received_ms.get(message_id) or self._older_first_received_ms.get(message_id, now_ms)
 
     def _message(self, ask: Ask, view: View, system: frozenset[str], wanted: Wanted, d: Delivery) -> w.Message:
         now_ms = self._broker.now()
@@ -277,7 +285,7 @@ class Messages:
             "SenderId": own.get("sender", "laneway"),
             "SentTimestamp": str(d.enqueued_at_ms),
             "ApproximateReceiveCount": str(d.receives),
-            "ApproximateFirstReceiveTimestamp": str(self._first_received_ms.get(d.message_id, now_ms)),
+            "ApproximateFirstReceiveTimestamp": str(self._first_receive_ms(d.message_id, now_ms)),
         }
         if view.is_fifo:
             attributes["SequenceNumber"] = sequence_number(d.message_id)

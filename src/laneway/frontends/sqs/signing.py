@@ -77,6 +77,15 @@ class Signature:
         lines.append(b"\n%b\n" % signed_headers.encode("utf-8", "replace"))
         self.before_body = b"".join(lines)
 
+    def like(self, timestamp: str, signature: str, content_sha256: str, before_body: bytes) -> Signature:
+        """That of another head with the same credential and the same signed headers."""
+        other = Signature.__new__(Signature)
+        other.access_key, other.day, other.region, other.scope = self.access_key, self.day, self.region, self.scope
+        other.expires_s = 0
+        other.timestamp, other.at_s = timestamp, _read_time(timestamp, self.day)
+        other.signature, other.content_sha256, other.before_body = signature, content_sha256, before_body
+        return other
+
     def check(self, secret: str, body: bytes, now_s: float, keys: SigningKeys) -> None:
         """Raise unless this is what the owner of the secret would have signed, and not too long ago."""
         body_sha256 = hashlib.sha256(body).hexdigest()

@@ -1,0 +1,109 @@
+"""Hot: signed heads of one client differ in little: the date, the signature, an id, a length.
+
+What was made of one such head is kept as a Shape: a pattern of its bytes with those few values left open. The next
+head that fits is not parsed again: its values are put where the others stood, also in what is signed. Everything else
+in it is byte for byte what was parsed before.
+"""
+
+from __future__ import annotations
+
+import re
+
+from laneway.frontends.http.head import Head
+from laneway.frontends.sqs.signing import Signature
+
+#: What each request has its own value of, and what that may look like: nothing that could end a header.
+_OPEN = {
+    b"content-length": rb"[0-9]{1,9}",
+    b"x-amz-date": rb"[0-9]{8}T[0-9]{6}Z",
+    b"x-amz-content-sha256": rb"[0-9a-f]{64}",
+    b"amz-sdk-invocation-id": rb"[0-9A-Za-z-]{1,64}",
+    b"amz-sdk-request": rb"attempt=[0-9]{1,3}; max=[0-9]{1,3}",
+}
+_AUTHORIZATION = b"authorization"
+_SIGNATURE = re.compile(rb"(.*Signature=)([0-9a-f]{64})")
+
+#: Of the lines that are signed: before them are method, path and query, behind them an empty line, names, and the hash.
+_SIGNED_HEADERS = slice(3, -3)
+
+_SHAPES = 64
+_SHAPE_BYTES = 4096
+
+
+class Shape:
+    """A head that was parsed, and how to tell others like it."""
+
+    __slots__ = ("fits", "head", "names", "signature", "signed", "signed_names")
+
+    def __init__(self, raw: bytes, head: Head, signature: Signature) -> None:
+        self.head = head
+        self.signature = signature
+        self.names: list[bytes] = []  # of the headers with open values, in their order
+        first, *lines = raw.removesuffix(b"\r\n\r\n").split(b"\r\n")
+        pattern = [re.escape(first), *map(self._open, lines)]
+        self.fits = re.compile(rb"\r\n".join(pattern) + rb"\r\n\r\n").fullmatch
+        # What is signed, before the body's hash, with places for the open values.
+        self.signed_names: list[bytes] = []
+        lines = signature.before_body.replace(b"%", b"%%").split(b"\n")
+        for at in range(*_SIGNED_HEADERS.indices(len(lines))):
+            name = lines[at].partition(b":")[0]
+            if name in self.names:
+                self.signed_names.append(name)
+                lines[at] = name + b":%b"
+        self.signed = b"\n".join(lines)
+
+    def _open(self, line: bytes) -> bytes:
+        """The pattern of a header line."""
+        name, colon, text = line.partition(b":")
+        key, value = name.lower(), text.strip(b" \t")
+        before, _, behind = text.partition(value) if value else (text, b"", b"")
+        begin = name + colon + before
+        if key == _AUTHORIZATION and (found := _SIGNATURE.fullmatch(value)):
+            begin += found[1]
+            form = rb"[0-9a-f]{64}"
+        elif key in _OPEN and re.fullmatch(_OPEN[key], value):
+            form = _OPEN[key]
+        else:
+            return re.escape(line)
+        self.names.append(key)
+        return re.escape(begin) + b"(" + form + b")" + re.escape(behind)
+
+
+class Shapes:
+    """Those of the clients of these days, the one used last first."""
+
+    def __init__(self) -> None:
+        self._known: list[Shape] = []
+
+    def learn(self, raw: bytes, head: Head, signature: Signature) -> None:
+        if head.chunked or head.expects_continue or not head.keep_alive or len(raw) > _SHAPE_BYTES:
+            return
+        shape = Shape(raw, head, signature)
+        if not {_AUTHORIZATION, b"content-length", b"x-amz-date"} <= set(shape.names):
+            return
+        self._known.insert(0, shape)
+        found = self.find(raw)
+        if found is None or signature_of(*found).before_body != signature.before_body:  # a header that comes twice
+            del self._known[0]
+        del self._known[_SHAPES:]
+
+    def find(self, raw: bytes) -> tuple[Shape, dict[bytes, bytes]] | None:
+        """The shape that a head has, and its own values by the names of their headers."""
+        for at, shape in enumerate(self._known):
+            found = shape.fits(raw)
+            if found is not None:
+                if at:
+                    self._known.insert(0, self._known.pop(at))
+                return shape, dict(zip(shape.names, found.groups(), strict=True))
+        return None
+
+
+def signature_of(shape: Shape, values: dict[bytes, bytes]) -> Signature:
+    """The signature of a head of this shape with these values."""
+    signed = [values[name] for name in shape.signed_names]
+    return shape.signature.like(
+        values[b"x-amz-date"].decode(),
+        values[_AUTHORIZATION].decode(),
+        values.get(b"x-amz-content-sha256", b"").decode(),
+        shape.signed % tuple(signed),
+    )

@@ -1,0 +1,126 @@
+"""A head that is recognised by its shape means what it would mean if it were parsed."""
+
+from __future__ import annotations
+
+import pytest
+
+from laneway.frontends.http.head import Head, parse_head
+from laneway.frontends.http.limits import HttpLimits
+from laneway.frontends.sqs.alike import Shapes, signature_of
+from laneway.frontends.sqs.api import Plan
+from laneway.frontends.sqs.names import SqsOptions
+from laneway.frontends.sqs.signing import Signature
+
+SIGNED = "amz-sdk-invocation-id;content-type;host;x-amz-date;x-amz-target"
+
+
+def raw_head(
+    *,
+    date: str = "20261116T101112Z",
+    number: str = "ab-1",
+    signature: str = "0" * 64,
+    length: str = "5",
+    more: str = "",
+    signed: str = SIGNED,
+    target: str = "SendMessage",
+) -> bytes:
+    return (
+        f"POST / HTTP/1.1\r\nHost: localhost:1\r\nX-Amz-Target: AmazonSQS.{target}\r\n"
+        f"Content-Type: application/x-amz-json-1.0\r\nUser-Agent: 100% (Boto3)\r\nX-Amz-Date: {date}\r\n{more}"
+        f"Authorization: AWS4-HMAC-SHA256 Credential=AKIA/20261116/us-east-1/sqs/aws4_request, SignedHeaders={signed}, "
+        f"Signature={signature}\r\namz-sdk-invocation-id:  {number} \r\namz-sdk-request: attempt=1; max=3\r\n"
+        f"Content-Length: {length}\r\n\r\n"
+    ).encode()
+
+
+def parsed(raw: bytes) -> tuple[Head, Signature]:
+    head = parse_head(raw, HttpLimits())
+    assert head is not None
+    plan = Plan(head, SqsOptions())
+    assert plan.signature is not None and plan.refusal is None
+    head.plan = plan
+    return head, plan.signature
+
+
+def learned(raw: bytes) -> Shapes:
+    shapes = Shapes()
+    shapes.learn(raw, *parsed(raw))
+    return shapes
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {},
+        {"date": "20261116T235959Z"},
+        {"number": "f" * 36, "length": "123456"},
+        {"signature": "ab" * 32},
+        {"signed": "host;x-amz-date;user-agent"},
+        {"more": "x-amz-content-sha256: " + "1f" * 32 + "\r\n", "signed": "host;x-amz-content-sha256;x-amz-date"},
+    ],
+)
+def test_what_is_recalled_is_what_would_be_parsed(own: dict[str, str]) -> None:
+    kept = {name: value for name, value in own.items() if name == "signed"}
+    if "more" in own:
+        kept["more"] = "x-amz-content-sha256: " + "0" * 64 + "\r\n"
+    found = learned(raw_head(**kept)).find(raw_head(**own))
+    assert found is not None
+    shape, values = found
+    head, signature = parsed(raw_head(**own))
+    recalled = signature_of(shape, values)
+    for name in Signature.__slots__:
+        assert getattr(recalled, name) == getattr(signature, name), name
+    like = shape.head.like(int(values[b"content-length"]))
+    for name in set(Head.__slots__) - {"authorization", "headers", "plan"}:
+        assert getattr(like, name) == getattr(head, name), name
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        raw_head(more="Expect: 100-continue\r\n"),
+        raw_head(more="X-Amz-Date: 20261116T101112Z\r\n"),
+        raw_head(target="DeleteMessage"),
+        raw_head(number="ab\r\nTransfer-Encoding: chunked"),
+        raw_head(number=""),
+        raw_head(length="-5"),
+        raw_head(length="5\r\nContent-Length: 6"),
+        raw_head(date="tomorrow"),
+        raw_head(signature="0" * 63),
+        raw_head(signature="0" * 65),
+        raw_head().replace(b"POST / ", b"POST /x "),
+        raw_head().replace(b"20261116/us", b"20261117/us"),
+        raw_head().replace(b"localhost:1", b"localhost:2"),
+        raw_head() + b"\r\n",
+    ],
+)
+def test_a_head_with_anything_else_in_it_is_not_recognised(other: bytes) -> None:
+    assert learned(raw_head()).find(other) is None
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        raw_head(more="X-Amz-Date: 20261116T101112Z\r\n"),
+        raw_head(more="X-Amz-Date: soon\r\n", signed="host;x-amz-date").replace(b"soon", b"20261116"),
+        raw_head().replace(b"Content-Length: 5\r\n", b""),
+        raw_head().replace(b"HTTP/1.1", b"HTTP/1.0"),
+    ],
+)
+def test_a_head_that_is_not_plain_is_not_learned(raw: bytes) -> None:
+    shapes = Shapes()
+    head = parse_head(raw, HttpLimits())
+    assert head is not None
+    signature = Plan(head, SqsOptions()).signature
+    if signature is not None:
+        shapes.learn(raw, head, signature)
+    assert shapes.find(raw) is None
+
+
+def test_so_many_shapes_are_remembered() -> None:
+    shapes = Shapes()
+    for n in range(100):
+        raw = raw_head(more=f"X-Client: {n}\r\n")
+        shapes.learn(raw, *parsed(raw))
+    assert shapes.find(raw_head(more="X-Client: 99\r\n")) is not None
+    assert shapes.find(raw_head(more="X-Client: 3\r\n")) is None
