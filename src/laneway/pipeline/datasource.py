@@ -106,7 +106,8 @@ class BatchReader(DataSourceReader):
 
 
 class FilteringReader(BatchReader):
-    """The same for sessions with spark.sql.python.filterPushdown.enabled."""
+    """The same for sessions with spark.sql.python.filterPushdown.enabled. There each table must be loaded anew for each
+    query that filters it otherwise: Spark remembers what was pushed with the table (see session.py)."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         left: list[Filter] = filters

@@ -103,10 +103,10 @@ class Options:
 
     def events(self, spark: SparkSession, *columns: str, kinds: Sequence[str] = ()) -> DataFrame:
         """The events of the source from `since` on and before `until`: these columns, or all but body and attributes.
-        The filters are the source's to use: it reads only what is asked for."""
+        The source reads only what is asked for."""
         from pyspark.sql import functions as F
 
-        frame = self._source(spark, columns)
+        frame = self._source(spark, columns, kinds)
         if kinds:
             frame = frame.where(F.col("kind").isin(*kinds))
         if self.since is not None:
@@ -115,7 +115,7 @@ class Options:
             frame = frame.where(F.col("time") < F.lit(self.until))
         return frame
 
-    def _source(self, spark: SparkSession, columns: Sequence[str]) -> DataFrame:
+    def _source(self, spark: SparkSession, columns: Sequence[str], kinds: Sequence[str]) -> DataFrame:
         from laneway.pipeline.schema import EVENTS, column
 
         wanted = [column(name) for name in columns] or [one for one in EVENTS if one.is_default]
@@ -130,9 +130,15 @@ class Options:
             return frame.select(*(one.name for one in wanted))
         schema = ", ".join(f"`{one.name}` {one.type}" for one in wanted)
         reader = spark.read.format("laneway").schema(schema)
-        for name, value in self.source_options().items():
+        for name, value in {**self.source_options(), **self._selected(kinds)}.items():
             reader = reader.option(name, value)
         return reader.load()
+
+    def _selected(self, kinds: Sequence[str]) -> dict[str, str]:
+        """The same filters as options of the data source: session.py says why they are not left to Spark."""
+        times = {"startTime": self.since, "endTime": self.until}
+        said = {name: time.isoformat() for name, time in times.items() if time is not None}
+        return {**said, **({"kinds": ",".join(kinds)} if kinds else {})}
 
     def source_options(self) -> dict[str, str]:
         """The data source's options that say where to read, and as whom."""
