@@ -99,6 +99,7 @@ def test_a_batch_goes_through_exchanges_and_to_other_virtual_hosts(http: httpx.C
         ([{"queue": "q", "body": "text"}], 400, "[0].body", "bytes"),
         ([{"queue": "no such queue", "body": b""}], 404, "[0].queue_name", "message 0: there is no queue"),
         ([], 400, None, "at least one message"),
+        ([{"queue": "q", "body": b""}] * 20_001, 400, None, "20000"),
         ({"queue": "q"}, 400, None, "array"),
     ],
 )

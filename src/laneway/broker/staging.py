@@ -33,7 +33,7 @@ class Addressed(msgspec.Struct, array_like=True, gc=False):
 class StagingLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int = 1024 * 1024 * 1024  # of all that is staged
     max_batch_bytes: int = 256 * 1024 * 1024  # a commit holds its batch in memory, and publishes it at once
-    max_batch_messages: int = 500_000
+    max_batch_messages: int = 200_000
     max_parts: int = 10_000  # of one stage
     max_stages: int = 10_000
     lifetime_ms: int = 3_600_000  # since the last part of a stage came
@@ -73,7 +73,8 @@ class Staging:
         """What an earlier process has staged was never promised to anybody."""
         if self._folder is not None and self._folder.is_dir():
             for path in self._folder.iterdir():
-                path.unlink()
+                if path.is_file():
+                    path.unlink()
 
     def find(self, key: StageKey) -> Stage | None:
         return self._stages.get(key)

@@ -35,7 +35,7 @@ _ALSO = ("checkpointLocation", "queryName", "outputMode")  # Spark's own, which 
 _SPELLED = {name.lower(): name for name in (*WRITE_OPTIONS, *_ALSO)}
 
 DEFAULT_CHUNK_BYTES = 4 << 20
-MAX_CHUNK_MESSAGES = 10_000
+MAX_CHUNK_MESSAGES = 5_000  # the server checks a part in one go
 OVERHEAD_BYTES = 64  # of a message beside its body, about
 
 _WHOLE = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)

@@ -82,7 +82,7 @@ def _operation(
     if route.request is not None:
         schema = schemas[id(route.request)]
         if schema.get("type") == "array":
-            schema = {**schema, "minItems": 1, "maxItems": limits.batch_count}
+            schema = {"minItems": 1, "maxItems": limits.batch_count, **schema}
         for choice in schema.get("anyOf", ()):
             if choice.get("type") == "array":
                 choice.update(minItems=1, maxItems=limits.batch_count)

@@ -71,8 +71,11 @@ class CommitRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ] = False
 
 
-_decode_json = decoder(list[StagedMessage])
-_msgpack_decoder = msgspec.msgpack.Decoder(list[StagedMessage])
+#: A part is decoded and checked in one go, and nobody else is served meanwhile.
+StagedPart = Annotated[list[StagedMessage], Meta(max_length=20_000)]
+
+_decode_json = decoder(StagedPart)
+_msgpack_decoder = msgspec.msgpack.Decoder(StagedPart)
 
 
 def decode_staged(body: bytes, *, is_json: bool) -> list[StagedMessage]:
@@ -256,7 +259,7 @@ def producer_routes(producers: Producers) -> list[Route]:
             name="stage_part",
             summary="Stage messages of a batch: checked and kept, not published yet",
             slow=producers.stage,
-            request=list[StagedMessage],
+            request=StagedPart,
             takes_msgpack=True,
             answers={201: StagedAnswer},
             refusals=(404, 409, 429, 507),
