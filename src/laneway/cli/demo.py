@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 import webbrowser
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +27,17 @@ if TYPE_CHECKING:
     from laneway.demo.play import Outcome, Progress
 
 STOPPED = 130  # as shells say of a command that Ctrl-C ended
-JOBS = ("archive", "slo", "hotkeys", "deadletters", "capacity", "audit", "report")
+
+#: In this order, with what differs from the usual: an hour that lasts a minute is looked at by the ten seconds.
+JOBS: dict[str, dict[str, Any]] = {
+    "archive": {},
+    "slo": {},
+    "hotkeys": {},
+    "deadletters": {},
+    "capacity": {"period_seconds": 10},
+    "audit": {},
+    "report": {"title": "Laneway demo"},
+}
 
 COLUMNS = ("queue", "tier", "published", "acked", "redelivered", "waiting", "dead")
 
@@ -41,6 +52,10 @@ class Places:
     @property
     def log(self) -> Path:
         return self.data.with_name(f"{self.data.name}.log")
+
+    @property
+    def spark_log(self) -> Path:
+        return self.data.with_name("spark.log")
 
 
 @click.command(short_help="See it all at work: a server, an hour's traffic in a minute, a report.")
@@ -181,24 +196,48 @@ def _run(
 
 
 def _run_jobs(places: Places, url: str, master: str | None, say: Callable[[str], None]) -> dict[str, Any]:
+    """Spark for as long as the jobs take."""
+    from laneway.pipeline.session import session as spark_session
+
+    say(f"starting Spark for the jobs; what it says goes to {places.spark_log}")
+    with _stderr_to(places.spark_log):
+        spark = spark_session(master, app="laneway demo")
+    try:
+        return run_jobs(spark, places, url, say)
+    finally:
+        spark.stop()
+
+
+def run_jobs(spark: Any, places: Places, url: str, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     """Each job's result by its name."""
     from laneway.pipeline.lake import Warehouse
     from laneway.pipeline.runner import JOBS as known
-    from laneway.pipeline.runner import Options, job, run
-    from laneway.pipeline.session import session as spark_session
+    from laneway.pipeline.runner import Options, run
 
-    say("starting Spark for the jobs")
-    spark = spark_session(master, app="laneway demo")
+    warehouse = Warehouse(places.warehouse)
     results = {}
-    try:
-        for name in (name for name in JOBS if name in known):
-            source = url if name in ("archive", "audit") else "lake"
-            say(f"running {name}")
-            options = Options(source=source, warehouse=Warehouse(places.warehouse), server=url)
-            results[name] = run(job(name), spark, options).as_dict()
-    finally:
-        spark.stop()
+    for name in (name for name in JOBS if name in known):
+        begun = time.monotonic()
+        options = Options(
+            source=str(places.data), warehouse=warehouse, server=url, settings=JOBS[name], say=lambda _: None
+        )
+        results[name] = run(known[name], spark, options).as_dict()
+        say(f"{name} took {duration(time.monotonic() - begun)}")
     return results
+
+
+@contextmanager
+def _stderr_to(path: Path) -> Iterator[None]:
+    """For the process that is started meanwhile: the JVM says a lot that nobody needs unless something fails."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(path, "ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _summary(
