@@ -146,3 +146,100 @@ def test_a_group_on_a_standard_queue_names_a_tenant(sqs: Any, queue: str, servin
     assert bodies(sqs.receive_message(QueueUrl=queue)) == ["0"]
     (message,) = sqs.receive_message(QueueUrl=queue, AttributeNames=["MessageGroupId"])["Messages"]
     assert message["Attributes"] == {"MessageGroupId": "tenant"}  # nothing is held
+
+
+# --- ReceiveRequestAttemptId
+
+
+def attempt(sqs: Any, queue: str, name: str = "try-1", **more: Any) -> list[tuple[str, str]]:
+    """(body, receipt handle) of what an attempt gets."""
+    answer = sqs.receive_message(QueueUrl=queue, ReceiveRequestAttemptId=name, MaxNumberOfMessages=10, **more)
+    return [(message["Body"], message["ReceiptHandle"]) for message in answer.get("Messages", [])]
+
+
+@pytest.fixture
+def waiting(sqs: Any, fifo: str) -> str:
+    """A FIFO queue with two messages of one group and one of another."""
+    for group, text in (("a", "a1"), ("a", "a2"), ("b", "b1")):
+        sqs.send_message(QueueUrl=fifo, MessageBody=text, MessageGroupId=group)
+    return fifo
+
+
+def test_a_repeated_attempt_gets_the_same_messages_and_handles(sqs: Any, waiting: str) -> None:
+    first = attempt(sqs, waiting)
+    assert [body for body, _ in first] == ["a1", "a2", "b1"]
+    sqs.send_message(QueueUrl=waiting, MessageBody="c1", MessageGroupId="c")
+    assert attempt(sqs, waiting) == first
+    assert attempt(sqs, waiting, MessageSystemAttributeNames=["ApproximateReceiveCount"]) == first
+    answer = sqs.receive_message(
+        QueueUrl=waiting, ReceiveRequestAttemptId="try-1", AttributeNames=["ApproximateReceiveCount"]
+    )
+    assert [m["Attributes"]["ApproximateReceiveCount"] for m in answer["Messages"]] == ["1"] * 3
+    assert [body for body, _ in attempt(sqs, waiting, "try-2")] == ["c1"]
+    for _, handle in first:
+        sqs.delete_message(QueueUrl=waiting, ReceiptHandle=handle)
+    assert attempt(sqs, waiting) == []
+
+
+@pytest.mark.parametrize("change", ["delete", "visibility", "release"])
+def test_after_a_change_an_attempt_is_a_receive(sqs: Any, waiting: str, change: str) -> None:
+    first = attempt(sqs, waiting)
+    sqs.send_message(QueueUrl=waiting, MessageBody="c1", MessageGroupId="c")
+    one = {"QueueUrl": waiting, "ReceiptHandle": first[2][1]}
+    if change == "delete":
+        sqs.delete_message(**one)
+    else:
+        sqs.change_message_visibility(**one, VisibilityTimeout=600 if change == "visibility" else 0)
+    wanted = ["b1", "c1"] if change == "release" else ["c1"]
+    second = attempt(sqs, waiting)
+    assert [body for body, _ in second] == wanted
+    assert attempt(sqs, waiting) == second
+
+
+def test_how_long_an_attempt_is_remembered(tmp_path: Path) -> None:
+    with SqsServing(tmp_path) as serving:  # of its own: its clock is moved
+        sqs = serving.sqs()
+        attributes = {"FifoQueue": "true", "ContentBasedDeduplication": "true"}
+        fifo = sqs.create_queue(QueueName="q.fifo", Attributes=attributes)["QueueUrl"]
+        sqs.send_message(QueueUrl=fifo, MessageBody="x", MessageGroupId="g")
+        first = attempt(sqs, fifo, VisibilityTimeout=60)
+        for _ in range(2):  # a repeat begins the visibility timeout anew
+            serving.ahead_ms += 50_000
+            assert attempt(sqs, fifo, VisibilityTimeout=60) == first != []
+        serving.ahead_ms += 61_000
+        second = attempt(sqs, fifo, VisibilityTimeout=3600)  # it ran out: another delivery
+        assert [body for body, _ in second] == ["x"] and second != first
+        serving.ahead_ms += 299_000
+        assert attempt(sqs, fifo, VisibilityTimeout=3600) == second
+        serving.ahead_ms += 2_000
+        assert attempt(sqs, fifo) == []  # five minutes after it was answered first
+
+
+def test_an_attempt_that_got_nothing_is_not_remembered(sqs: Any, fifo: str) -> None:
+    assert attempt(sqs, fifo) == []
+    sqs.send_message(QueueUrl=fifo, MessageBody="x", MessageGroupId="g")
+    assert [body for body, _ in attempt(sqs, fifo)] == ["x"]
+
+
+def test_attempts_of_other_queues_and_accounts_are_others(
+    sqs: Any, waiting: str, new_queue: NewQueue, serving: SqsServing
+) -> None:
+    first = attempt(sqs, waiting)
+    other = new_queue(".fifo", ContentBasedDeduplication="true")
+    sqs.send_message(QueueUrl=other, MessageBody="x", MessageGroupId="g")
+    assert [body for body, _ in attempt(sqs, other)] == ["x"]
+    serving.run(serving.access.put_account("else", password="secret", roles=["admin"]))
+    assert attempt(serving.sqs(serving.new_key("else")), waiting) == []
+    assert attempt(sqs, waiting) == first
+
+
+def test_a_standard_queue_knows_no_attempts(sqs: Any, queue: str) -> None:
+    sqs.send_message(QueueUrl=queue, MessageBody="x")
+    assert [body for body, _ in attempt(sqs, queue)] == ["x"]
+    assert attempt(sqs, queue) == []
+
+
+def test_what_an_attempt_may_be_called(sqs: Any, fifo: str) -> None:
+    for name in ("a b", "x" * 129, "ü"):
+        assert refusal(attempt, sqs=sqs, queue=fifo, name=name)[0] == "InvalidParameterValue"
+    assert attempt(sqs, fifo, "!" * 128) == []

@@ -37,7 +37,7 @@ from laneway.broker.values import (
 from laneway.broker.vhosts import Vhosts
 from laneway.broker.waiting import Waiter
 from laneway.core import burial, commands
-from laneway.core.events import DocumentPut, DocumentRemoved, Event, Kind, Leased, Published
+from laneway.core.events import DocumentPut, DocumentRemoved, Event, Extended, Kind, Leased, Published
 from laneway.core.message import (
     PLAIN,
     Delivery,
@@ -407,6 +407,24 @@ class Broker:
         waiters.append(waiter)
         waiter.expire_after(wait_ms, self._loop)
         return waiter
+
+    def lease_again(
+        self, vhost: str, queue: str, tokens: Sequence[str], deadline_ms: int, lease_ms: int | None
+    ) -> list[Delivery] | None:
+        """The deliveries of these tokens once more, for one whose answer was lost; their deadline counts from now.
+        None, and nothing is done, if one of them was settled, extended or ran out since they were given."""
+        source = self.open_queue(vhost, queue)
+        self.run_gathered()
+        self.tick_if_due()
+        out: list[Delivery] = []
+        for event in self.run_now(commands.hold_again(self._state, source, tokens, deadline_ms, lease_ms, self.now())):
+            assert isinstance(event, Extended)
+            for seq in event.seqs:
+                slab, i = self._state.table.slabs[seq >> SLAB_BITS], seq & SLAB_MASK
+                receives, lease = (slab.receives[i],), slab.lease[i]
+                held = Leased(source.number, event.at_ms, (seq,), receives, lease, event.deadline_ms, "")
+                out += self.engine.deliveries(held)
+        return out or None
 
     def lease_now(
         self,

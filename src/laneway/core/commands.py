@@ -591,6 +591,20 @@ def settle_held(
         yield from give_back(state, queue, seqs, Cause.RELEASED, now_ms)
 
 
+def hold_again(
+    state: State, queue: Queue, tokens: Sequence[str], deadline_ms: int, lease_ms: int | None, now_ms: int
+) -> Iterator[Event]:
+    """Begin the leases of a delivery anew, under the ids they have, if it is held as it was given: until that
+    deadline, and by all of these tokens. Nothing otherwise."""
+    parsed = parse_tokens(tokens)
+    if parsed is None or deadline_ms <= now_ms or still_held(state, queue, *parsed) is not None:
+        return
+    slabs = state.table.slabs
+    if all(slabs[seq >> SLAB_BITS].due_ms[seq & SLAB_MASK] == deadline_ms for seq in parsed[0]):
+        lease_ms = queue.settings.lease_ms if lease_ms is None else lease_ms
+        yield Extended(queue.number, now_ms, parsed[0], now_ms + lease_ms)
+
+
 def still_held(state: State, queue: Queue, seqs: Sequence[int], leases: Sequence[int]) -> list[bool] | None:
     """Which of these are leased under these ids; None if all are, which is told at once for neighbours."""
     slabs, number = state.table.slabs, queue.number

@@ -21,6 +21,7 @@ from laneway.frontends.http.protocol import Call
 from laneway.frontends.sqs import message_attributes
 from laneway.frontends.sqs import wire as w
 from laneway.frontends.sqs.ask import Ask
+from laneway.frontends.sqs.attempts import AttemptKey, Attempts
 from laneway.frontends.sqs.drafts import Senders, Sent, plain_bodies
 from laneway.frontends.sqs.errors import SqsError, no_such_queue, sqs_error, value_invalid
 from laneway.frontends.sqs.message_attributes import Wanted
@@ -72,6 +73,7 @@ class Messages:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._senders = Senders()
+        self._attempts = Attempts(broker)
         self._views: dict[tuple[str, str], View] = {}
         #: message id -> when it was first received. Bounded, and of this process: SQS calls it approximate. In two
         #: generations, of which the older goes as a whole: a dict that is emptied from its front gets slow.
@@ -208,13 +210,17 @@ class Messages:
         for unknown in system - _SYSTEM:
             raise SqsError("InvalidAttributeName", f"Unknown Attribute {unknown}.")
         shape = (view, name, system, Wanted(asked.MessageAttributeNames))
+        attempt = self._attempts.key(ask, view, name, asked.ReceiveRequestAttemptId)
         call = ask.call
         call.state = ask
+        if attempt is not None and (again := self._attempts.again(attempt, lease_ms)) is not None:
+            self._received(ask, shape, attempt, again)
+            return
         waiter = self._broker.lease(
             ask.vhost,
             name,
             max_messages=count,
-            done=partial(self._received, ask, shape),
+            done=partial(self._received, ask, shape, attempt),
             lease_ms=lease_ms,
             wait_ms=wait_ms,
             consumer=ask.account.name[:64],
@@ -224,7 +230,11 @@ class Messages:
 
     @answers_anyway
     def _received(
-        self, ask: Ask, shape: tuple[View, str, frozenset[str], Wanted], deliveries: Sequence[Delivery]
+        self,
+        ask: Ask,
+        shape: tuple[View, str, frozenset[str], Wanted],
+        attempt: AttemptKey | None,
+        deliveries: Sequence[Delivery],
     ) -> None:
         call = ask.call
         call.waiter = None
@@ -232,6 +242,8 @@ class Messages:
         if call.is_abandoned or call.response is not None:
             self._give_back(ask, name, deliveries)
             return
+        if attempt is not None:
+            self._attempts.note(attempt, deliveries)
         if isinstance(deliveries, Deliveries) and not system and not wanted:
             messages = self._plain_messages(deliveries)
         else:
