@@ -132,7 +132,7 @@ class Records:
         has_text = lengths > 0
         if not has_text.any():
             return pa.nulls(self._count, pa.string())
-        ends = self._text_ends[:, at]
+        ends = np.where(has_text, self._text_ends[:, at], self._starts)  # a plain record may end before its texts would
         return self._pieces(pa.string(), ends - lengths, ends, has_text)
 
     def bodies(self) -> pa.Array:
