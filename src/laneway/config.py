@@ -106,6 +106,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 2_000_000
 
+    # History for readers
+    history_limit_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1024 * 1024 * GIB,
+            description="most bytes of history kept for cursors alone; at the limit the one furthest behind is lost",
+        ),
+    ] = 10 * GIB
+    history_seconds: Annotated[
+        float, Meta(ge=0, le=10 * 365 * 86_400, description="so much history is kept even if no cursor asks for it")
+    ] = 0
+
     # SQS, on the HTTP port
     sqs_account_id: Annotated[str, Meta(description="twelve digits: the account in queue URLs and ARNs")] = (
         "000000000000"

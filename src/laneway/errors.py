@@ -92,6 +92,10 @@ class BindingNotFound(NotFound):
     code = "binding_not_found"
 
 
+class CursorNotFound(NotFound):
+    code = "cursor_not_found"
+
+
 class VhostNotFound(NotFound):
     code = "vhost_not_found"
 

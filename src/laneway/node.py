@@ -73,6 +73,8 @@ class Node:
                 max_message_bytes=config.max_message_bytes,
                 max_idempotency_keys=config.idempotency_keys_max,
                 snapshot_events=config.snapshot_events,
+                history_limit_bytes=config.history_limit_bytes,
+                history_ms=int(config.history_seconds * 1000),
                 staging=StagingLimits(max_bytes=config.max_staged_bytes, lifetime_ms=int(config.staged_seconds * 1000)),
             ),
             on_failed=lambda _: self.failed.set(),

@@ -36,7 +36,7 @@ from laneway.core.events import (
     Unbound,
 )
 from laneway.core.message import RECORD_PREFIX_BYTES, Properties, encode_props, encode_record
-from laneway.errors import JournalLocked
+from laneway.errors import InvalidInput, JournalGap, JournalLocked
 from laneway.journal.interface import Commit, Journal
 
 
@@ -392,6 +392,84 @@ class JournalContract:
             (number, [as_replayed(event, first)]) for number, (event, first) in enumerate(written, 1) if number > middle
         ]
         assert replayed(again, after=middle) == expected
+
+    # --- history for readers ----------------------------------------------------------------------------------------
+
+    def test_held_history_is_dropped_when_it_is_let_go(
+        self, journal: Journal, open_journal: Callable[[], Journal]
+    ) -> None:
+        written = fill_extents(journal, 6)
+        extents = journal.history.extents()
+        wanted = extents[2].first_position + 1
+        assert journal.hold(wanted, None) == 1
+        journal.save_snapshot(len(written), [b"state"], [])
+        assert journal.drop() == [e.number for e in extents[:2]]
+        for _ in range(2):
+            held = journal.held()
+            assert [one.extent for one in held] == [e.number for e in extents[2:-1]]
+            assert [one.first_position for one in held] == [e.first_position for e in extents[2:-1]]
+            assert {one.extent: one.byte_count for one in held} == journal.extent_bytes()
+            assert journal.drop() == []
+            assert journal.history.place(wanted).position == wanted
+            with pytest.raises(JournalGap) as gap:
+                journal.history.place(extents[2].first_position - 1)
+            assert gap.value.details["first_position"] == extents[2].first_position
+            journal.close()
+            journal = open_journal()  # nothing is dropped before it is said what to hold
+            assert journal.load_snapshot() is not None
+            replayed(journal, after=len(written))
+            assert journal.hold(wanted, None) == extents[2].first_position
+        assert journal.hold(extents[4].first_position, None) == extents[2].first_position
+        assert journal.drop() == [e.number for e in extents[2:4]]
+        assert journal.hold(None, None) == extents[4].first_position
+        assert journal.drop() == [extents[4].number, extents[5].number]
+        assert journal.held() == []
+
+    def test_history_is_held_by_its_age(self, journal: Journal) -> None:
+        times: list[int] = []
+        seq = 1
+        while len(journal.extent_bytes()) < 5:
+            event = msgspec.structs.replace(published(seq, 2, size=300), at_ms=seq * 1_000)
+            commit(journal, event)
+            times.append(event.at_ms)
+            seq += 2
+        journal.save_snapshot(len(times), [b"state"], [])
+        extents = journal.history.extents()
+        third = extents[2].first_time_ms
+        assert third == times[extents[2].first_position - 1]
+        journal.hold(None, third)
+        assert journal.drop() == [e.number for e in extents[:2]]
+        journal.hold(None, extents[3].first_time_ms - 1)  # something of the third is younger
+        assert journal.drop() == []
+        journal.hold(None, times[-1])
+        assert journal.drop() == [e.number for e in extents[2:-1]]
+
+    def test_history_is_read_as_far_as_it_is_durable(self, journal: Journal) -> None:
+        history = journal.history
+        begin = history.end()
+        assert begin.position == 1
+        fill_extents(journal, 3)
+        end = history.end()
+        place, seen = history.place(1), b""
+        while place != end:
+            target = history.advance(place, 4)
+            assert place.position < target.position <= place.position + 2  # each commit has two events
+            place = target
+        for extent in history.extents():
+            seen += history.read(extent.number, 0, 1 << 20)
+        journal.stage(published(90_000))
+        sealed = journal.seal()
+        assert history.end() == end
+        again = b"".join(history.read(e.number, 0, 1 << 20) for e in history.extents())
+        assert again == seen, "what is not durable is not shown"
+        assert sealed is not None
+        journal.write(sealed)
+        assert history.end().position == end.position + 1
+        for wrong in (end._replace(offset=end.offset - 1, position=end.position - 1), begin._replace(offset=128)):
+            with pytest.raises(InvalidInput, match="no commit"):
+                history.advance(wrong, 10)
+        with pytest.raises(InvalidInput, match="there is no segment"):
+            history.read(history.end().segment + 1, 0, 10)
 
     # --- one at a time ----------------------------------------------------------------------------------------------
 

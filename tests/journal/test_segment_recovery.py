@@ -245,7 +245,8 @@ def test_interrupted_drop_is_finished_at_the_next_start() -> None:
     journal.drop()
     journal.close()
     files.put_contents(path_of(1), first)
-    start(files)
+    journal, _ = start(files)
+    assert journal.drop() == [1]
     assert path_of(1) not in files.paths()
     assert path_of(2) in files.paths()
 

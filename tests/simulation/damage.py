@@ -36,6 +36,8 @@ class Damage(NamedTuple):
 
 
 class DamageSimulation(Simulation):
+    history_is_safe = False
+
     def __init__(self, seed: int, kinds: tuple[str, ...]) -> None:
         super().__init__(seed)
         self.sizes.durability = "commit"  # without syncs there are no marks either: damage may look like a torn tail

@@ -171,6 +171,7 @@ class Ledger:
         self.dedups: dict[tuple[int, str], tuple[str, int]] = {}  # (queue number, dedup id) -> (message id, when)
         self.keys: dict[tuple[int, str], tuple[bytes, list[str]]] = {}
         self.documents = Register()
+        self.cursors = Register()  # positions by name
         self.queues = Register()
         self.exchanges = Register()
         self.incarnation = 0
@@ -358,7 +359,8 @@ class Ledger:
         self.dedups.clear()
         self.keys.clear()
         self.open_batches.clear()
-        self.documents.forgiven = self.queues.forgiven = self.exchanges.forgiven = True
+        for register in (self.documents, self.cursors, self.queues, self.exchanges):
+            register.forgiven = True
         for hold in self.holds.values():
             hold.ended = hold.superseded = False
             hold.latest_ms = 1 << 62

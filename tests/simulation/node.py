@@ -16,7 +16,7 @@ from laneway.core.invariants import check_invariants
 from laneway.core.message import Glimpse
 from laneway.core.table import FREE
 from laneway.journal.interface import Commit, Journal
-from laneway.journal.segments import Durability, SegmentJournal
+from laneway.journal.segments import Durability, SegmentJournal, follow
 from laneway.journal.segments.files import FileSystem
 
 from . import small
@@ -168,6 +168,7 @@ class Node:
         self.clock = clock
         self.loop = loop
         self.failed: list[BaseException] = []
+        self.checks_history = True
         self.journal = WatchedJournal(
             FOLDER,
             durability=sizes.durability,
@@ -228,3 +229,14 @@ class Node:
             stats: Any = self.broker.stats(vhost, name)
             counts = (stats.ready, stats.leased, stats.delayed, stats.dead)
             assert counts == (queue.ready, queue.leased, queue.delayed, len(queue.dead)), f"{name}: {stats}"
+        for cursor in self.broker.cursors.all():
+            if cursor.state == "ok" and self.checks_history:
+                self._check_history(cursor.position)
+
+    def _check_history(self, position: int) -> None:
+        """What a cursor holds is all there, and whole."""
+        history = self.journal.history
+        end = history.end()
+        commits = follow.commits(FOLDER, history.place(position), end, files=self.files)
+        found = [commit.header.position for commit, _ in commits]
+        assert found == list(range(position, end.position)), f"a cursor holds from {position} to {end}, found {found}"

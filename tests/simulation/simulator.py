@@ -13,6 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
+import msgspec
+
+from laneway.broker.cursors import COLLECTION as CURSORS
+from laneway.broker.cursors import Cursor
 from laneway.core.invariants import check_invariants
 from laneway.core.state import SESSION_LEASE
 from laneway.core.table import LEASED
@@ -72,6 +76,8 @@ def listening() -> Iterator[_Complaints]:
 
 
 class Simulation:
+    history_is_safe = True  # False: a file that only readers need may be damaged, which no start notices
+
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.random = Random(seed)
@@ -178,6 +184,7 @@ class Simulation:
             look=look or self._look,
             counts=self.workload.counts,
         )
+        node.checks_history = self.history_is_safe
         self._is_starting = True
         starting = loop.create_task(node.broker.start())
         await asyncio.wait([starting], timeout=3)
@@ -202,6 +209,12 @@ class Simulation:
             held = [lease for found, lease in zip(slab.state, slab.lease, strict=False) if found == LEASED]
             assert not any(lease & SESSION_LEASE for lease in held), "a connection of before still holds a message"
         ledger.documents.look_up("document", state.documents.get(COLLECTION, {}))
+        found = state.documents.get(CURSORS, {})
+        cursors = {name: msgspec.json.decode(document, type=Cursor) for name, document in found.items()}
+        ledger.cursors.look_up("cursor", {name: cursor.position for name, cursor in cursors.items()})
+        if self.history_is_safe and self.sizes.durability == "commit" and not self.workload.counts["fill_disk"]:
+            lost = [name for name, cursor in cursors.items() if cursor.state == "lost"]
+            assert not lost, f"cursors {lost} were lost without need"
         ledger.queues.look_up("queue", {queue.name: queue.settings for queue in state.queues.values()})
         declared = state.topology.exchanges.get("/", {})
         ledger.exchanges.look_up("exchange", {n: declared[n].settings for n in EXCHANGES if n in declared})
@@ -209,7 +222,7 @@ class Simulation:
     def _complain(self, loop: SimulatedLoop, end: str) -> None:
         assert not self.workload.failures, self.workload.failures[0]
         assert not loop.errors, loop.errors[0]
-        expected = ("the disk is full",) if end != "fail" else ("",)
+        expected = ("the disk is full", "cursor") if end != "fail" else ("",)
         found = [text for text in self.complaints.found if not text.startswith(expected)]
         self.complaints.found.clear()
         self.workload.counts["torn tail"] += self.complaints.torn_tails

@@ -38,6 +38,7 @@ def test_the_seeds_reach_every_kind_of_moment() -> None:
         *("queue_put", "queue_deleted", "queue_purged", "key_remembered", "document_put", "document_removed"),
         *("pushed", "got", "columns", "not acked", "session transact", "session hang_up", "session settle_stale"),
         *("exchange_put", "exchange_deleted", "bound", "unbound"),
+        *("cursor", "refused, history_gone", "refused, conflict"),
     }
     assert not wanted - {name for name, count in counts.items() if count}
 

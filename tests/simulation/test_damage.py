@@ -82,7 +82,7 @@ def test_records_that_are_not_checked_are_found() -> None:
         mock.patch.object(reading, "record_is_intact", lambda record: True),
         mock.patch.object(engine, "record_is_intact", lambda record: True),
     ):
-        assert re.search("that nobody sent|unpack|Properties.*, not Properties", found("flip"))
+        assert re.search("that nobody sent|unpack|UnicodeDecodeError|Properties.*, not Properties", found("flip"))
 
 
 def test_commits_that_are_not_checked_are_found() -> None:

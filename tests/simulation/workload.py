@@ -17,8 +17,11 @@ from laneway.core.message import Delivery, Draft, Glimpse, Properties, Receipt, 
 from laneway.core.settings import QueueSettings
 from laneway.core.table import DELAYED, READY
 from laneway.errors import (
+    Conflict,
+    CursorNotFound,
     DiskFull,
     ExchangeNotFound,
+    Gone,
     IdempotencyConflict,
     InvalidInput,
     LanewayError,
@@ -65,6 +68,7 @@ STEPS: dict[str, int] = {
     "settle": 26,
     "session": 60,
     "document": 3,
+    "cursor": 4,
     "change_queue": 2,
     "purge": 1,
     "delete_queue": 1,
@@ -396,6 +400,30 @@ class Workload:
             documents.withdraw(key, ticket)
         else:
             documents.answer(key, ticket)
+
+    async def _cursor(self, node: Node) -> None:
+        self.in_background(node, self._change_cursor(node))
+
+    async def _change_cursor(self, node: Node) -> None:
+        """A reader moves on, goes back to what may be gone by now, or gives up."""
+        cursors, key = self.ledger.cursors, self.random.choice(("fast", "slow"))
+        known, end = cursors.latest(key), node.journal.history.end().position
+        if known is not None and self.random.random() < 0.1:
+            position = None
+        else:
+            step = self.random.choice((0, 1, 5, end // 2))
+            position = max(end - step, 1) if key == "fast" else min((known or 1) + step, end)
+        ticket = cursors.ask(key, position)
+        try:
+            if position is None:
+                await node.broker.cursors.delete(key)
+            else:
+                await node.broker.cursors.put(key, position, rewind=self.random.random() < 0.5)
+        except (Conflict, CursorNotFound, DiskFull, Gone) as refused:
+            self.counts[f"refused, {refused.code}"] += 1
+            cursors.withdraw(key, ticket)
+        else:
+            cursors.answer(key, ticket)
 
     async def _change_queue(self, node: Node) -> None:
         queue = self._a_queue(node)

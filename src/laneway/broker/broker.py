@@ -19,6 +19,7 @@ import msgspec
 
 from laneway.broker import peeking
 from laneway.broker.committer import Committer, NewWriter, WriterThread
+from laneway.broker.cursors import Cursors
 from laneway.broker.engine import Engine, Recovery
 from laneway.broker.exchanges import Exchanges
 from laneway.broker.producers import Producers, StagingLimits
@@ -81,6 +82,8 @@ class BrokerLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_waiters_per_queue: int = 50_000
     max_document_bytes: int = 256 * 1024
     snapshot_events: int = 500_000
+    history_limit_bytes: int = 10 << 30  # of history that is kept for readers alone
+    history_ms: int = 0  # so much of it is kept in any case
     staging: StagingLimits = StagingLimits()
 
 
@@ -118,6 +121,7 @@ class Broker:
         self.exchanges = Exchanges(self)
         self.sessions = Sessions(self)
         self.producers = Producers(self, staging_folder, self.limits.staging)
+        self.cursors = Cursors(self, limit_bytes=self.limits.history_limit_bytes, history_ms=self.limits.history_ms)
 
     # Start and stop
 
@@ -138,7 +142,9 @@ class Broker:
             idle_s=self._idle_ms / 1000,
             new_writer=self._new_writer,
         )
-        self.upkeep.start(recovery.event_count, self.committer.touch)
+        self.upkeep.start(recovery.event_count, self.committer.touch, self.cursors.look)
+        self.cursors.start()
+        await asyncio.to_thread(self.engine.journal.drop)  # finishes one that was interrupted
         self.vhosts.start()
         self.producers.start()
         await self.committer.durable()
@@ -859,6 +865,7 @@ class Broker:
                 f"{MAX_STAGED_BYTES >> 20} MiB wait to be written, the disk does not keep up; try again later"
             )
         if not self.engine.journal.has_room():
+            self.cursors.look_at_disk()
             raise DiskFull("the disk is full: consuming and acking go on, publishing waits until there is space again")
 
 

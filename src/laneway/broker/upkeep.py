@@ -21,6 +21,7 @@ log = logging.getLogger("laneway.broker")
 
 DEAD_EXTENTS = 8  # so many extents without a live record are worth a snapshot that lets them go
 LOOK_EVERY_COMMITS = 64
+LOOK_EVERY_BYTES = 32 << 20
 SPARSE_BYTES_PER_RECORD = 8192  # an extent with fewer live records than this a piece is looked at closely …
 SPARSE_SHARE = 0.25  # … and rewritten if they fill less than this share of it
 SLABS_PER_STEP = 50
@@ -38,21 +39,30 @@ class Upkeep:
         self._snapshot_events = snapshot_events
         self._events = 0
         self._commits = 0
+        self._bytes = 0
         self._last: Commit | None = None
         self._frozen: tuple[int, snapshot.Frozen, list[int]] | None = None
         self._saving: asyncio.Task[None] | None = None
         self._stopping = False  # from now on only the final snapshot is saved: one at a time
+        self._dropping: asyncio.Task[None] | None = None
+        self._drop_again = False
         self._touch: Callable[[], None] = lambda: None
+        self._look_at_history: Callable[[], None] = lambda: None
 
-    def start(self, replayed_events: int, touch: Callable[[], None]) -> None:
+    def start(self, replayed_events: int, touch: Callable[[], None], look_at_history: Callable[[], None]) -> None:
         self._events = replayed_events
         self._touch = touch
+        self._look_at_history = look_at_history
 
     def sealed(self, commit: Commit) -> None:
         """Called right after a commit was sealed, before anything else is staged."""
         self._last = commit
         self._events += commit.event_count
         self._commits += 1
+        self._bytes += commit.byte_count
+        if self._commits % LOOK_EVERY_COMMITS == 0 or self._bytes > LOOK_EVERY_BYTES:
+            self._bytes = 0
+            self._loop.call_soon(self._look_at_history)  # it may have something to write
         if self._frozen is None and self._saving is None and not self._stopping and self._is_due():
             self._frozen = self._engine.freeze_at(commit)
             self._events = 0
@@ -62,8 +72,10 @@ class Upkeep:
             return self._events >= len(self._engine.state.table) // 4
         if self._commits % LOOK_EVERY_COMMITS:
             return False
+        # What is kept for readers of the history would not go with a snapshot.
         journal, live = self._engine.journal, self._engine.state.extents
-        dead = sum(extent not in live for extent in journal.extent_bytes())
+        held = {one.extent for one in journal.held()}
+        dead = sum(extent not in live and extent not in held for extent in journal.extent_bytes())
         return dead >= DEAD_EXTENTS or (dead > 0 and not journal.has_room())
 
     def durable(self, commit: Commit) -> None:
@@ -73,6 +85,8 @@ class Upkeep:
 
     async def _save(self, frozen: tuple[int, snapshot.Frozen, list[int]]) -> None:
         try:
+            if self._dropping is not None:  # one thread at a time
+                await asyncio.gather(self._dropping, return_exceptions=True)
             await asyncio.to_thread(self._save_blocking, frozen)
             await self._compact()
         except DiskFull as full:
@@ -83,10 +97,38 @@ class Upkeep:
             log.exception("a snapshot failed; the journal keeps growing until one succeeds")
         finally:
             self._saving = None
+            if self._drop_again:
+                self.drop_soon()
+
+    def is_spare(self, extent: int, size: int) -> bool:
+        """Whether an extent holds no live records, or so few that they would be copied elsewhere."""
+        return self._engine.state.extents.get(extent, 0) <= size // SPARSE_BYTES_PER_RECORD
+
+    def drop_soon(self) -> None:
+        """Delete what is not kept any more: readers have read it, or were too slow."""
+        self._drop_again = True
+        if self._saving is None and self._dropping is None and not self._stopping:
+            self._dropping = self._loop.create_task(self._drop())
+
+    async def _drop(self) -> None:
+        try:
+            while self._drop_again and self._saving is None:
+                self._drop_again = False
+                await asyncio.to_thread(self._drop_blocking)
+        except LanewayError as trouble:  # of the sync; whoever writes next hears of it too
+            log.warning("history that is no longer needed was not dropped: %s", trouble)
+        finally:
+            self._dropping = None
+
+    def _drop_blocking(self) -> None:
+        # How far readers are must not be forgotten in a power cut that their history does not survive.
+        self._engine.journal.sync()
+        self._engine.journal.drop()
 
     def _save_blocking(self, frozen: tuple[int, snapshot.Frozen, list[int]]) -> None:
         position, state, live = frozen
         self._engine.journal.save_snapshot(position, snapshot.chunks(state), live)
+        self._engine.journal.sync()
         dropped = self._engine.journal.drop()
         log.debug("snapshot at %d, dropped extents %s", position, dropped)
 
@@ -101,13 +143,14 @@ class Upkeep:
     async def stop(self) -> None:
         self._stopping = True
         self._frozen = None
-        if self._saving is not None:
-            await asyncio.gather(self._saving, return_exceptions=True)
+        going_on = [task for task in (self._saving, self._dropping) if task is not None]
+        await asyncio.gather(*going_on, return_exceptions=True)
 
     async def _compact(self) -> None:
         """Copy the survivors of sparse extents to the end of the journal; the next snapshot lets the extents go."""
         journal = self._engine.journal
-        sizes = journal.extent_bytes()
+        held = {one.extent for one in journal.held()}  # it would free nothing to empty these
+        sizes = {extent: size for extent, size in journal.extent_bytes().items() if extent not in held}
         live = self._engine.state.extents
         sparse = {e: size for e, size in sizes.items() if 0 < live.get(e, 0) <= size // SPARSE_BYTES_PER_RECORD}
         if not sparse or not journal.has_room():

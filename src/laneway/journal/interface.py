@@ -4,7 +4,7 @@ Three threads of thought meet here, so the calls are split by who may make them:
 - the broker's loop gathers:   stage(), staged_bytes(), seal(), has_room()
 - one writer thread writes:    write(), mark(), sync(), close()              (they block, and release the GIL)
 - any one thread at a time:    save_snapshot(), drop(); beside a write() if need be
-- any thread reads:            read(), extent_bytes()
+- any thread reads:            read(), extent_bytes(), hold(), held(), and all of history
 
 A *position* is the number of a commit: 1, 2, 3, … A *location* names where a blob stands; its upper bits
 (location >> 32) are its *extent*: the unit in which history is dropped (a segment file, a row).
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from laneway.core.catalogue import QueueName
 from laneway.core.events import Event
 
 
@@ -24,6 +25,49 @@ class Place(NamedTuple):
     segment: int
     offset: int
     position: int
+
+
+class Held(NamedTuple):
+    """An extent that is kept for readers of the history."""
+
+    extent: int
+    first_position: int
+    byte_count: int
+    first_time_ms: int  # 0: not known
+
+
+class Extent(NamedTuple):
+    """A piece of the history. Where their numbers have a gap, the history has one too."""
+
+    number: int
+    first_position: int
+    used_bytes: int  # where its last commit ends
+    first_time_ms: int  # of its first event; 0 while it has none
+
+
+class History(Protocol):
+    """What was written, for readers: as far as it is durable. Raises JournalGap for what has been dropped."""
+
+    def store(self) -> int:
+        """What tells this journal from others."""
+
+    def end(self) -> Place:
+        """Behind the last commit that may be read."""
+
+    def extents(self) -> list[Extent]: ...
+
+    def place(self, position: int) -> Place:
+        """Where a commit begins."""
+
+    def advance(self, place: Place, max_events: int) -> Place:
+        """So many events further at most, and one commit at least unless the end is reached."""
+
+    def read(self, number: int, offset: int, size: int) -> bytes:
+        """Bytes of an extent; fewer at its end."""
+
+    def catalogue(self) -> dict[int, QueueName]:
+        """The names of queues by their numbers, of deleted ones as long as the history knows them. Calls must not
+        overlap."""
 
 
 class Commit(NamedTuple):
@@ -88,7 +132,18 @@ class Journal(Protocol):
         """
 
     def drop(self) -> list[int]:
-        """Delete the extents the newest snapshot neither refers to nor has still to be followed by; which they were."""
+        """Delete the extents the newest snapshot neither refers to nor has still to be followed by, and that hold()
+        does not keep; which they were. Nothing is deleted before the first call of this."""
+
+    def hold(self, position: int | None, since_ms: int | None) -> int:
+        """Keep the history from a commit on, and since a time, as far as it is still there; this replaces what was said
+        before. The first commit from which on history is there without a gap."""
+
+    def held(self) -> list[Held]:
+        """The extents that hold() keeps, oldest first, whether something else needs them too or not."""
+
+    @property
+    def history(self) -> History: ...
 
     def extent_bytes(self) -> dict[int, int]:
         """Every extent that is no longer written to, with its size: what compaction chooses from."""

@@ -299,24 +299,54 @@ def catalogue(
     event is there, and so are all rows about it that come before. With what was known at an earlier place, only what
     came since is looked at.
     """
+    found = named_queues(folder, since, known, files=files)
+    return {number: named.name for number, named in sorted(found.items())}
+
+
+class Named(NamedTuple):
+    name: QueueName
+    position: int  # of what said so: an event, or a snapshot
+    is_deleted: bool = False
+
+
+def named_queues(
+    folder: str,
+    since: Place | None = None,
+    known: Mapping[int, QueueName] | None = None,
+    *,
+    files: FileSystem | None = None,
+) -> dict[int, Named]:
     files = files or RealFiles()
-    found: dict[int, tuple[int, QueueName]] = {}
+    found: dict[int, Named] = {}
     if known is not None and since is not None:
-        found = {number: (since.position - 1, name) for number, name in known.items()}
+        found = {number: Named(name, since.position - 1) for number, name in known.items()}
     elif (snapshot := _snapshot(files, folder)) is not None:
-        found = {number: (snapshot[0], name) for number, name in snapshot[2].items()}
+        found = {number: Named(name, snapshot[0]) for number, name in snapshot[2].items()}
     for position, row, blob in _rows(files, folder, _NAMING, since if known is not None else None):
         number = ROW.unpack(row)[4]
-        if blob and position >= found.get(number, (0,))[0]:
-            found[number] = position, names.of_document(blob)
-    return {number: name for number, (_, name) in sorted(found.items())}
+        if blob and (number not in found or position >= found[number].position):
+            found[number] = _named(position, row, blob)
+    return found
+
+
+def named_between(
+    folder: str, place: Place, until: Place, *, files: FileSystem | None = None
+) -> Iterator[tuple[int, Named]]:
+    """What the events between two places say of queues, by their number."""
+    for at, header, scan in _between(files or RealFiles(), folder, place, until):
+        for row, blob in _rows_of(scan, at, header, _NAMING):
+            if blob:
+                yield ROW.unpack(row)[4], _named(at.position, row, blob)
+
+
+def _named(position: int, row: bytes, blob: bytes) -> Named:
+    return Named(names.of_document(blob), position, row[0] == Kind.QUEUE_DELETED)
 
 
 def _rows(
     files: FileSystem, folder: str, kinds: tuple[Kind, ...], since: Place | None = None
 ) -> Iterator[tuple[int, bytes, bytes]]:
-    """(position, row, blob) of the rows of these kinds, in all segments. Most commits have none: that is told by one
-    look at their rows' first bytes."""
+    """(position, row, blob) of the rows of these kinds, in all segments or from a place on."""
     until = end(folder, files=files)
     for segment in _headers(files, folder):
         if segment.number > until.segment:
@@ -331,17 +361,25 @@ def _rows(
                 for at, header in _walk(scan, first):
                     if at.position >= until.position:
                         return
-                    rows = bytes(scan.view(at.offset + rows_at(header), header.row_count * ROW_BYTES))
-                    first_bytes = rows[::ROW_BYTES]
-                    if not any(kind in first_bytes for kind in kinds):
-                        continue
-                    for i, kind in enumerate(first_bytes):
-                        if kind in kinds:
-                            row = rows[i * ROW_BYTES : (i + 1) * ROW_BYTES]
-                            blob_at, size = ROW.unpack(row)[12:]
-                            yield at.position, row, bytes(scan.view(at.offset + blob_at, size)) if size else b""
+                    for row, blob in _rows_of(scan, at, header, kinds):
+                        yield at.position, row, blob
         except FileNotFoundError:
             continue
+
+
+def _rows_of(
+    scan: SegmentScan, at: Place, header: CommitHeader, kinds: tuple[Kind, ...]
+) -> Iterator[tuple[bytes, bytes]]:
+    """Most commits have no row of these kinds: that is told by one look at the first bytes of all."""
+    rows = bytes(scan.view(at.offset + rows_at(header), header.row_count * ROW_BYTES))
+    first_bytes = rows[::ROW_BYTES]
+    if not any(kind in first_bytes for kind in kinds):
+        return
+    for i, kind in enumerate(first_bytes):
+        if kind in kinds:
+            row = rows[i * ROW_BYTES : (i + 1) * ROW_BYTES]
+            blob_at, size = ROW.unpack(row)[12:]
+            yield row, bytes(scan.view(at.offset + blob_at, size)) if size else b""
 
 
 def _snapshot(files: FileSystem, folder: str) -> tuple[int, int, dict[int, QueueName]] | None:

@@ -279,7 +279,9 @@ class _Check:
         for number in sorted(expected.difference(numbers)):
             self._problem(os.path.join(self._folder, segment_name(number)), 0, "the segment is missing")
         for number in sorted(set(numbers).difference(expected)):
-            self._report.notes.append(f"{segment_name(number)} is no longer needed and goes with the next drop")
+            self._report.notes.append(
+                f"{segment_name(number)} is kept for readers of history, or goes with the next drop"
+            )
 
     def _segment(self, segment: Segment, store: int, following: Segment | None) -> None:
         try:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from laneway.core.events import Event, Opened
 from laneway.core.rows import ROW_BYTES, encode
 from laneway.errors import JournalDamaged, JournalFailed, JournalLocked, LimitExceeded
-from laneway.journal.interface import Commit
+from laneway.journal.interface import Commit, Held
 from laneway.journal.segments import snapshots
 from laneway.journal.segments.files import FileLocked, FileSystem, RealFiles
 from laneway.journal.segments.format import (
@@ -34,8 +34,10 @@ from laneway.journal.segments.format import (
     snapshot_name,
     snapshot_positions,
 )
+from laneway.journal.segments.holding import Holding, whole
 from laneway.journal.segments.reading import RecordReader
 from laneway.journal.segments.recovery import Replay, survey
+from laneway.journal.segments.served import ServedHistory
 from laneway.journal.segments.snapshots import Snapshot, SnapshotDamaged, remove_if_there
 from laneway.journal.segments.space import Space
 from laneway.journal.segments.writer import Durability, Sealed, SegmentWriter
@@ -98,6 +100,10 @@ class SegmentJournal:
         )
         self._reader = RecordReader(self._files, self._folder, max_open_files=max_open_files)
         self._snapshot: Snapshot | None = None  # the newest durable one
+        self._holding = Holding(self._files, self._folder)
+        self.history = ServedHistory(
+            self._files, self._folder, lambda: self._writer.readable, lambda: self._writer.store
+        )
 
         # The commit being gathered.
         self._rows: list[bytes] = []
@@ -145,7 +151,6 @@ class SegmentJournal:
         self._location = self._writer.written_location
         self._next_position = replay.position + 1
         self._epoch = replay.epoch
-        self.drop()  # finishes a drop that was interrupted
 
     def close(self) -> None:
         try:
@@ -316,14 +321,30 @@ class SegmentJournal:
         snapshot, segments = self._snapshot, self._writer.segments
         if snapshot is None:
             return []
+        with self._holding.lock:
+            held = {one.extent for one in self._holding.held(tuple(segments.values()))}
+            gone = {
+                number: segments.pop(number)
+                for number in sorted(segments)
+                if number < snapshot.replay_from and number not in snapshot.needed and number not in held
+            }
         dropped = []
-        for number in sorted(segments):
-            if number < snapshot.replay_from and number not in snapshot.needed:
-                self._reader.forget(number)
-                if self._remove(segment_name(number)):
-                    del segments[number]
-                    dropped.append(number)
+        for number, segment in gone.items():
+            self._reader.forget(number)
+            self._holding.forget(number)
+            if self._remove(segment_name(number)):
+                dropped.append(number)
+            else:
+                segments[number] = segment
         return dropped
+
+    def hold(self, position: int | None, since_ms: int | None) -> int:
+        with self._holding.lock:
+            self._holding.ask(position, since_ms)
+            return whole(tuple(self._writer.segments.values()))[0].first_position
+
+    def held(self) -> list[Held]:
+        return self._holding.held(tuple(self._writer.segments.values()))
 
     def extent_bytes(self) -> dict[int, int]:
         return {segment.number: segment.file_bytes for segment in self._writer.finished_segments()}

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 from laneway.core.rows import ROW_BYTES
-from laneway.errors import JournalFailed
+from laneway.errors import JournalFailed, LanewayError
+from laneway.journal.interface import Place
 from laneway.journal.segments.files import NO_SPACE, FileSystem
 from laneway.journal.segments.format import (
     COMMIT,
@@ -31,7 +32,7 @@ from laneway.journal.segments.format import (
     pack_segment_header,
     segment_name,
 )
-from laneway.journal.segments.recovery import Replay, Segment, Survey, missing
+from laneway.journal.segments.recovery import Replay, Segment, Survey, missing, read_segment
 from laneway.journal.segments.snapshots import Snapshot, remove_if_there
 from laneway.journal.segments.space import Space
 
@@ -91,9 +92,14 @@ class SegmentWriter:
         self._epoch = 0  # of the last commit written
         self._durable = 0  # the last position known to be durable
         self._synced_at_ms = 0
+        self.readable = Place(1, HEADER_BYTES, 1)  # behind the last commit that is as durable as it will be made
         self.written = 0  # the last position written
         self.written_location = 0  # everything below has been written
         self.segments: dict[int, Segment] = {}
+
+    @property
+    def store(self) -> int:
+        return self._store
 
     @property
     def is_open(self) -> bool:
@@ -114,7 +120,7 @@ class SegmentWriter:
             remove_if_there(self._files, os.path.join(self._folder, name))
         self.segments = {segment.number: segment for segment in (*found.needed, *found.chain)}
         for number in found.leftovers:
-            self.segments[number] = Segment(number, 0, 0, 0)
+            self.segments[number] = self._leftover(number, found.store)
         self.written = self._durable = replay.position
         self._epoch = replay.epoch
         if found.chain:
@@ -126,8 +132,17 @@ class SegmentWriter:
         # A rename or removal just before a crash may not have been durable; what follows relies on it.
         self._files.sync_folder(self._folder)
         self.written_location = self._current.number << 32 | self._end
+        self.readable = Place(self._current.number, self._end, self.written + 1)
         self._synced_at_ms = self._now_ms()
         self._space.replace_spare()
+
+    def _leftover(self, number: int, store: int) -> Segment:
+        """One that a drop left, or that is kept for readers: of use to them if it is sound and of this journal."""
+        try:
+            segment, its_store = read_segment(self._files, self._folder, number)
+        except LanewayError:
+            its_store = None
+        return segment if its_store == store else Segment(number, 0, 0, 0)
 
     def _reopen(self, segment: Segment, replay: Replay) -> _Current:
         path = os.path.join(self._folder, segment_name(segment.number))
@@ -261,9 +276,11 @@ class SegmentWriter:
         self._end = end
         self._is_marked = False
         self.written, self._epoch = sealed.position, sealed.epoch
+        self.written_location = sealed.location + sealed.length
         if sync:
             self._durable = sealed.position
-        self.written_location = sealed.location + sealed.length
+        if sync or self._durability == "none":  # in which nothing more is done for it
+            self.readable = Place(current.number, end, sealed.position + 1)
 
     def _roll(self, current: _Current, sealed: Sealed) -> _Current:
         """Go on in the next segment. Each step is durable before the next, so that recovery may rely on it:
@@ -314,6 +331,7 @@ class SegmentWriter:
             except OSError as error:
                 raise self._fail("synced", error) from error
             self._durable = self.written
+            self.readable = Place(current.number, self._end, self.written + 1)
         self._synced_at_ms = self._now_ms()
 
     def _fail(self, what: str, error: OSError) -> JournalFailed:

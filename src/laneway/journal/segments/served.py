@@ -1,0 +1,85 @@
+"""The history of a journal that is open for writing, let out as far as it is durable: what a server shows readers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from laneway.core.catalogue import QueueName
+from laneway.errors import InvalidInput, JournalDamaged, JournalGap
+from laneway.journal.interface import Extent, Place
+from laneway.journal.segments import follow
+from laneway.journal.segments.files import FileSystem
+from laneway.journal.segments.format import HEADER_BYTES, segment_name
+
+
+class ServedHistory:
+    def __init__(self, files: FileSystem, folder: str, end: Callable[[], Place], store: Callable[[], int]) -> None:
+        self._files = files
+        self._folder = folder
+        self._end = end
+        self._store = store
+        self._names: dict[int, follow.Named] = {}
+        self._names_until: Place | None = None
+
+    def store(self) -> int:
+        return self._store()
+
+    def end(self) -> Place:
+        return self._end()
+
+    def extents(self) -> list[Extent]:
+        return [Extent(*info) for info in follow.segments(self._folder, until=self._end(), files=self._files)]
+
+    def place(self, position: int) -> Place:
+        return follow.start(self._folder, position, until=self._end(), files=self._files)
+
+    def advance(self, place: Place, max_events: int) -> Place:
+        try:
+            return follow.advance(self._folder, place, self._end(), max_events, files=self._files)
+        except JournalDamaged as damage:
+            # Whoever asks says where to look, and may be mistaken.
+            raise InvalidInput(
+                f"no commit {place.position} begins at byte {place.offset} of segment {place.segment}: {damage}",
+                field="position",
+            ) from damage
+
+    def read(self, number: int, offset: int, size: int) -> bytes:
+        end = self._end()
+        if number > end.segment:
+            raise InvalidInput(f"there is no segment {number} yet; the last one is {end.segment}", field="segment")
+        if number == end.segment:
+            size = max(min(size, end.offset - offset), 0)
+        if number < 1 or offset < 0 or size < 0:
+            raise InvalidInput("segments count from 1, bytes from 0", field="offset")
+        try:
+            file = self._files.open(os.path.join(self._folder, segment_name(number)))
+        except FileNotFoundError:
+            first = follow.first_position(self._folder, files=self._files)
+            raise JournalGap(
+                f"segment {number} has been dropped; history is kept from commit {first} on", first_position=first
+            ) from None
+        try:
+            return self._files.read(file, size, offset)
+        finally:
+            self._files.close(file)
+
+    def catalogue(self) -> dict[int, QueueName]:
+        """Looks at what came since it was last asked; the first time at all there is."""
+        end = self._end()
+        try:
+            if self._names_until is None:
+                self._names = follow.named_queues(self._folder, files=self._files)
+            else:
+                more = follow.named_between(self._folder, self._names_until, end, files=self._files)
+                self._names.update(dict(more))
+        except JournalGap:  # nobody asked for so long that what came since is dropped
+            self._names.update(follow.named_queues(self._folder, files=self._files))
+        self._names_until = end
+        first = follow.first_position(self._folder, files=self._files)
+        self._names = {n: named for n, named in self._names.items() if not named.is_deleted or named.position >= first}
+        return {number: named.name for number, named in sorted(self._names.items())}
+
+
+#: Where a journal begins that has no commit yet.
+BEGINNING = Place(1, HEADER_BYTES, 1)
