@@ -15,9 +15,9 @@ from laneway.pipeline.jobs.capacity import limits_of, per_period, per_queue
 from laneway.pipeline.lake import Warehouse
 from laneway.pipeline.runner import JOBS, Options, run
 from laneway.pipeline.stays import stays
+from tests.pipeline.afternoon import QUEUES, afternoon
 from tests.pipeline.conftest import MakeEvents
 from tests.pipeline.events import at, filled, frame, row
-from tests.pipeline.traffic import QUEUES, afternoon
 
 
 def test_two_hours_counted_by_hand(make_events: MakeEvents, spark: SparkSession) -> None:

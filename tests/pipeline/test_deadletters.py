@@ -13,9 +13,9 @@ from pyspark.sql import functions as F
 from laneway.pipeline.jobs.deadletters import grouped, letters, signature
 from laneway.pipeline.lake import Warehouse
 from laneway.pipeline.runner import JOBS, Options, run
+from tests.pipeline.afternoon import afternoon
 from tests.pipeline.conftest import MakeEvents
 from tests.pipeline.events import at, filled, frame, row
-from tests.pipeline.traffic import afternoon
 
 SIGNATURES = {
     None: "",

@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 from laneway.pipeline.jobs.hotkeys import Unit, per_partition, per_tenant, plan, rebalanced, top_keys, units
 from laneway.pipeline.lake import Warehouse
 from laneway.pipeline.runner import JOBS, Options, run
+from tests.pipeline.afternoon import afternoon
 from tests.pipeline.conftest import MakeEvents
 from tests.pipeline.events import at, filled, frame, row
-from tests.pipeline.traffic import afternoon
 
 
 def unit(partition: int, queue: str, published: int) -> Unit:

@@ -16,9 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 from laneway.pipeline.jobs.slo import OBJECTIVES, measured, per_minute, per_queue
 from laneway.pipeline.lake import Warehouse
 from laneway.pipeline.runner import JOBS, Options, run
+from tests.pipeline.afternoon import afternoon
 from tests.pipeline.conftest import MakeEvents
 from tests.pipeline.events import Row, at, filled, frame, row
-from tests.pipeline.traffic import afternoon
 
 DEATHS = {"max_receives", "expired", "rejected", "overflow"}
 

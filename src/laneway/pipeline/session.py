@@ -41,6 +41,15 @@ USUAL = {
     "spark.log.level": "ERROR",
 }
 
+LOGGING = Path(__file__).with_name("log4j2.properties")
+
+#: The same for a Spark on this machine: nobody else has to reach it, and its start is nobody's concern.
+USUAL_HERE = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
+}
+
 
 def session(master: str | None = None, app: str = "laneway", **conf: str) -> SparkSession:
     """The session on `master`, with the data source registered. Dots in names of `conf` may be written as `__`.
@@ -63,7 +72,9 @@ def session(master: str | None = None, app: str = "laneway", **conf: str) -> Spa
         if master is None or master.startswith("local"):
             # Python workers on this machine are this Python, with the packages it has: not whatever python3 is.
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-            for name, value in {**USUAL, "spark.sql.shuffle.partitions": str(_cores(master))}.items():
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            here = {**USUAL, **USUAL_HERE, "spark.sql.shuffle.partitions": str(_cores(master))}
+            for name, value in here.items():
                 builder = builder.config(name, value)
         else:
             for name, value in USUAL.items():
