@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from laneway.pipeline.session import session
+from laneway.pipeline.session import LOGGING, session
 from tests.pipeline.events import frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 MakeEvents = Callable[..., "DataFrame"]
 
@@ -28,6 +30,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.sql.codegen.factoryMode": "NO_CODEGEN",
             "spark.sql.adaptive.enabled": "false",
             "spark.driver.memory": "1g",
+            # Plans are many and data is small: code that is compiled quickly beats code that runs quickly.
+            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()} {QUICK}",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("spark-warehouse")),

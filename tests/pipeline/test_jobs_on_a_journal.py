@@ -14,6 +14,8 @@ from laneway.pipeline.lake import Warehouse
 from laneway.pipeline.runner import JOBS, Options, run
 from tests.cli.conftest import Server
 
+pytestmark = pytest.mark.timeout(300)  # a server and a Spark start first
+
 QUEUES: dict[str, dict[str, Any]] = {
     "dead": {"tier": "low"},
     "orders": {"tier": "critical", "dead_letter_queue": "dead", "max_messages": 100},
