@@ -1,5 +1,6 @@
 """make bench: durable publishing, end to end, and lone latency, over HTTP (here), AMQP (amqp.py) and SQS (sqs.py), each
-beside its peers in the same run; `--part counts` counts what a message costs instead (counts.py)."""
+beside its peers in the same run; the pipeline on Spark (pipeline.py); `--part counts` counts what a message costs
+instead (counts.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from typing import Any
 
 import uvloop
 
-from benchmarks import amqp, counts, sqs
+from benchmarks import amqp, counts, pipeline, sqs
 from benchmarks import laneway_load as laneway
 from benchmarks.http_load import HttpConnection, ask, queue_path
 from benchmarks.load import Load, LoadFailed
@@ -229,11 +230,13 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=200_000, help="messages of an end-to-end turn (%(default)s)")
     parser.add_argument("--lone", type=int, default=2_000, help="publishes of a latency turn (%(default)s)")
     parser.add_argument("--pace-seconds", type=float, default=5.0, help="length of a turn at a set rate (%(default)s)")
-    parser.add_argument("--part", choices=["http", "amqp", "sqs", "counts"], help="one alone")
+    parser.add_argument("--part", choices=["http", "amqp", "sqs", "pipeline", "counts"], help="one alone")
     parser.add_argument("--only", default="", help="only the cases whose name contains this")
     parser.add_argument(
         "--systems", default="Laneway,RabbitMQ,sink", help="of the AMQP part, with commas between (%(default)s)"
     )
+    parser.add_argument("--events", type=int, default=10_000_000, help="of the journal of the pipeline (%(default)s)")
+    parser.add_argument("--master", default="local[1]", help="the Spark of the pipeline (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="a short look: 1 round, 1 s, 20,000 messages")
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp"), help="the disk to measure on (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
@@ -244,8 +247,13 @@ def main() -> None:
         return
     if options.quick:
         options.rounds, options.seconds, options.messages, options.lone = 1, 1.0, 20_000, 500
-        options.pace_seconds = 2.0
-    parts = {"http": (CASES, measure), "amqp": (amqp.CASES, amqp.measure), "sqs": (sqs.CASES, sqs.measure)}
+        options.pace_seconds, options.events = 2.0, min(options.events, 1_000_000)
+    parts = {
+        "http": (CASES, measure),
+        "amqp": (amqp.CASES, amqp.measure),
+        "sqs": (sqs.CASES, sqs.measure),
+        "pipeline": (pipeline.CASES, pipeline.measure),
+    }
     for part, (cases, measure_part) in parts.items():
         if options.part in (None, part) and any(options.only in case for case in cases):
             with tempfile.TemporaryDirectory(prefix="laneway-bench-", dir=options.folder) as name:

@@ -15,7 +15,7 @@ pytest.importorskip("pyarrow")
 
 from laneway.core.catalogue import QueueName
 from laneway.core.events import Event, Kind, Published
-from laneway.core.message import RECORD_PREFIX_BYTES
+from laneway.core.message import RECORD_PREFIX_BYTES, Properties, encode_props
 from laneway.errors import JournalDamaged
 from laneway.journal.segments.files import RealFiles
 from laneway.journal.segments.format import HEADER_BYTES, segment_name, segment_numbers
@@ -135,6 +135,17 @@ def test_any_columns_of_any_rows_are_those_of_a_plain_reading(
             patch.setattr(decode, "MAX_BLOB_BYTES", 300)
             assert read(folder, names, selection) == only(wanted, names)
             assert read(folder) == only(all_rows)
+
+
+def test_a_plain_message_may_be_the_last_thing_that_was_read(tmp_path: Path) -> None:
+    """Behind it there is no room for the table of lengths that it does not have."""
+    block = encode_props(Properties(tenant="t", routing_key="r"))
+    sizes = [RECORD_PREFIX_BYTES + len(block), RECORD_PREFIX_BYTES]
+    zeros = [0, 0]
+    write(tmp_path, [[Published(1, 9, 1, zeros, zeros, zeros, sizes, [block, b""], [b"", b""], {}, {})]])
+    for names in (["tenant", "routing_key", "content_type", "attributes"], NAMES):
+        for selection in (None, Selection().between(0)):
+            assert read(tmp_path, names, selection) == only(expected(tmp_path), names)
 
 
 def messages(count: int, body_bytes: int, first: int = 1) -> Published:

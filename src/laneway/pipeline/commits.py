@@ -25,8 +25,9 @@ from laneway.journal.segments.format import (
 )
 from laneway.journal.segments.scan import damaged
 
-PIECE_BYTES = 8 << 20
-MAX_CHUNK_ROWS = 64 << 10  # a chunk of rows ends with the commit that reaches this
+#: Small enough that Spark has something to do while the next piece is decoded, large enough that Python hardly counts.
+PIECE_BYTES = 4 << 20
+MAX_CHUNK_ROWS = 32 << 10  # a chunk of rows ends with the commit that reaches this
 _NEAR_BYTES = 256 << 10  # read at once where commits are small
 
 #: core/rows.py draws it.

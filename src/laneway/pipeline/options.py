@@ -13,7 +13,7 @@ from laneway.pipeline.selection import Catalogue, Selection
 from laneway.pipeline.sources import FolderSource, ServerSource, Source
 
 EARLIEST, LATEST = "earliest", "latest"
-DEFAULT_PARTITION_BYTES = 64 << 20
+DEFAULT_PARTITION_BYTES = 128 << 20  # as Spark has it for files
 
 #: Every option for reading, with what it does.
 READ_OPTIONS = {
