@@ -683,3 +683,19 @@ def test_a_rebalancing_plan_is_set_shown_and_cleared(run: Run, tmp_path: Path) -
     assert "no rebalancing plan" in run("rebalancing", "show", code=1).stderr
     (tmp_path / "plan.json").write_text("{")
     assert "is not JSON" in run("rebalancing", "set", str(tmp_path / "plan.json"), code=2).stderr
+
+
+def test_cursors_are_set_listed_and_deleted(run: Run, queue: str) -> None:
+    run("send", queue, "1")
+    assert run("cursor", "set", "nightly", "first").stdout == "nightly is at 1\n"
+    assert run("cursor", "set", "nightly", "2").stdout == "nightly is at 2\n"
+    assert "moves forward only" in run("cursor", "set", "nightly", "1", code=1).stderr
+    run("cursor", "set", "nightly", "1", "--rewind")
+    (cursor,) = [json.loads(line) for line in run("cursor", "list", "--json").stdout.splitlines()]
+    assert (cursor["name"], cursor["position"], cursor["state"]) == ("nightly", 1, "ok")
+    assert "nightly" in run("cursor", "list").stdout
+    end = int(run("cursor", "set", "nightly", "end").stdout.split()[-1])
+    assert end > 3
+    assert "a position is a number, first or end" in run("cursor", "set", "nightly", "soon", code=2).stderr
+    assert run("cursor", "delete", "nightly", "--yes").stdout == "deleted nightly\n"
+    assert run("cursor", "delete", "nightly", "--yes", code=1).stderr.startswith("laneway: there is no cursor")

@@ -160,7 +160,7 @@ class RecordingTransport:
 class Serving(InThread):
     def __init__(self, folder: Path, limits: RestLimits | None = None, *, loop: str = "uvloop") -> None:
         super().__init__(loop=loop)
-        self._folder = folder
+        self.folder = folder
         self._limits = limits or RestLimits()
         self.broker: Broker
         self.access: Access
@@ -169,9 +169,9 @@ class Serving(InThread):
 
     async def _start(self) -> None:
         self.broker = Broker(
-            Engine(SegmentJournal(self._folder), new_tag=lambda: 7),
+            Engine(SegmentJournal(self.folder), new_tag=lambda: 7),
             now_ms=self.now_ms,
-            staging_folder=self._folder / "staged",
+            staging_folder=self.folder / "staged",
         )
         await self.broker.start()
         self.access = Access(self.broker, now_ms=self.now_ms)

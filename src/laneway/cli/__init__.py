@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "binding": ("laneway.cli.exchanges:binding", "List, create and delete bindings of exchanges."),
     "route": ("laneway.cli.exchanges:route", "Show which queues a message would reach, and why."),
     "vhost": ("laneway.cli.vhosts:vhost", "List, create and delete virtual hosts."),
+    "cursor": ("laneway.cli.cursors:cursor", "List, set and delete cursors of readers of the history."),
     "account": ("laneway.cli.accounts:account", "List, create, change and delete accounts."),
     "key": ("laneway.cli.accounts:key", "Create, list and delete API keys."),
     "journal": ("laneway.cli.journal:journal", "Look into the journal in a data folder."),

@@ -436,6 +436,23 @@ class Client:
     def delete_key(self, account: str, key_id: str) -> None:
         self._call("DELETE", f"/accounts/{_quoted(account)}/keys/{_quoted(key_id)}")
 
+    # --- the history
+
+    def journal(self) -> dict[str, Any]:
+        """Where the history begins and ends, its segments, and alarms about it."""
+        return dict(self._call("GET", "/journal"))
+
+    def cursors(self) -> list[dict[str, Any]]:
+        return list(self._call("GET", "/journal/cursors"))
+
+    def put_cursor(self, name: str, position: int, *, rewind: bool = False) -> dict[str, Any]:
+        """Keep history from a position on, and let go of what is before it. Forward only, unless rewind is given."""
+        body = {"position": position, "rewind": rewind}
+        return dict(self._call("PUT", f"/journal/cursors/{_quoted(name)}", body=body, repeatable=True))
+
+    def delete_cursor(self, name: str) -> None:
+        self._call("DELETE", f"/journal/cursors/{_quoted(name)}")
+
     # --- the server
 
     def ready(self) -> dict[str, Any]:

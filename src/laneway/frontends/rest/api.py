@@ -22,6 +22,7 @@ from laneway.frontends.rest.errors import INTERNAL, encode_error, headers_of, st
 from laneway.frontends.rest.exchanges import Exchanges, exchange_message_routes, exchange_routes
 from laneway.frontends.rest.getting import Getting, get_routes
 from laneway.frontends.rest.hot import HotPaths
+from laneway.frontends.rest.journal import JournalApi, journal_routes
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.openapi import openapi_document
 from laneway.frontends.rest.plan import Plan
@@ -58,6 +59,7 @@ class RestApi:
             *vhost_routes(VirtualHosts(broker, access)),
             *rebalancing_routes(Rebalancing(broker, access, writer)),
             *producer_routes(Producers(broker, access, writer)),
+            *journal_routes(JournalApi(broker, access)),
             *account_routes(Accounts(access, writer)),
             *self._server_routes(),
         )
@@ -137,7 +139,7 @@ class RestApi:
                 _check_media_type(plan)
             assert plan.route is not None and plan.route.slow is not None
             reply = await plan.route.slow(call)
-            call.answer(reply.status, reply.body, reply.headers)
+            call.answer(reply.status, reply.body, reply.headers, reply.content_type)
         except Exception as error:
             self._refuse(call, error)
 

@@ -32,6 +32,8 @@ _PATH_PARTS = {
     "stage": "Name of the stage: letters, digits, dots, hyphens and underscores",
     "part": "Name of the part: letters, digits, dots, hyphens and underscores",
     "batch": "Number of the batch",
+    "segment": "Number of the segment",
+    "cursor": "Name of the cursor, percent-encoded",
 }
 
 
@@ -119,8 +121,10 @@ def _parameters(route: Route, path: str, components: dict[str, Any]) -> list[dic
         if f"{{{name}}}" in path
     ]
     if route.options is not None:
-        for name, schema in components[route.options.__name__]["properties"].items():
-            parameters.append({"name": name, "in": "query", "required": False, "schema": schema})
+        options = components[route.options.__name__]
+        for name, schema in options["properties"].items():
+            required = name in options.get("required", ())
+            parameters.append({"name": name, "in": "query", "required": required, "schema": schema})
     return parameters
 
 
@@ -131,6 +135,9 @@ def _responses(route: Route, schemas: dict[int, Any]) -> dict[str, Any]:
         if isinstance(kind, Each):
             schema = {"type": "array", "items": {"anyOf": [schemas[id(one)] for one in kind.kinds]}}
             responses[str(status)]["content"] = {_JSON: {"schema": schema}}
+        elif kind is bytes:
+            content = {"type": "string", "contentMediaType": "application/octet-stream"}
+            responses[str(status)]["content"] = {"application/octet-stream": {"schema": content}}
         elif kind is not None:
             responses[str(status)]["content"] = {_JSON: {"schema": schemas[id(kind)]}}
     refusals = {*_ALWAYS, *route.refusals, *(() if route.public else _WITH_ACCOUNT)}

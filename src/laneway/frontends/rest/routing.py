@@ -13,6 +13,7 @@ import msgspec
 from laneway.errors import InvalidInput
 from laneway.frontends.http.errors import HttpError
 from laneway.frontends.http.protocol import Call
+from laneway.frontends.http.responses import JSON
 from laneway.frontends.rest.errors import invalid_json
 
 DEFAULT_VHOST = "/"
@@ -28,6 +29,7 @@ class Reply(msgspec.Struct, frozen=True):
     status: int
     body: bytes = b""
     headers: bytes = b""
+    content_type: bytes = JSON
 
 
 FastHandler = Callable[[Call], None]
@@ -69,7 +71,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     takes_bytes: bool = False  # a body that is not JSON is fine
     takes_msgpack: bool = False  # the same as MessagePack is fine
     options: type[msgspec.Struct] | None = None  # of the query string
-    answers: dict[int, Any] = {}  # status -> type or Each, None: no body
+    answers: dict[int, Any] = {}  # status -> type or Each, bytes: a body that is not JSON, None: no body
     refusals: tuple[int, ...] = ()  # statuses of errors, beside those that every route has
 
     def paths(self) -> list[str]:

@@ -1,0 +1,123 @@
+"""The history over HTTP: what is read through it is what the folder holds; cursors; and who may."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from laneway.frontends.rest.journal import CursorAnswer, JournalAnswer, PlaceAnswer
+from laneway.journal.segments import follow
+from laneway.journal.segments.follow import Place
+from laneway.journal.segments.format import segment_name
+from tests.rest.serving import Serving
+from tests.rest.test_consume import error, publish
+
+
+@pytest.fixture
+def busy(own_serving: Callable[..., Serving]) -> Serving:
+    """A server that has done something."""
+    serving = own_serving()
+    with serving.client() as http:
+        http.put("/queues/orders", json={"tier": "critical"})
+        http.put("/queues/gone", json={"tier": "low"})
+        for n in range(20):
+            publish(http, "/queues/orders", {"n": n})
+        http.delete("/queues/gone")
+    return serving
+
+
+def journal(http: httpx.Client) -> dict[str, Any]:
+    answer = http.get("/journal")
+    assert answer.status_code == 200
+    msgspec.json.decode(answer.content, type=JournalAnswer)
+    return dict(answer.json())
+
+
+def test_the_history_is_read_in_steps_and_is_what_the_folder_holds(busy: Serving) -> None:
+    with busy.client() as http:
+        found, folder = journal(http), str(busy.folder)
+        end = Place(**found["end"])
+        assert end == follow.end(folder) and found["first_position"] == 1
+        assert (found["store"], found["tag"]) == follow.store(folder)
+        assert [tuple(s.values()) for s in found["segments"]] == follow.segments(folder)
+        place = Place(**http.get("/journal/place", params={"position": 1}).json())
+        steps = [place]
+        while place != end:
+            answer = http.get("/journal/advance", params={**place._asdict(), "max_events": 5})
+            msgspec.json.decode(answer.content, type=PlaceAnswer)
+            steps.append(place := Place(**answer.json()))
+        assert len(steps) > 4 and steps == sorted(steps)
+        raw = http.get(f"/journal/segments/{end.segment}")
+        assert raw.headers["content-type"] == "application/octet-stream"
+        with open(busy.folder / segment_name(end.segment), "rb") as file:
+            assert raw.content == file.read(end.offset)
+        part = http.get(f"/journal/segments/{end.segment}", params={"offset": 64, "length": 100})
+        assert part.content == raw.content[64:164]
+        assert http.get(f"/journal/segments/{end.segment}", params={"offset": end.offset}).content == b""
+
+
+def test_queues_are_known_by_name_also_those_that_are_gone(busy: Serving) -> None:
+    with busy.client() as http:
+        names = {q["name"]: (q["vhost"], q["tier"]) for q in http.get("/journal/queues").json()}
+        assert names == {"orders": ("/", "critical"), "gone": ("/", "low")}
+        http.put("/queues/orders", json={"tier": "normal"})
+        http.put("/queues/later")
+        names = {q["name"]: q["tier"] for q in http.get("/journal/queues").json()}
+        assert names == {"orders": "normal", "gone": "low", "later": "normal"}
+
+
+def test_a_cursor_is_put_shown_moved_and_deleted(busy: Serving) -> None:
+    with busy.client() as http:
+        end = journal(http)["end"]["position"]
+        made = http.put("/journal/cursors/a%2Fb", json={"position": 3})
+        assert made.status_code == 201
+        cursor = msgspec.json.decode(made.content, type=CursorAnswer)
+        assert (cursor.name, cursor.position, cursor.state) == ("a/b", 3, "ok")
+        assert http.get("/journal/cursors/a%2Fb").json()["lag_commits"] == end + 1 - 3  # making it was one more
+        assert http.put("/journal/cursors/a%2Fb", json={"position": 5}).status_code == 200
+        assert error(http.put("/journal/cursors/a%2Fb", json={"position": 4})) == (409, "conflict", "position")
+        back = http.put("/journal/cursors/a%2Fb", json={"position": 4, "rewind": True})
+        assert (back.status_code, back.json()["position"]) == (200, 4)
+        assert [c["name"] for c in http.get("/journal/cursors").json()] == ["a/b"]
+        assert http.delete("/journal/cursors/a%2Fb").status_code == 204
+        assert error(http.delete("/journal/cursors/a%2Fb")) == (404, "cursor_not_found", "cursor")
+        assert error(http.get("/journal/cursors/a%2Fb")) == (404, "cursor_not_found", "cursor")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "code"),
+    [
+        ("GET", "/journal/place?position=0", 400),
+        ("GET", "/journal/place?position=100000", 400),
+        ("GET", "/journal/place", 400),
+        ("GET", "/journal/advance?segment=1&offset=65&position=1&max_events=1", 400),
+        ("GET", "/journal/advance?segment=1&offset=64&position=2&max_events=1", 400),
+        ("GET", "/journal/advance?segment=1&offset=64&position=1&max_events=0", 400),
+        ("GET", "/journal/segments/0", 400),
+        ("GET", "/journal/segments/2", 400),
+        ("GET", "/journal/segments/one", 400),
+        ("GET", "/journal/segments/1?length=8388609", 400),
+        ("PUT", "/journal/cursors/c", 400),
+    ],
+)
+def test_what_makes_no_sense_is_refused(busy: Serving, method: str, path: str, code: int) -> None:
+    with busy.client() as http:
+        assert http.request(method, path).status_code == code
+        assert http.put("/journal/cursors/c", json={"position": 10_000}).status_code == 400
+
+
+def test_history_is_for_administrators(busy: Serving) -> None:
+    with busy.client() as http:
+        everything = {"vhost": "*", "queue": "*", "read": True, "write": True, "configure": True}
+        made = http.put("/accounts/clerk", json={"password": "clerk-clerk", "permissions": [everything]})
+        assert made.status_code == 201, made.text
+    with busy.client(auth=("clerk", "clerk-clerk")) as http:
+        paths = ("", "/place?position=1", "/advance?segment=1&offset=64&position=1&max_events=1")
+        for path in (*paths, "/segments/1", "/queues", "/cursors", "/cursors/c"):
+            assert http.get(f"/journal{path}").status_code == 403, path
+        assert http.put("/journal/cursors/c", json={"position": 1}).status_code == 403
+        assert http.delete("/journal/cursors/c").status_code == 403
