@@ -14,7 +14,7 @@ from laneway.core import table
 from laneway.core.exchanges import Exchange
 from laneway.core.queue import TOTALS, Queue
 from laneway.core.state import State
-from laneway.core.table import DELAYED, FREE, LEASED, STATE_NAMES
+from laneway.core.table import DELAYED, FREE, LEASED, STATE_NAMES, TENANTED, Slab
 
 from .loop import Clock
 
@@ -113,10 +113,16 @@ def _messages(state: State) -> dict[int, tuple[Any, ...]]:
                 slab.since_ms[i],
                 (slab.enqueued_ms or slab.since_ms)[i],
                 groups.get(seq),
+                _tenant(state, slab, i),
                 stories.get(seq),
                 consumers.get(seq) if found == LEASED else None,
             )
     return out
+
+
+def _tenant(state: State, slab: Slab, i: int) -> str | None:
+    tenants = state.queues[slab.queue[i]].tenants
+    return tenants.by_number[slab.tenant[i]].name if tenants is not None and slab.flags[i] & TENANTED else None
 
 
 class History:

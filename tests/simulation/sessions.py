@@ -81,7 +81,8 @@ class Consumer:
         self.credit = credit
         self.outstanding = 0
         self.last_lease = 0
-        self.latest: dict[int, int] = {}  # priority -> order of the message that came last for the first time
+        #: (priority, tenant if it counts) -> order of the message that came last for the first time
+        self.latest: dict[tuple[int, str], int] = {}
         self.subscription: Subscription
 
     def check(self, batch: Columns) -> None:
@@ -108,9 +109,10 @@ class Consumer:
         ):
             return
         if sent.queue == self.queue:
-            latest = self.latest.get(delivery.priority, 0)
+            line = delivery.priority, draft.properties.tenant if self.queue == "shared" else ""
+            latest = self.latest.get(line, 0)
             assert sent.order > latest, f"{sent} came to a consumer of {self.queue} after {latest}, out of order"
-            self.latest[delivery.priority] = sent.order
+            self.latest[line] = sent.order
 
 
 class SessionWorkload:

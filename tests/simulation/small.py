@@ -10,11 +10,12 @@ from unittest import mock
 SLAB_BITS = 4
 SLAB_MASK = (1 << SLAB_BITS) - 1
 
-# module -> constants; those of the table are looked for everywhere, because others import them by value.
+# module -> constants; those in SHARED are looked for everywhere, because others import them by value.
 SMALL: dict[str, dict[str, object]] = {
     "laneway.core.lane": {"CHUNK_ROWS": 8, "STALE_SLACK": 4},
     "laneway.core.table": {"_ZEROS_8": bytes(8 << SLAB_BITS)},
     "laneway.core.snapshot": {"SLABS_PER_CHUNK": 2},
+    "laneway.core.tenants": {"STALE_HEADS": 3},
     "laneway.core.clockwork": {"TICK_MESSAGES": 7},
     "laneway.broker.upkeep": {
         "DEAD_EXTENTS": 2,
@@ -29,7 +30,13 @@ SMALL: dict[str, dict[str, object]] = {
     "laneway.journal.segments.scan": {"PIECE_BYTES": 1 << 12},
     "laneway.journal.segments.snapshots": {"PIECE_BYTES": 1 << 9},
 }
-TABLE = {"SLAB_BITS": SLAB_BITS, "SLAB_ROWS": 1 << SLAB_BITS, "SLAB_MASK": SLAB_MASK}
+SHARED = {
+    "SLAB_BITS": SLAB_BITS,
+    "SLAB_ROWS": 1 << SLAB_BITS,
+    "SLAB_MASK": SLAB_MASK,
+    "NOISY_LEASES": 2,
+    "NOISY_PERCENT": 30,
+}
 
 
 @contextlib.contextmanager
@@ -39,7 +46,7 @@ def small_parts() -> Iterator[None]:
             stack.enter_context(mock.patch.multiple(sys.modules[name], **constants))
         for name, module in list(sys.modules.items()):
             if name.startswith("laneway."):
-                shared = {constant: value for constant, value in TABLE.items() if hasattr(module, constant)}
+                shared = {constant: value for constant, value in SHARED.items() if hasattr(module, constant)}
                 if shared:
                     stack.enter_context(mock.patch.multiple(module, **shared))
         yield

@@ -60,6 +60,7 @@ QUEUES = {
         max_receives=2,
         lease_ms=2_000,
     ),
+    "shared": QueueSettings(fair=True, dead_letter_queue="graveyard", max_receives=4, lease_ms=3_000, max_priority=2),
     "passing": QueueSettings(message_ttl_ms=9_000, dead_letter_queue="graveyard", max_receives=1, lease_ms=1_500),
 }
 STEPS: dict[str, int] = {
@@ -203,10 +204,11 @@ class Workload:
         top = self.settings[queue].max_priority
         draft = self.a_body(Draft(b"", priority=None if random.random() < 0.3 else random.choice((0, 1, top))))
         group = random.choice("abc") if queue == "groups" and random.random() < 0.7 else ""
+        tenant = random.choice("ttttuuvw") if random.random() < (0.8 if queue == "shared" else 0.05) else ""
         dedup_id = f"once-{random.randrange(8)}" if not plain and random.random() < 0.1 else ""
         attributes = {"n": random.randrange(3)} if random.random() < 0.1 else {}
-        if group or dedup_id or attributes:
-            draft.properties = Properties(group=group, dedup_id=dedup_id, attributes=attributes)
+        if group or tenant or dedup_id or attributes:
+            draft.properties = Properties(group=group, tenant=tenant, dedup_id=dedup_id, attributes=attributes)
         if random.random() < 0.15:
             draft.delay_ms = random.choice((0, 5, 100, 3_000))
         if random.random() < 0.1:
@@ -256,7 +258,8 @@ class Workload:
         keys = [(-g.priority, self.ledger.sent(g.body).order) for g in at_home]
         assert keys == sorted(keys), f"{queue} is out of order: {[g.body[:8] for g in at_home]}"
         assert len(page) == state.queues[number].ready, f"{queue}: peek shows {len(page)} of those that are ready"
-        if number in node.broker._waiters or state.queues[number].groups:
+        found = state.queues[number]
+        if number in node.broker._waiters or found.groups or found.tenants is not None:
             return None
         return page
 
