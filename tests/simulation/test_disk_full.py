@@ -141,3 +141,36 @@ def test_a_disk_without_a_single_byte_holds_everything_up_and_loses_nothing(seed
 
     disk.life(story)
     disk.life(finish)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_history_that_is_held_for_readers_gives_way_before_publishers_do_for_long(seed: int) -> None:
+    disk = FullDisk(seed)
+
+    async def story(node: Node) -> None:
+        cursors = node.broker.cursors
+        await node.broker.put_queue("/", "q", QueueSettings())
+        await cursors.put("dead", 1)
+        await disk.publish(node, MESSAGES)
+        await disk.consume(node, MESSAGES)
+        await cursors.put("quick", node.journal.history.end().position)
+        held = cursors.get("dead").held_bytes
+        assert held > 3 * 4096 and cursors.alarms() == []
+        await asyncio.sleep(LOOK_S)
+        disk.files.capacity_bytes = disk.files.used_bytes + RESERVE_BYTES - 1
+        await asyncio.sleep(LOOK_S)
+        with pytest.raises(DiskFull):
+            await disk.publish(node, 3)
+        await asyncio.sleep(LOOK_S)
+        await disk.publish(node, 3)
+        assert {c.name: c.state for c in cursors.all()} == {"dead": "lost", "quick": "ok"}
+        (alarm,) = cursors.alarms()
+        assert alarm.name == "cursor_lost:dead" and "the disk is short of space" in alarm.message
+        node.check()
+
+    async def finish(node: Node) -> None:
+        assert [(c.name, c.state) for c in node.broker.cursors.all()] == [("dead", "lost"), ("quick", "ok")]
+        await disk.consume(node, len(disk.bodies))
+
+    disk.life(story)
+    disk.life(finish)
