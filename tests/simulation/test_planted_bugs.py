@@ -14,6 +14,7 @@ import pytest
 
 from laneway.broker.broker import Broker
 from laneway.broker.committer import Committer
+from laneway.broker.cursors import Cursors
 from laneway.broker.engine import Engine
 from laneway.broker.sessions import Sessions, Subscription
 from laneway.broker.upkeep import Upkeep
@@ -328,6 +329,29 @@ def lease_ids_not_compared() -> Plant:
     return mock.patch.object(commands, "still_held", still_held)
 
 
+def history_dropped_before_it_is_known_who_reads_it() -> Plant:
+    original = Cursors.start
+
+    def start(self: Any) -> None:
+        self._broker.engine.journal.drop()
+        original(self)
+
+    return mock.patch.object(Cursors, "start", start)
+
+
+def history_let_go_before_its_reader_is_safe() -> Plant:
+    """A crash then brings back an older position, and what it wants is gone."""
+    original = Cursors._keep
+
+    def keep(self: Any, name: str, position: int) -> None:
+        original(self, name, position)
+        self._holding[name] = position
+        self._hold()
+        self._broker.engine.journal.drop()
+
+    return mock.patch.object(Cursors, "_keep", keep)
+
+
 LOST = "is lost|cannot be read|was durable|given twice"
 DIFFERENT = "recovered differently|KeyError|is next|is lost|came back|unwritten"
 
@@ -364,6 +388,8 @@ PLANTS: dict[Callable[[], Plant], str] = {
     deliveries_overtake_those_that_wait_for_the_disk: "overtook another",
     credit_not_charged: "may be outstanding",
     lease_ids_not_compared: "a token that had ended",
+    history_dropped_before_it_is_known_who_reads_it: "were lost without need|a cursor holds|has been dropped",
+    history_let_go_before_its_reader_is_safe: "were lost without need|a cursor holds|has been dropped",
 }
 
 
