@@ -13,7 +13,7 @@ from laneway.cli.session import FailingGroup, Failure, Session, names_a_server, 
 from laneway.cli.show import age, print_json, print_table, size
 from laneway.errors import InvalidInput, PipelineUnavailable
 from laneway.pipeline.lake import Warehouse
-from laneway.pipeline.runner import JOBS, Job, Options, Result, Setting, moment, run, run_every
+from laneway.pipeline.runner import JOBS, REDRIVE, Job, Options, Result, Setting, moment, run, run_every
 
 warehouse_option = click.option(
     "--warehouse", default="warehouse", metavar="DIR", show_default=True, help="Folder of the tables."
@@ -143,8 +143,8 @@ def teller(session: Session) -> Any:
     return lambda line: click.echo(f"{time.monotonic() - begun:7.1f} s  {line}", err=True)
 
 
-def job_command(job: Job) -> click.Command:
-    """The command that runs one job."""
+def job_command(job: Job, *, repeats: bool = True) -> click.Command:
+    """The command that runs one job. `repeats`: it may be told to do so again and again."""
 
     @click.option("--once", is_flag=True, help="One run, then end: the default.")
     @click.option("--every", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Run after run.")
@@ -158,8 +158,8 @@ def job_command(job: Job) -> click.Command:
         confs: dict[str, str],
         since: datetime | None,
         until: datetime | None,
-        once: bool,
-        every: float | None,
+        once: bool = False,
+        every: float | None = None,
         **given: Any,
     ) -> None:
         if once and every is not None:
@@ -182,6 +182,8 @@ def job_command(job: Job) -> click.Command:
     made = click.command(job.name, short_help=job.help, help=f"{job.help}\n\ndocs/pipeline.md explains its tables.")(
         command
     )
+    if not repeats:
+        made.params = [one for one in made.params if one.name not in ("once", "every")]
     made.params.extend(_setting_option(setting) for setting in job.settings)
     return made
 
@@ -227,6 +229,8 @@ def shown(cell: Any) -> str:
 
 for _job in JOBS.values():
     run_.add_command(job_command(_job))
+pipeline.add_command(job_command(REDRIVE, repeats=False))
+pipeline.add_command(job_command(JOBS["replay"], repeats=False))
 
 
 @pipeline.command("list", short_help="List the jobs, and the tables there are.")

@@ -238,6 +238,11 @@ def percent(text: str) -> float:
     return float(text)
 
 
+def hours(text: str) -> float | None:
+    """A number above zero, or none."""
+    return None if text == "none" else number(text)
+
+
 def one_of(*words: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in words:
@@ -298,10 +303,52 @@ _JOBS: tuple[Job, ...] = (
         (Setting("show", "So many violations are printed; all are in audit_violations.", 20, whole, "N"),),
     ),
     Job(
+        "archive",
+        "History into the lake, exactly once, by day and queue.",
+        f"{_MODULES}.archive",
+        (
+            Setting("bodies", "Of which messages: all, none or dead.", "all", one_of("all", "none", "dead"), "WHICH"),
+            Setting("cursor", "The cursor that holds back a server's journal.", "archive", str, "NAME"),
+            Setting("batch_events", "So many events are taken in at once.", 2_000_000, whole, "N"),
+            Setting(
+                "dead_letters_after",
+                "Delete dead letters from their queues that died so long ago and are in the lake.",
+                None,
+                hours,
+                "HOURS|none",
+            ),
+            Setting("allow_gap", "Go on where history has been dropped before it was archived.", False, is_flag=True),
+        ),
+    ),
+    Job(
+        "replay",
+        "Messages of the lake, chosen with SQL, published again, each once.",
+        f"{_MODULES}.replay",
+        (
+            Setting("where", "Which of them, in SQL over the events table.", "true", str, "SQL"),
+            Setting("to", "Into this queue; none: the one each was in.", None, str, "QUEUE"),
+            Setting("rate", "So many messages a second at most.", None, number, "N"),
+            Setting("name", "Of the run: begun again under the same name, it goes on.", None, str, "NAME"),
+        ),
+    ),
+    Job(
         "report",
         "One HTML page with charts over the tables of the other jobs.",
         f"{_MODULES}.report",
         (Setting("title", "What stands at its top.", "Laneway report", str, "TEXT"),),
+    ),
+)
+
+#: No job of `run`, because it changes a queue: `laneway pipeline redrive`.
+REDRIVE = Job(
+    "redrive",
+    "Dead letters, chosen with SQL, back to where they came from.",
+    f"{_MODULES}.redrive",
+    (
+        Setting("where", "Which of them, in SQL over the columns of deadletters_messages.", None, str, "SQL"),
+        Setting("yes", "Do it; without, it is only shown what would be done.", False, is_flag=True),
+        Setting("to", "Into this queue; none: the one each first died in.", None, str, "QUEUE"),
+        Setting("max_per_second", "So many a second at most.", None, whole, "N"),
     ),
 )
 

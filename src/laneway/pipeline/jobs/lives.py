@@ -143,19 +143,20 @@ def lives(rows: DataFrame) -> DataFrame:
     before = life.rowsBetween(Window.unboundedPreceding, -1)
     step = F.col("step")
     of_lease = F.when(step == LEASED, F.col("lease"))
-    known = (
-        steps(rows)
-        .withColumn("previous", F.lag("step").over(life))
-        .withColumn("previous_at", F.lag("at").over(life))
-        .withColumn("next", F.lead("step").over(life))
-        .withColumn("next_at", F.lead("at").over(life))
-        .withColumn("first", F.first("step").over(life))
-        .withColumn("first_queue", F.first("queue_number").over(life))
-        .withColumn("priority", F.first("priority").over(life))
-        .withColumn("tenant", F.first("tenant").over(life))
-        .withColumn("is_plain", F.first("is_plain").over(life))
-        .withColumn("last_lease", F.last(of_lease, ignorenulls=True).over(before))
-        .withColumn("last_count", F.last("receive_count", ignorenulls=True).over(before))
+    known = steps(rows).withColumns(
+        {
+            "previous": F.lag("step").over(life),
+            "previous_at": F.lag("at").over(life),
+            "next": F.lead("step").over(life),
+            "next_at": F.lead("at").over(life),
+            "first": F.first("step").over(life),
+            "first_queue": F.first("queue_number").over(life),
+            "priority": F.first("priority").over(life),
+            "tenant": F.first("tenant").over(life),
+            "is_plain": F.first("is_plain").over(life),
+            "last_lease": F.last(of_lease, ignorenulls=True).over(before),
+            "last_count": F.last("receive_count", ignorenulls=True).over(before),
+        }
     )
     later = F.coalesce("next_at", F.lit(LATER))
 

@@ -1,0 +1,202 @@
+"""archive: history into the lake, exactly once, so that it may leave the hot journal.
+
+A batch is some range of positions, read and written by Spark, then taken into the lake by the driver in one step
+(laneway.pipeline.archive says how). Spark's streaming checkpoints are not used: they would be a second truth about what
+is in the lake, beside the lake. Spark's file sink has its own, too, which only Spark reads.
+
+On a server, a named cursor holds back the journal from the first position that is not in the lake yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import msgspec
+from pyspark.sql import functions as F
+
+from laneway.client import Client
+from laneway.errors import InvalidInput
+from laneway.pipeline.archive import Archive, Archived
+from laneway.pipeline.options import read_options
+from laneway.pipeline.runner import Options, Result
+from laneway.pipeline.schema import EVENTS
+from laneway.pipeline.server import client, of_those_there
+from laneway.pipeline.sources import ServerSource, Source
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+BODIES = ("all", "none", "dead")
+DEATHS = ("expired", "rejected", "max_receives", "overflow")
+CURSOR = "archive"
+
+
+def is_death() -> Column:
+    """Of a row: a message died here and became a dead letter, wherever that is kept."""
+    kind, reason = F.col("kind"), F.col("reason")
+    return (kind == "dead_lettered") | (kind.isin("moved", "copied") & reason.isin(*DEATHS))
+
+
+def folder() -> Column:
+    """A name for the folder of a queue: its own as far as a file system takes it, and told apart where it does not."""
+    plain = F.regexp_replace(F.substring("queue", 1, 80), "[^A-Za-z0-9._-]", "_")
+    mark = F.substring(F.md5(F.concat_ws("\0", "vhost", "queue")), 1, 8)
+    is_own = (F.col("vhost") == "/") & (plain == F.col("queue"))
+    return F.when(F.col("queue").isNull(), "none").when(is_own, plain).otherwise(F.concat_ws("-", plain, mark))
+
+
+def archived(events: DataFrame) -> DataFrame:
+    """Events as they are kept: every column there is, the day, and the folder of the queue; one file for each of these,
+    in the order of history."""
+    columns = [
+        F.col(one.name) if one.name in events.columns else F.lit(None).cast(one.type).alias(one.name) for one in EVENTS
+    ]
+    return (
+        events.select(*columns, F.to_date("time").alias("day"), folder().alias("folder"))
+        .repartition("day", "folder")
+        .sortWithinPartitions("day", "folder", "partition", "position", "index")
+    )
+
+
+def with_bodies_of_the_dead(events: DataFrame, published: DataFrame) -> DataFrame:
+    """Rows of deaths with the body of their message, which `published` has (message_id, body)."""
+    died = events.where(is_death()).select("message_id").distinct()
+    bodies = (
+        published.join(F.broadcast(died), "message_id")
+        .groupBy("message_id")
+        .agg(F.first("body").alias("body"))
+        .withColumnRenamed("message_id", "of")
+    )
+    joined = events.join(F.broadcast(bodies), (F.col("message_id") == F.col("of")) & is_death(), "left")
+    return joined.drop("of")
+
+
+def run(spark: SparkSession, options: Options) -> Result:
+    if options.is_lake:
+        raise InvalidInput(
+            "the archive is what this job makes: give the folder or the URL of a journal", field="source"
+        )
+    archive = Archive(options.warehouse.events, options.warehouse.path / ".staging" / "archive")
+    source = read_options(options.source_options()).sources[0]
+    with archive.locked():
+        cleaned = archive.clean()
+        notes = [f"{cleaned} files of a run that died were removed"] if cleaned else []
+        begun = archive.state()
+        for state in _batches(spark, options, archive, source):
+            options.say(f"archive: {state.events - begun.events} events, up to position {state.next_position - 1}")
+        state = archive.state()
+        deleted = 0
+        if options["dead_letters_after"] is not None:
+            deleted = _let_go(spark, options, archive)
+            notes.append(f"{deleted} dead letters are in the lake and were deleted from their queues")
+    facts = {
+        "archived": state.events - begun.events,
+        "next_position": state.next_position,
+        "events": state.events,
+        "dead_letters_deleted": deleted,
+    }
+    return Result(list(facts), [list(facts.values())], notes, {"events": state.events}, facts=facts)
+
+
+def _batches(spark: SparkSession, options: Options, archive: Archive, source: Source) -> Iterator[Archived]:
+    """Take in batch after batch, until all is in that was there in the beginning."""
+    state, end = archive.state(), source.end()
+    store = f"{source.identity()[0]:016x}"
+    if state.store not in ("", store):
+        raise InvalidInput(
+            f"the archive {archive.folder} is of another journal than {source.name}: give another warehouse",
+            field="warehouse",
+        )
+    first = source.first_position()
+    if not state.store or (state.next_position < first and options["allow_gap"]):
+        state = msgspec.structs.replace(state, store=store, next_position=max(first, state.next_position))
+    _hold(source, options["cursor"], state.next_position)
+    while state.next_position < end.position:
+        place = source.place(state.next_position)
+        until = source.advance(place, end, options["batch_events"])
+        staged = archive.stage()
+        batch = _read(spark, options, state.next_position, until.position)
+        archived(batch).write.partitionBy("day", "folder").parquet(str(staged))
+        first, count = state.next_position, _row_count(staged)
+        state = msgspec.structs.replace(
+            state, next_position=until.position, events=state.events + count, bodies=options["bodies"]
+        )
+        archive.take_in(staged, first, state)
+        _hold(source, options["cursor"], state.next_position)
+        yield state
+
+
+def _read(spark: SparkSession, options: Options, first: int, end: int) -> DataFrame:
+    policy = options["bodies"]
+    wanted = [one for one in EVENTS if one.name != "body" or policy == "all"]
+    events = _events(spark, options, ", ".join(f"`{one.name}` {one.type}" for one in wanted), first, end)
+    if policy != "dead" or events.where(is_death()).isEmpty():
+        return events
+    published = _events(spark, options, "message_id string, body binary", None, end, kinds="published")
+    return with_bodies_of_the_dead(events, published)
+
+
+def _events(spark: SparkSession, options: Options, schema: str, first: int | None, end: int, **more: str) -> DataFrame:
+    reader = spark.read.format("laneway").schema(schema).options(**options.source_options(), **more)
+    if first is not None:
+        reader = reader.option("startPosition", str(first))
+    return reader.option("endPosition", str(end)).load()
+
+
+def _hold(source: Source, cursor: str, position: int) -> None:
+    """History from here on is kept for the next batch. A folder keeps what it likes."""
+    if isinstance(source, ServerSource):
+        held = source.cursor(cursor)
+        behind = held is not None and held["position"] > position
+        source.put_cursor(cursor, position, rewind=held is None or behind)
+
+
+def _row_count(folder: object) -> int:
+    import pyarrow.dataset
+
+    return int(pyarrow.dataset.dataset(str(folder), format="parquet").count_rows())
+
+
+# Dead letters
+
+
+def letters(events: DataFrame, since_ms: int, until_ms: int) -> DataFrame:
+    """(vhost, queue, message_id) of dead letters that died in this time, are still there as far as the lake knows, and
+    whose body is in it. The queue is the one that keeps them."""
+    in_time = F.unix_millis("time").between(since_ms + 1, until_ms)
+    died = events.where(is_death() & in_time).select(
+        F.coalesce("target_vhost", "vhost").alias("vhost"),
+        F.coalesce("target_queue", "queue").alias("queue"),
+        "message_id",
+        "partition",
+        F.coalesce("target_message", "message").alias("message"),
+    )
+    ended = events.where("kind in ('acked', 'moved', 'removed')").select("partition", "message")
+    bodies = events.where("body is not null").select("message_id")
+    there = died.join(ended, ["partition", "message"], "left_anti").join(bodies, "message_id", "left_semi")
+    return there.select("vhost", "queue", "message_id").distinct()
+
+
+def _let_go(spark: SparkSession, options: Options, archive: Archive) -> int:
+    """Delete dead letters from their queues that have been dead for long enough and are in the lake; how many. Those
+    that were redriven or deleted meanwhile are not there any more, which is for the server to see."""
+    state = archive.state()
+    hours = options["dead_letters_after"]
+    until_ms = int((time.time() - hours * 3600) * 1000)
+    if not any(True for _ in archive.files()):
+        return 0
+    found = letters(options.warehouse.read(spark, "events"), state.dead_letters_until_ms, until_ms)
+    deleted = 0
+    rows = found.orderBy("vhost", "queue").toLocalIterator()
+    for (vhost, queue), of_queue in groupby(rows, key=lambda row: (row["vhost"], row["queue"])):
+        with client(options, vhost) as server:
+
+            def ask(ids: Sequence[str], server: Client = server, queue: str = queue) -> int:
+                return server.delete_dead_letters(queue, message_ids=ids, older_than_seconds=hours * 3600)
+
+            deleted += sum(of_those_there([row["message_id"] for row in of_queue], ask))
+    archive.save(msgspec.structs.replace(archive.state(), dead_letters_until_ms=until_ms))
+    return deleted
