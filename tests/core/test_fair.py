@@ -10,8 +10,9 @@ import pytest
 from laneway.core import commands
 from laneway.core.invariants import check_invariants
 from laneway.core.message import Draft, Properties, Settlement
+from laneway.core.queue import PURGED
 from laneway.core.tenants import NOISY_LEASES
-from tests.core.runner import Core, dump
+from tests.core.runner import Core, dump, replay
 
 
 def of(tenant: str, priority: int | None = None, **more: str) -> Draft:
@@ -200,6 +201,27 @@ def test_purge_takes_the_waiting_ones_and_leaves_what_is_held() -> None:
     assert "b" not in tenants.by_name
     core.settle(Settlement("release", held[0][1]))
     assert leased(core) == [1]
+
+
+def test_a_deep_backlog_of_tenants_is_purged_as_any_other(either_size: str) -> None:
+    core = fair()
+    for first in range(0, 3_000, 500):
+        core.publish(*[of("ab"[n % 2], n % 3) for n in range(first, first + 500)])
+    (kept, text), *_ = core.take(3)
+    core.publish(*[of("c")] * 20, Draft(b"x"), of("a"))
+    core.settle(Settlement("release", text, delay_ms=1_000))
+    before = core.state.table.next_seq
+    core.run(commands.purge_queue(core.state, core["q"], core.now_ms))
+    check_invariants(core.state)
+    queue = core["q"]
+    assert (queue.ready, queue.delayed, queue.leased, queue.bytes_waiting) == (0, 0, 2, 0)
+    assert queue.totals[PURGED] == before - 1 - 2
+    core.publish(of("a"), of("c"))
+    assert leased(core) == [before, before + 1] and kept < before
+    check_invariants(replay(core.paper.read()))
+    assert dump(replay(core.paper.read()), core.now_ms) == dump(core.state, core.now_ms)
+    core.run(commands.delete_queue(core.state, queue, core.now_ms, if_empty=False))
+    check_invariants(core.state)
 
 
 @pytest.mark.parametrize("recover", ["replay", "snapshot"])

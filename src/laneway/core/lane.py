@@ -147,6 +147,9 @@ class Lane:
                 last = entry
                 yield entry
 
+    def clear(self) -> None:
+        self.chunks, self.head, self.entries, self.returned = [], 0, 0, []
+
     def tidy(self, table: Table) -> None:
         """Rebuild a lane of which most entries are dead."""
         if self.entries + len(self.returned) > 2 * self.count + STALE_SLACK:

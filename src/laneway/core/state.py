@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate, groupby
@@ -240,7 +240,9 @@ class State:
                     self.forget(seq)
             lane.tidy(self.table)
         if queue.tenants is not None:
-            for lane in [lane for _, lane in queue.tenants.lanes()]:
+            self._purge_whole_slabs_of_tenants(queue, queue.tenants, before_seq)
+        if queue.tenants is not None:
+            for lane in [lane for _, lane in queue.tenants.lanes() if lane.count]:
                 for seq in list(lane.after(0, self.table)):
                     if seq < before_seq:
                         self.leave(queue, seq)
@@ -280,6 +282,24 @@ class State:
                 queue.bitmap &= ~(1 << priority)
             self._extent_loses(extent, SLAB_ROWS)
             self.table.free_slab(number)
+
+    def _purge_whole_slabs_of_tenants(self, queue: Queue, tenants: Tenants, before_seq: int) -> None:
+        """As _purge_whole_slabs, those that hold nothing but messages with a tenant."""
+        whole, tenanted = bytes((READY,)) * SLAB_ROWS, bytes((TENANTED,)) * SLAB_ROWS
+        for number, slab in list(self.table.slabs.items()):
+            if slab.flags != tenanted or slab.state != whole or (number + 1) << SLAB_BITS > before_seq:
+                continue
+            extent = min(slab.location) >> 32
+            if slab.queue.count(queue.number) != SLAB_ROWS or max(slab.location) >> 32 != extent:
+                continue
+            for (tenant, priority), count in Counter(zip(slab.tenant, slab.priority, strict=True)).items():
+                tenants.forget_ready(tenant, priority, count)
+            queue.ready -= SLAB_ROWS
+            queue.bytes_waiting -= sum(slab.size)
+            self._extent_loses(extent, SLAB_ROWS)
+            self.table.free_slab(number)
+        if not tenants.by_number:
+            queue.tenants = None
 
     # Exchanges and bindings
 

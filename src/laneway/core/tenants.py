@@ -70,10 +70,10 @@ class Tenants:
         tenant.count += 1
         return tenant
 
-    def part(self, number: int) -> None:
-        """One message less, which is in no state any more."""
+    def part(self, number: int, count: int = 1) -> None:
+        """One message less, or several, in no state any more."""
         tenant = self.by_number[number]
-        tenant.count -= 1
+        tenant.count -= count
         if not tenant.count:
             del self.by_name[tenant.name], self.by_number[number]
             self.free.append(number)
@@ -101,6 +101,15 @@ class Tenants:
         lane.skip(seq, 1, table)
         lane.tidy(table)
         self.count_ready(priority, -1)
+
+    def forget_ready(self, number: int, priority: int, count: int) -> None:
+        """So many ready messages of a lane are gone; their entries are passed over, or go with the last of them."""
+        lane = self.by_number[number].lanes[priority]
+        lane.count -= count
+        if not lane.count:
+            lane.clear()
+        self.count_ready(priority, -count)
+        self.part(number, count)
 
     def lease(self, number: int) -> None:
         tenant = self.by_number[number]
