@@ -8,6 +8,7 @@ queues. This is what Spark calls; planning, decoding and writing are elsewhere a
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -33,6 +34,8 @@ from laneway.pipeline.schema import column, spark_schema
 from laneway.pipeline.selection import Selection
 from laneway.pipeline.sources import ServerSource, Source
 from laneway.pipeline.writing import stream_writer, writer
+
+POLL_SECONDS = 0.2
 
 
 class LanewayDataSource(DataSource):
@@ -125,6 +128,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._names = column_names(schema)
         self._ends: list[Place] | None = None  # with the trigger availableNow: where it ends
+        self._newest: list[Place] = []
+        self._asked_at, self._asked_for = 0.0, list[Place]()
 
     # --- offsets
 
@@ -135,7 +140,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self._options
         start: int | str | None = options.start
         if options.cursor is not None and start is None:
-            held = _server(source).cursor(options.cursor)
+            held = _server(source).cursors().get(options.cursor)
             start = held["position"] if held is not None else None
         if start == LATEST:
             place = source.end()
@@ -150,7 +155,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         sources = self._options.sources
         places = self._places(start)
-        ends = self._ends or [source.end() for source in sources]
+        ends = self._ends or self._ends_now(places)
         if not isinstance(limit, ReadMaxRows):
             return self._as_offset(ends)
         share = max(limit.max_rows // len(sources), 1)
@@ -166,16 +171,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 reached.append(source.advance(first, end, share))
         return self._as_offset(reached)
 
+    def _ends_now(self, places: Sequence[Place]) -> list[Place]:
+        """Spark asks for news every few milliseconds while there are none; servers are asked less often."""
+        if list(places) == self._asked_for:
+            time.sleep(max(0.0, self._asked_at + POLL_SECONDS - time.monotonic()))
+        self._asked_at, self._asked_for = time.monotonic(), list(places)
+        self._newest = [source.end() for source in self._options.sources]
+        return self._newest
+
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.max_events is None:
             return super().getDefaultReadLimit()
         return ReadMaxRows(self._options.max_events)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return self._as_offset([source.end() for source in self._options.sources])
+        return self._as_offset(self._newest) if self._newest else None
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._ends = [source.end() for source in self._options.sources]
+        self._ends = self._newest = [source.end() for source in self._options.sources]
 
     # --- reading
 
@@ -209,13 +222,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._options.cursor is None:
             return
         for source, place in zip(self._options.sources, self._places(end), strict=True):
-            try:
-                _server(source).put_cursor(self._options.cursor, place.position)
-            except Gone:
-                if self._options.fail_on_data_loss:
-                    raise
-                _server(source).delete_cursor(self._options.cursor)
-                _server(source).put_cursor(self._options.cursor, place.position)
+            _move_cursor(_server(source), self._options.cursor, place.position, self._options.fail_on_data_loss)
 
     def _as_offset(self, places: Sequence[Place]) -> dict[str, Any]:
         if len(places) == 1:
@@ -242,6 +249,21 @@ def column_names(schema: StructType) -> list[str]:
                 field="schema",
             )
     return list(schema.names)
+
+
+def _move_cursor(server: ServerSource, name: str, position: int, fail_on_data_loss: bool) -> None:
+    """To move a cursor is an event too, and comes by as the next thing to read. If that alone moved it on, an idle
+    server would be followed in circles: so a cursor stays while no more happened than all cursors being moved once."""
+    known = server.cursors()
+    held = known.get(name)
+    if held is not None and held["state"] == "ok" and 0 <= position - held["position"] <= len(known):
+        return
+    try:
+        server.put_cursor(name, position)
+    except Gone:
+        if fail_on_data_loss:
+            raise
+        server.put_cursor(name, position, rewind=True)
 
 
 def _server(source: Source) -> ServerSource:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 from laneway.core.catalogue import QueueName
-from laneway.errors import CursorLost, InvalidInput, JournalGap, PipelineError
+from laneway.errors import CursorLost, InvalidInput, JournalGap, LanewayError, PipelineError
 from laneway.journal.interface import Place
 from laneway.journal.segments import follow
 from laneway.journal.segments.files import RealFiles
@@ -70,12 +70,14 @@ class FolderSource:
 
         self._end: Place | None = None  # as it was last time: only what came since is looked at
         self._catalogue: tuple[Catalogue, Place] | None = None
+        self._identity: tuple[int, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_end": None, "_catalogue": None}
 
     def identity(self) -> tuple[int, int]:
-        return follow.store(self.path)
+        self._identity = self._identity or follow.store(self.path)
+        return self._identity
 
     def end(self) -> Place:
         self._end = follow.end(self.path, self._end)
@@ -152,13 +154,16 @@ class ServerSource:
         self.name = self.url
         self._user, self._password, self._token = user, password, token
         self._http: Any = None
+        self._identity: tuple[int, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_http": None}
 
     def identity(self) -> tuple[int, int]:
-        found = self._get("/journal")
-        return int(found["store"]), int(found["tag"])
+        if self._identity is None:
+            found = self._get("/journal")
+            self._identity = int(found["store"]), int(found["tag"])
+        return self._identity
 
     def end(self) -> Place:
         return _place(self._get("/journal")["end"])
@@ -192,8 +197,9 @@ class ServerSource:
 
     # --- cursors
 
-    def cursor(self, name: str) -> dict[str, Any] | None:
-        return next((one for one in self._get("/journal/cursors") if one["name"] == name), None)
+    def cursors(self) -> dict[str, dict[str, Any]]:
+        """All there are, by their names."""
+        return {one["name"]: one for one in self._get("/journal/cursors")}
 
     def put_cursor(self, name: str, position: int, *, rewind: bool = False) -> dict[str, Any]:
         """Hold history from a position on, and let go what is before it."""
@@ -231,7 +237,7 @@ class ServerSource:
             except httpx.TransportError as error:
                 if attempt == TRIES:
                     raise PipelineError(f"{self.url} cannot be reached: {error!r}") from error
-                time.sleep(0.25 * 2**attempt)
+                time.sleep(0.1 * 2**attempt)
         if answer.is_success:
             return answer
         try:
@@ -239,8 +245,12 @@ class ServerSource:
             code, message = str(said["code"]), str(said["message"])
         except (ValueError, KeyError, TypeError):
             code, message = "", answer.text[:200]
-        kind = {"history_gone": JournalGap, "cursor_lost": CursorLost}.get(code, PipelineError)
-        raise kind(f"{method} {self.url}{path} was answered with {answer.status_code} {code}: {message}", status=code)
+        raise _ERRORS.get(code, PipelineError)(
+            f"{method} {self.url}{path} was answered with {answer.status_code} {code}: {message}", status=code
+        )
+
+
+_ERRORS: dict[str, type[LanewayError]] = {kind.code: kind for kind in (JournalGap, CursorLost, InvalidInput)}
 
 
 class _Served:
