@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 BATCH = 100
 BODY_BYTES = 1024
 CURSOR = "bench"
+LONGER = 5  # a stream takes its batches in fractions of a second: a turn lasts long enough for many of them
 
 
 class Follower:
@@ -82,6 +83,7 @@ class Following:
         self._folder = folder
         self._cores = cores
         self._server = LanewayServer(folder / "laneway", cores.server)
+        self._count = LONGER * options.messages // BATCH * BATCH
         self._turns = 0
 
     def run(self, case: str) -> None:
@@ -106,8 +108,8 @@ class Following:
         follower.start()
         rate, notes = self._flow()
         read = follower.stop()
-        if read < 3 * self._options.messages:  # each is published, leased and acked
-            raise LoadFailed(f"{self._options.messages} messages were followed in {read} events")
+        if read < 3 * self._count:  # each is published, leased and acked
+            raise LoadFailed(f"{self._count} messages were followed in {read} events")
         self._note(case, "followed", rate, notes)
 
     def _note(self, case: str, system: str, rate: float, notes: dict[str, float]) -> None:
@@ -116,7 +118,7 @@ class Following:
 
     def _flow(self) -> tuple[float, dict[str, float]]:
         self._turns += 1
-        queue, tally, count = f"followed-{self._turns}", laneway.Tally(), self._options.messages // BATCH * BATCH
+        queue, tally, count = f"followed-{self._turns}", laneway.Tally(), self._count
         address = self._server.address
         ask(address, "PUT", queue_path(queue), {})
         payloads = laneway.payload_texts(BODY_BYTES, BATCH)

@@ -140,7 +140,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self._options
         start: int | str | None = options.start
         if options.cursor is not None and start is None:
-            held = _server(source).cursors().get(options.cursor)
+            held = _server(source).cursor(options.cursor)
             start = held["position"] if held is not None else None
         if start == LATEST:
             place = source.end()

@@ -201,6 +201,9 @@ class ServerSource:
         """All there are, by their names."""
         return {one["name"]: one for one in self._get("/journal/cursors")}
 
+    def cursor(self, name: str) -> dict[str, Any] | None:
+        return self.cursors().get(name)
+
     def put_cursor(self, name: str, position: int, *, rewind: bool = False) -> dict[str, Any]:
         """Hold history from a position on, and let go what is before it."""
         body = {"position": position, **({"rewind": True} if rewind else {})}
