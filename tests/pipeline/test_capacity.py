@@ -138,7 +138,9 @@ def test_a_made_up_afternoon_counted_again(spark: SparkSession, tmp_path: Path) 
         covered = min(start + 180, (end - at(0)).total_seconds()) - max(start, (begin - at(0)).total_seconds())
         assert one["period_seconds"] == pytest.approx(covered)
         done = sum(count for (queue, _), count in acked.items() if queue == one["queue"])
-        rate = done / (60 * len(worked[one["queue"]])) if done else None
+        last = (end - at(0)).total_seconds()
+        seconds = sum(min(60 * minute + 60, last) - 60 * minute for _, minute in worked[one["queue"]])
+        rate = done / seconds if done else None
         assert one["consumer_per_second"] == (pytest.approx(rate) if rate else None)
         if rate:
             assert one["consumers_needed"] == math.ceil(round(arrived[place] / covered * 1.5 / rate, 9))

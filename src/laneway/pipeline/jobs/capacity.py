@@ -1,11 +1,13 @@
 """capacity: how much comes and how much is done, by the hour; what it takes; and when a queue will be too long.
 
-A consumer counts for the minutes in which it leased or acked something. Its rate is what it acked in them: lower than
-what it could do if it waits for work in between, so the numbers of consumers are on the safe side.
+A consumer counts for the minutes in which it leased or acked something, as far as there is history of them. Its rate is
+what it acked in them: lower than what it could do if it waits for work in between, so the numbers of consumers are on
+the safe side.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -52,9 +54,9 @@ def per_period(
     so_far = queue.orderBy("period").rowsBetween(Window.unboundedPreceding, 0)
     counted = (
         every.join(changes, [*QUEUE, "period"], "left")
-        .join(_consumers(stays, period_seconds), [*QUEUE, "period"], "left")
+        .join(_consumers(stays, begin, end, period_seconds), [*QUEUE, "period"], "left")
         .join(_before(stays), list(QUEUE), "left")
-        .na.fill(0, ["arrived", "acked", "ended", "peak", "consumers", "consumer_minutes", "before"])
+        .na.fill(0, ["arrived", "acked", "ended", "peak", "consumers", "consumer_seconds", "before"])
     )
     needed = F.col("arrival_per_second") * margin
     return (
@@ -62,11 +64,11 @@ def per_period(
         .withColumn("service_per_second", F.col("acked") / F.col("period_seconds"))
         .withColumn(
             "consumer_per_second",
-            F.try_divide(F.sum("acked").over(queue), F.sum("consumer_minutes").over(queue) * F.lit(60.0)),
+            F.try_divide(F.sum("acked").over(queue), F.sum("consumer_seconds").over(queue)),
         )
         .select(
             *("period", "period_seconds", *QUEUE, "arrived", "acked", "ended", "arrival_per_second"),
-            (F.col("peak") / 60).alias("arrival_peak_per_second"),
+            (F.col("peak") / _slot(period_seconds)).alias("arrival_peak_per_second"),
             *("service_per_second", "consumers", "consumer_per_second"),
             _ceil(F.try_divide(needed, F.col("consumer_per_second"))).alias("consumers_needed"),
             _ceil(needed / partition_rate).alias("partitions_needed"),
@@ -85,6 +87,11 @@ def _period(time: Column, seconds: int) -> Column:
     return F.timestamp_seconds(F.floor(F.unix_seconds(time) / seconds) * seconds)
 
 
+def _slot(period_seconds: int) -> int:
+    """A minute, or the longest part of one that periods are made of."""
+    return math.gcd(60, period_seconds)
+
+
 def _changes(stays: DataFrame, seconds: int) -> DataFrame:
     """What came and went, per queue and period."""
     came = F.when(F.col("began_at").isNotNull(), F.struct(F.lit("came").alias("what"), F.col("began_at").alias("at")))
@@ -92,7 +99,9 @@ def _changes(stays: DataFrame, seconds: int) -> DataFrame:
     changes = (
         stays.select(*QUEUE, F.explode(F.array_compact(F.array(came, went))).alias("change"))
         .select(*QUEUE, "change.*")
-        .groupBy(*QUEUE, _period(F.col("at"), seconds).alias("period"), F.date_trunc("minute", "at").alias("minute"))
+        .groupBy(
+            *QUEUE, _period(F.col("at"), seconds).alias("period"), _period(F.col("at"), _slot(seconds)).alias("slot")
+        )
         .agg(
             F.count_if(F.col("what") == "came").alias("arrived"),
             F.count_if(F.col("what") == "acked").alias("acked"),
@@ -107,8 +116,11 @@ def _changes(stays: DataFrame, seconds: int) -> DataFrame:
     )
 
 
-def _consumers(stays: DataFrame, seconds: int) -> DataFrame:
-    """Who worked: consumers, and the minutes in which each did something."""
+def _consumers(stays: DataFrame, begin: datetime, end: datetime, seconds: int) -> DataFrame:
+    """Who worked: consumers, and for how long each did something, by the minute."""
+    slot = _slot(seconds)
+    start, first, last = F.unix_seconds("slot"), F.lit(begin.timestamp()), F.lit(end.timestamp())
+    covered = F.greatest(F.least(start + slot, last) - F.greatest(start.cast("double"), first), F.lit(1.0))
     last = F.try_element_at("leases", F.lit(-1))
     acked = F.when(
         (F.col("ended") == "acked") & last.isNotNull(),
@@ -120,12 +132,12 @@ def _consumers(stays: DataFrame, seconds: int) -> DataFrame:
         .select(
             *QUEUE,
             _period(F.col("work.at"), seconds).alias("period"),
-            F.date_trunc("minute", "work.at").alias("minute"),
+            _period(F.col("work.at"), slot).alias("slot"),
             F.coalesce("work.consumer", F.lit("")).alias("consumer"),
         )
         .distinct()
         .groupBy(*QUEUE, "period")
-        .agg(F.countDistinct("consumer").alias("consumers"), F.count("*").alias("consumer_minutes"))
+        .agg(F.countDistinct("consumer").alias("consumers"), F.sum(covered).alias("consumer_seconds"))
     )
 
 
