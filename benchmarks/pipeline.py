@@ -1,5 +1,4 @@
-"""The pipeline: reading a journal with Spark beside Parquet of the same rows, what following a server costs
-it, and the audit.
+"""The pipeline: reading a journal with Spark beside Parquet of the same rows, and what following a server costs it.
 
 Both readers get the same cores and the same sink (none), and take turns. The rows of Parquet are those of the journal,
 written by Spark from it before the first round.
@@ -15,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.auditing import Auditing
 from benchmarks.following import Following
 from benchmarks.journals import ONE_QUEUE, write_journal
 from benchmarks.machine import assign_cores, describe
@@ -24,13 +22,7 @@ from benchmarks.report import Goal, Report
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-CASES = (
-    "read, all columns",
-    "read, two columns",
-    "read, one queue",
-    "published and consumed while followed",
-    "audit",
-)
+CASES = ("read, all columns", "read, two columns", "read, one queue", "published and consumed while followed")
 TWO = ("time", "queue")
 
 
@@ -56,7 +48,7 @@ class Reading:
         )
 
     def run(self, spark: SparkSession, only: str) -> None:
-        everything, two, one_queue = CASES[:3]
+        everything, two, one_queue, _ = CASES
         ours, theirs = spark.read.format("laneway"), spark.read
         journal, parquet = str(self._journal), str(self._parquet)
         narrow = "time timestamp, queue string"
@@ -93,7 +85,7 @@ class Reading:
 
 
 def goals() -> list[Goal]:
-    everything, two, _, followed, _ = CASES
+    everything, two, _, followed = CASES
     return [
         Goal(everything, "Laneway", at_least=0.8, beside="Parquet"),
         Goal(two, "Laneway", at_least=0.5, beside="Parquet"),
@@ -117,10 +109,6 @@ def measure(options: argparse.Namespace, folder: Path) -> Report:
         finally:
             spark.stop()
             shutil.rmtree(folder / "parquet", ignore_errors=True)
-    if options.only in CASES[4]:
-        if not (folder / "journal").exists():
-            write_journal(folder / "journal", options.events)
-        Auditing(options, report, folder).run(CASES[4], folder / "journal")
     if options.only in CASES[3]:
         Following(options, report, folder, cores).run(CASES[3])
     return report

@@ -6,19 +6,22 @@ import asyncio
 import socket
 import threading
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import amqp, amqp_frames, counts, laneway_load
+from benchmarks import amqp, amqp_frames, counts, journals, laneway_load
 from benchmarks.amqp_load import Confirms, Consumer, Deliveries, Publisher, single_acks
 from benchmarks.http_load import HttpConnection, Script, request
 from benchmarks.load import Load, LoadFailed
 from benchmarks.machine import assign_cores
 from benchmarks.report import Goal, Report, percentile
 from benchmarks.servers import SinkServer
+from laneway.journal.segments import follow, inspect
 
 CREATED = b"HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: 11\r\n\r\n"
 
@@ -348,3 +351,14 @@ def test_a_message_costs_few_calls_in_a_batch(case: str, most_calls: float, most
     counter, messages, _ = asyncio.run(counts.measure(counts.CASES[case], repetitions=1, warm_up=3))
     assert 0 < counter.calls / messages <= most_calls
     assert 0 < counter.bytecodes / messages <= most_bytecodes
+
+
+def test_the_journal_of_the_pipeline_s_benchmark_is_a_journal(tmp_path: Path) -> None:
+    rows = journals.write_journal(tmp_path, 20_000)
+    problems = [one.what for one in inspect.check(str(tmp_path)).problems]
+    assert problems == [] and 20_000 <= rows < 21_000
+    kinds = Counter[str]()
+    for event in inspect.dump(str(tmp_path)):
+        kinds[event["kind"]] += len(event.get("seqs", ())) or event.get("count", 1)
+    assert kinds.total() == rows and min(kinds["published"], kinds["leased"], kinds["acked"]) > 1_000
+    assert {name.name for name in follow.catalogue(str(tmp_path)).values()} > {journals.ONE_QUEUE}

@@ -16,7 +16,6 @@ from laneway.errors import InvalidInput
 from laneway.pipeline.jobs import replay
 from laneway.pipeline.lake import Warehouse
 from laneway.pipeline.runner import JOBS, REDRIVE, Job, Options, Result, run
-from laneway.pipeline.sources import ServerSource
 from tests.in_thread import wait_for
 from tests.rest.serving import Serving
 
@@ -149,22 +148,3 @@ def test_letters_in_the_lake_are_deleted_from_their_queue(place: Place) -> None:
     assert not list(place.client.peek("orders", states=["dead"]))
     assert place.run(JOBS["archive"], dead_letters_after=SOON_HOURS).facts["dead_letters_deleted"] == 0
     assert not place.run(JOBS["audit"], source="lake").is_failure
-
-
-def test_a_server_is_archived_and_a_cursor_holds_what_is_not_in_yet(place: Place, tmp_path: Path) -> None:
-    def archive() -> Result:
-        return run(JOBS["archive"], place.spark, Options(place.serving.url, Warehouse(tmp_path)))
-
-    source = ServerSource(place.serving.url)
-    first = archive()
-    held = source.cursor("archive")
-    assert held is not None and held["position"] == first.facts["next_position"] > 1
-    place.client.publish("copies", "one more")
-    second = archive()
-    held = source.cursor("archive")
-    assert held is not None and held["position"] == second.facts["next_position"] > first.facts["next_position"]
-    lake = place.spark.read.parquet(str(tmp_path / "events"))
-    places = [(row["position"], row["index"]) for row in lake.select("position", "index").collect()]
-    assert len(places) == len(set(places)) == second.facts["events"]
-    assert {position for position, _ in places} == set(range(1, second.facts["next_position"]))
-    source.delete_cursor("archive")

@@ -36,7 +36,7 @@ QUEUES = {number: QueueName(*names) for number, names in CATALOGUE.items()}
 class File:
     """A segment that counts what is read of it."""
 
-    jump_bytes = 256
+    jump_bytes, near_bytes = 256, 256 << 10
 
     def __init__(self, folder: Path, number: int) -> None:
         self.name = str(folder / segment_name(number))
@@ -129,7 +129,7 @@ def test_any_columns_of_any_rows_are_those_of_a_plain_reading(
         ]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(File, "jump_bytes", jump_bytes)
-            patch.setattr(commits, "_NEAR_BYTES", 192)
+            patch.setattr(File, "near_bytes", 192)
             patch.setattr(commits, "MAX_CHUNK_ROWS", 5)
             patch.setattr(commits, "PIECE_BYTES", 512)
             patch.setattr(decode, "MAX_BLOB_BYTES", 300)

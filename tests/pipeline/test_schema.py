@@ -42,3 +42,10 @@ def test_the_server_and_the_schema_need_no_spark() -> None:
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_spark_finds_the_source_under_its_name() -> None:
+    from laneway.pipeline.datasource import LanewayDataSource
+    from pyspark_laneway import DefaultSource
+
+    assert DefaultSource is LanewayDataSource and DefaultSource.name() == "laneway"

@@ -28,7 +28,6 @@ from laneway.journal.segments.scan import damaged
 #: Small enough that Spark has something to do while the next piece is decoded, large enough that Python hardly counts.
 PIECE_BYTES = 4 << 20
 MAX_CHUNK_ROWS = 32 << 10  # a chunk of rows ends with the commit that reaches this
-_NEAR_BYTES = 256 << 10  # read at once where commits are small
 
 #: core/rows.py draws it.
 ROW_TYPE = np.dtype(
@@ -62,6 +61,7 @@ class SegmentBytes(Protocol):
     number: int
     store: int
     jump_bytes: int  # reading over so much costs as much as another read
+    near_bytes: int  # read at once where commits are small and only their rows are wanted
 
     def read(self, offset: int, size: int) -> bytes: ...
 
@@ -157,7 +157,7 @@ def rows(segment: SegmentBytes, span: Span) -> Iterator[Chunk]:
     row_count = 0
     while offset < span.end:
         if not data_at <= offset <= data_at + len(data) - HEADER_BYTES:
-            data, data_at = _read(segment, offset, min(_NEAR_BYTES, span.end - offset)), offset
+            data, data_at = _read(segment, offset, min(segment.near_bytes, span.end - offset)), offset
         header = _header(segment, data, offset - data_at, offset)
         after = offset + header.length
         if after > span.end:
@@ -168,7 +168,7 @@ def rows(segment: SegmentBytes, span: Span) -> Iterator[Chunk]:
             start_at = start if start - offset > segment.jump_bytes else offset
             size = after + HEADER_BYTES - start_at
             if start_at == offset:
-                size = max(size, _NEAR_BYTES)
+                size = max(size, segment.near_bytes)
             data, data_at = _read(segment, start_at, min(size, span.end - start_at)), start_at
         parts.append(memoryview(data)[start - data_at : after - HEADER_BYTES - data_at])
         found.append(header)

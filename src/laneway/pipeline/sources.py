@@ -124,7 +124,7 @@ HOLD = "give the read a cursor, which holds back what it has not read, or raise 
 
 
 class _File:
-    jump_bytes = 16 << 10
+    jump_bytes, near_bytes = 16 << 10, 256 << 10
 
     def __init__(self, path: str, number: int, files: RealFiles, file: int) -> None:
         self.name = path
@@ -257,7 +257,7 @@ _ERRORS: dict[str, type[LanewayError]] = {kind.code: kind for kind in (JournalGa
 
 
 class _Served:
-    jump_bytes = 1 << 20
+    jump_bytes, near_bytes = 1 << 20, 4 << 20
 
     def __init__(self, server: ServerSource, number: int) -> None:
         self.name = f"{server.url}/journal/segments/{number}"
