@@ -38,6 +38,7 @@ from laneway.pipeline.datasource import BatchReader, FilteringReader, LanewayDat
 from laneway.pipeline.options import read_options
 from laneway.pipeline.pushdown import holds
 from laneway.pipeline.schema import spark_schema
+from laneway.pipeline.sources import FolderSource
 from tests.pipeline.histories import expected, when, write
 from tests.pipeline.traffic import COMMITS_A_ROUND, FIRST_COMMITS, MESSAGES, NOON_MS, QUEUES, ROWS_A_ROUND, traffic
 
@@ -136,6 +137,17 @@ def test_kinds_and_queues_can_be_chosen(folder: Path) -> None:
     found = rows(reader, reader.partitions())
     assert len(found) == 2 * ROUNDS * MESSAGES
     assert {(row["kind"], row["queue"]) for row in found} == {("acked", "mails"), ("leased", "mails")}
+
+
+def test_names_of_queues_are_looked_for_only_where_they_are_wanted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[str] = []
+    monkeypatch.setattr(FolderSource, "catalogue", lambda source: searched.append(source.path) or {})
+    for names, options, count in ((("time", "message"), {}, 0), (("queue",), {}, 1), (("time",), {"queues": "a"}, 1)):
+        searched.clear()
+        BatchReader(read_options({"path": str(folder), **options}), chosen(*names))
+        assert len(searched) == count
 
 
 def test_what_was_dropped_since_is_an_error_or_left_out(own: Path) -> None:

@@ -87,7 +87,7 @@ class BatchReader(DataSourceReader):
         self._options = options
         self._names = column_names(schema)
         # Planned here and not in partitions(): Spark sends the reader on its way before it calls that.
-        self._journals = survey(options)
+        self._journals = survey(options, self._names)
         self._selections = [options.selection(journal.catalogue) for journal in self._journals]
 
     def partitions(self) -> Sequence[InputPartition]:

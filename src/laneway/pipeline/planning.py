@@ -35,12 +35,17 @@ class Portion(NamedTuple):
     spans: tuple[Span, ...]
 
 
-def survey(options: ReadOptions) -> list[Journal]:
-    """All that a batch read concerns, up to now."""
-    return [_survey(number, source, options) for number, source in enumerate(options.sources)]
+#: Columns that take the names of queues; where none is wanted, the history is not searched for them.
+_NAMES = frozenset({"vhost", "queue", "tier", "target_vhost", "target_queue"})
 
 
-def _survey(number: int, source: Source, options: ReadOptions) -> Journal:
+def survey(options: ReadOptions, names: Sequence[str]) -> list[Journal]:
+    """All that a batch read of these columns concerns, up to now."""
+    is_named = options.queues is not None or not _NAMES.isdisjoint(names)
+    return [_survey(number, source, options, is_named) for number, source in enumerate(options.sources)]
+
+
+def _survey(number: int, source: Source, options: ReadOptions, is_named: bool) -> Journal:
     end = source.end()
     if options.end_position is not None and options.end_position < end.position:
         end = source.place(options.end_position)
@@ -52,7 +57,7 @@ def _survey(number: int, source: Source, options: ReadOptions) -> Journal:
         start = None
     parts = spans(source, start, end)
     _, tag = source.identity()
-    return Journal(number, source, tag, source.catalogue(), parts)
+    return Journal(number, source, tag, source.catalogue() if is_named else {}, parts)
 
 
 def placed(source: Source, position: int, fail_on_data_loss: bool) -> Place:
