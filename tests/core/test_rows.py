@@ -37,7 +37,14 @@ from laneway.core.events import (
     Removed,
     Unbound,
 )
-from laneway.core.message import RECORD_PREFIX_BYTES, Properties, encode_props, encode_record
+from laneway.core.message import (
+    RECORD_PREFIX_BYTES,
+    Properties,
+    encode_props,
+    encode_record,
+    places,
+    record_pieces,
+)
 from tests.core.runner import row_births
 
 u32, u48, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**48 - 1), st.integers(0, 2**64 - 1)
@@ -236,3 +243,20 @@ def test_the_number_in_an_id_stands_where_it_is_documented() -> None:
     first, second = stored[:64], stored[64:]
     assert [int.from_bytes(first[at : at + 8], "little") for at in (24, 32, 40)] == [9, 20, 5000]
     assert [int.from_bytes(second[at : at + 8], "little") for at in (24, 32, 40)] == [0x1234_89AB_CDEF, 21, 6000]
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 40, 100])
+@pytest.mark.parametrize("block", [b"", b"p" * 30])
+def test_the_pieces_of_many_records_are_those_of_each(count: int, block: bytes) -> None:
+    bodies = [bytes([n]) * (n % 7) for n in range(count)]
+    for blocks in ([block] * count, [block, *[b"other"] * (count - 1)]):
+        whole = b"".join(record_pieces(5, 1_700_000_000_000, blocks, bodies))
+        each = [encode_record(5 + n, 1_700_000_000_000, blocks[n], body) for n, body in enumerate(bodies)]
+        assert whole == b"".join(each)
+
+
+def test_things_that_follow_one_another_have_their_places() -> None:
+    assert list(places([7, 7, 7], 100)) == [100, 107, 114]
+    assert list(places([7, 8, 9], 100)) == [100, 107, 115]
+    assert list(places([0, 0], 100)) == [100, 100]
+    assert list(places([3], 100)) == [100]

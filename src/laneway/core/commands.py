@@ -332,7 +332,11 @@ def publish_columns(
     now_ms: int,
 ) -> Iterator[Event]:
     """Publish checked messages with nothing special about them; those of one priority should stand together."""
-    sizes = [RECORD_PREFIX_BYTES + len(block) + len(body) for block, body in zip(blocks, bodies, strict=True)]
+    around, size = RECORD_PREFIX_BYTES + len(blocks[0]), len(bodies[0])
+    if blocks.count(blocks[0]) == len(bodies) and set(map(len, bodies)) == {size}:
+        sizes = [around + size] * len(bodies)
+    else:
+        sizes = [RECORD_PREFIX_BYTES + len(block) + len(body) for block, body in zip(blocks, bodies, strict=True)]
     never = [0] * len(sizes)
     yield Published(queue.number, now_ms, state.table.next_seq, priorities, never, never, sizes, blocks, bodies, {}, {})
 
@@ -459,7 +463,10 @@ def lease(
         slabs = state.table.slabs
         neighbours = [(slabs[first >> SLAB_BITS], first & SLAB_MASK, count) for first, count in runs(seqs)]
         total_bytes = sum([sum(slab.size[i : i + count]) for slab, i, count in neighbours])
-        receives = [n + 1 for slab, i, count in neighbours for n in slab.receives[i : i + count]]
+        receives: list[int] = []
+        for slab, i, count in neighbours:
+            before = slab.receives[i : i + count]
+            receives += [n + 1 for n in before] if any(before) else [1] * count
         if total_bytes > MAX_LEASE_BYTES:
             seqs = _cut(state, queue, seqs)
             receives = receives[: len(seqs)]

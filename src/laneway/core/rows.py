@@ -42,7 +42,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, repeat
+from itertools import repeat
 
 import msgspec
 
@@ -73,7 +73,7 @@ from laneway.core.events import (
     Removed,
     Unbound,
 )
-from laneway.core.message import RECORD_PREFIX_BYTES, decode_record, record_pieces
+from laneway.core.message import RECORD_PREFIX_BYTES, decode_record, places, record_pieces
 
 ROW = struct.Struct("<BBBBIQQQQQIIII")
 ROW_BYTES = ROW.size
@@ -215,8 +215,12 @@ def _encode_published(e: Published, offset: int) -> tuple[bytes, Sequence[bytes]
         words[3::8] = array("Q", e.visible_at)
     if any(e.expires_at):
         words[5::8] = array("Q", e.expires_at)
-    blobs = [size << 32 | at for size, at in zip(e.sizes, accumulate(e.sizes, initial=offset), strict=False)]
-    words[7::8] = array("Q", blobs)
+    starts = places(e.sizes, offset)
+    if isinstance(starts, range):  # all have one size
+        same = e.sizes[0] << 32
+        words[7::8] = array("Q", range(same + starts.start, same + starts.stop, starts.step))
+    else:
+        words[7::8] = array("Q", [size << 32 | at for size, at in zip(e.sizes, starts, strict=True)])
     return _bytes(words), record_pieces(e.first_seq, e.at_ms, e.props, e.bodies)
 
 

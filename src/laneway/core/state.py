@@ -18,7 +18,7 @@ from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import accumulate, groupby
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -49,7 +49,7 @@ from laneway.core.events import (
     Unbound,
 )
 from laneway.core.exchanges import Binding, ExchangeSettings, Topology
-from laneway.core.message import message_id
+from laneway.core.message import message_id, places
 from laneway.core.queue import Group, Queue
 from laneway.core.settings import QueueSettings
 from laneway.core.stories import Story
@@ -328,7 +328,7 @@ class State:
             locations: Sequence[int] = (e.location,)
             total = e.sizes[0]
         else:
-            locations = list(accumulate(e.sizes[:-1], initial=e.location))
+            locations = places(e.sizes, e.location)
             total = locations[-1] + e.sizes[-1] - e.location
         table.append(locations, e.sizes, e.at_ms, e.queue, e.priorities, READY)
         extent = e.location >> 32
@@ -412,12 +412,20 @@ class State:
         queue.leased += len(e.seqs)
         self.next_lease = max(self.next_lease, lease & ~SESSION_LEASE)
         if e.consumer:
-            for seq in e.seqs:
-                self.table.slabs[seq >> SLAB_BITS].flags[seq & SLAB_MASK] |= HAS_CONSUMER
-                self.consumers[seq] = e.consumer
+            self._note_consumer(e.seqs, e.consumer)
         self.deadlines.add(e.deadline_ms, LEASE, e.queue, e.seqs)
         queue.count(q_.DELIVERED, e.at_ms, len(e.seqs), 1)
         queue.totals[q_.REDELIVERED] += len(e.seqs) - e.receives.count(1)
+
+    def _note_consumer(self, seqs: Sequence[int], consumer: str) -> None:
+        """Who holds these, which have just been leased."""
+        self.consumers.update(dict.fromkeys(seqs, consumer))
+        for first, count in runs(seqs):
+            flags, i = self.table.slabs[first >> SLAB_BITS].flags, first & SLAB_MASK
+            if flags.count(0, i, i + count) == count:
+                flags[i : i + count] = bytes((HAS_CONSUMER,)) * count
+            else:
+                flags[i : i + count] = bytes([flag | HAS_CONSUMER for flag in flags[i : i + count]])
 
     def _lease_run(self, queue: Queue, first: int, receives: Sequence[int], lease: int, deadline_ms: int) -> bool:
         """Lease neighbours of one slab at once if they are ready and plain. False if not."""
@@ -483,25 +491,32 @@ class State:
         for first, count in runs(e.seqs):
             if count < RUN_ROWS or not self._ack_run(queue, first, count):
                 for seq in range(first, first + count):
-                    if self.table.slabs[seq >> SLAB_BITS].flags[seq & SLAB_MASK] or not self._ack_run(queue, seq, 1):
+                    if not self._ack_run(queue, seq, 1):
                         self.leave(queue, seq)
                         self.forget(seq)
         queue.count(q_.ACKED, e.at_ms, len(e.seqs), 2)
 
     def _ack_run(self, queue: Queue, first: int, count: int) -> bool:
-        """Forget leased neighbours of one slab at once if they are plain and their records stand together."""
+        """Forget leased neighbours of one slab at once if they are plain, but for who holds them, and their records
+        stand together."""
         number, i = first >> SLAB_BITS, first & SLAB_MASK
         slab, j = self.table.slabs[number], i + count
         locations = slab.location[i:j]
         extent = min(locations) >> 32
+        flags = slab.flags[i]
         if (
-            slab.flags.count(0, i, j) != count
+            flags & ~HAS_CONSUMER
+            or slab.flags.count(flags, i, j) != count
             or slab.state.count(LEASED, i, j) != count
             or max(locations) >> 32 != extent
         ):
             return False
         if slab.frozen:
             slab = self.table.owned(first)
+        if flags:
+            slab.flags[i:j] = bytes(count)
+            for seq in range(first, first + count):
+                del self.consumers[seq]
         slab.state[i:j] = bytes(count)
         slab.live -= count
         if not slab.live and len(slab.state) == SLAB_ROWS:

@@ -218,10 +218,11 @@ def _extend(
     slab.state.extend(bytes((state,)) * count)
     slab.flags.extend(bytes(count))
     slab.priority.extend(priorities)
-    slab.queue.extend([queue] * count)
-    slab.receives.extend([0] * count)
+    slab.queue += array("I", (queue,)) * count
+    slab.receives += array("I", (0,)) * count
     slab.size.extend(sizes)
     slab.location.extend(locations)
-    slab.since_ms.extend([since_ms] * count)
+    since = array("Q", (since_ms,)) * count
+    slab.since_ms += since
     if slab.enqueued_ms:
-        slab.enqueued_ms.extend([since_ms] * count)
+        slab.enqueued_ms += since
