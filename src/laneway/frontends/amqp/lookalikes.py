@@ -30,6 +30,8 @@ _FEW, _MANY = 8, 1024  # look-alikes that are looked for at once
 
 _ACK_BYTES = 21
 _ACK = struct.Struct(">QB")
+_ACK_ROW = struct.Struct(">11sQBB")
+_SKIPS = 16
 
 
 class Run:
@@ -185,11 +187,13 @@ def _priorities(run: Run) -> tuple[int, ...]:
 class Acks:
     """basic.ack of the channel that acked last, one after the other."""
 
-    __slots__ = ("_prefix", "channel")
+    __slots__ = ("_most", "_prefix", "_skips", "channel")
 
     def __init__(self) -> None:
         self.channel = 0
         self._prefix = b""
+        self._most = _FEW  # as that of a Stamp
+        self._skips = 0  # so often it is not worth a look
 
     def learn(self, channel: int) -> None:
         if channel != self.channel:
@@ -205,7 +209,9 @@ class Acks:
             tag, bits = _ACK.unpack_from(data, at + 11)
             at += _ACK_BYTES
             if first >= 0 and tag == last + 1 and not bits & 1:
-                last = tag
+                more = self._following(data, at, tag)
+                last = tag + more
+                at += more * _ACK_BYTES
                 continue
             if first >= 0:
                 found.append((first, last, False))
@@ -217,3 +223,22 @@ class Acks:
         if first >= 0:
             found.append((first, last, False))
         return at, found
+
+    def _following(self, data: bytes, at: int, tag: int) -> int:
+        """How many acks of the next tags stand here one by one; 0 also if there are too few to be looked at at once."""
+        count = min((len(data) - at) // _ACK_BYTES, self._most)
+        if count < _FEW or self._skips:
+            self._skips = max(self._skips - 1, 0)
+            return 0
+        rows = _ACK_ROW.iter_unpack(memoryview(data)[at : at + count * _ACK_BYTES])
+        heads, tags, bits, ends = zip(*rows, strict=True)
+        if (
+            heads.count(self._prefix) == count
+            and ends.count(FRAME_END) == count
+            and not any(bits)
+            and tags == tuple(range(tag + 1, tag + 1 + count))
+        ):
+            self._most = min(2 * self._most, _MANY)
+            return count
+        self._most, self._skips = _FEW, _SKIPS
+        return 0
