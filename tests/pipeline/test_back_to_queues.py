@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ pytest.importorskip("pyspark")
 
 from laneway.client import Client, ClientError
 from laneway.errors import InvalidInput
-from laneway.pipeline.jobs import replay
+from laneway.pipeline.jobs import archive, replay
 from laneway.pipeline.lake import Warehouse
 from laneway.pipeline.runner import JOBS, REDRIVE, Job, Options, Result, run
 from tests.in_thread import wait_for
@@ -34,12 +35,15 @@ class Place:
     def __init__(self, spark: SparkSession, serving: Serving, client: Client, folder: Path) -> None:
         self.spark, self.serving, self.client, self.folder = spark, serving, client, folder
 
-    def run(self, job: Job, source: str | None = None, **settings: Any) -> Result:
+    def run(
+        self, job: Job, source: str | None = None, typed: tuple[str | None, str | None] = (None, None), **settings: Any
+    ) -> Result:
         options = Options(
             source or str(self.folder / "data"),
             Warehouse(self.folder / "lake"),
             server=self.serving.url,
             settings=settings,
+            typed=typed,
         )
         return run(job, self.spark, options)
 
@@ -129,6 +133,16 @@ def test_messages_of_the_lake_are_published_again_each_once(place: Place, monkey
         place.run(JOBS["replay"], **wanted | {"to": "orders"})
 
 
+def test_a_replay_of_a_time_ago_goes_on_under_its_name(place: Place) -> None:
+    place.run(JOBS["archive"])
+    wanted = {"where": "key = 'k2' AND priority = 2", "to": "copies", "name": "ago"}
+    first = place.run(JOBS["replay"], typed=("2h", None), **wanted)
+    assert first.facts["published"] > 0
+    assert place.run(JOBS["replay"], typed=("2h", None), **wanted).facts["published"] == 0
+    with pytest.raises(InvalidInput, match="was begun with other options"):
+        place.run(JOBS["replay"], typed=("3h", None), **wanted)
+
+
 def test_a_replay_keeps_to_its_rate(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.run(JOBS["archive"])
     slept: list[float] = []
@@ -139,7 +153,7 @@ def test_a_replay_keeps_to_its_rate(place: Place, monkeypatch: pytest.MonkeyPatc
     assert len(slept) == 2 and slept[0] == 0 and slept[1] <= 1.0
 
 
-def test_letters_in_the_lake_are_deleted_from_their_queue(place: Place) -> None:
+def test_letters_in_the_lake_are_deleted_from_their_queue(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     there = len(list(place.client.peek("orders", states=["dead"])))
     assert there > 0
     assert place.run(JOBS["archive"], dead_letters_after=None).facts["dead_letters_deleted"] == 0
@@ -147,4 +161,19 @@ def test_letters_in_the_lake_are_deleted_from_their_queue(place: Place) -> None:
     assert result.facts["dead_letters_deleted"] == there
     assert not list(place.client.peek("orders", states=["dead"]))
     assert place.run(JOBS["archive"], dead_letters_after=SOON_HOURS).facts["dead_letters_deleted"] == 0
+
+    letters = archive._let_go
+
+    def one_dies_first(*given: Any) -> int:
+        place.client.publish("copies", {"n": 0})
+        for message in place.client.receive("copies", 1):
+            place.client.reject("copies", message)
+        rejected_s = time.time()
+        wait_for(lambda: time.time() > rejected_s + 0.05, "it to be dead for long enough")
+        return letters(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(archive, "_let_go", one_dies_first)
+        assert place.run(JOBS["archive"], dead_letters_after=SOON_HOURS).facts["dead_letters_deleted"] == 0
+    assert place.run(JOBS["archive"], dead_letters_after=SOON_HOURS).facts["dead_letters_deleted"] == 1
     assert not place.run(JOBS["audit"], source="lake").is_failure

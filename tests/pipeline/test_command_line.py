@@ -63,6 +63,7 @@ def test_tables_are_shown_to_people_and_programs(warehouse: str) -> None:
         (("run", "count", "--conf", "novalue"), "'novalue' is not NAME=VALUE", 2),
         (("run", "count", "--master", "host"), "'host' is no Spark", 1),
         (("run", "count", "--warehouse", "s3a://x"), "'s3a://x' is no folder", 1),
+        (("run", "count", "--source", "/nowhere"), "there is no journal folder /nowhere", 1),
     ],
 )
 def test_what_is_wrong_is_one_line(warehouse: str, arguments: tuple[str, ...], says: str, code: int) -> None:

@@ -16,6 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from laneway.errors import CursorLost, InvalidInput, PipelineError
 from laneway.pipeline.datasource import BatchReader, StreamReader
+from laneway.pipeline.jobs.archive import _hold
 from laneway.pipeline.options import read_options
 from laneway.pipeline.sources import FolderSource, ServerSource
 from tests.pipeline.test_planning import chosen, followed, places, rows
@@ -182,3 +183,23 @@ def test_a_stream_of_spark_reads_a_server_once_through_failures(
     held = cursor(serving, "spark")
     last = max(seen)
     assert held is not None and seen[last - 1][0][0] <= held["position"] <= seen[last][-1][0] + 1
+
+
+def test_the_archive_takes_its_cursor_to_where_the_lake_is_and_leaves_it_while_nothing_happens(
+    serving: Serving,
+) -> None:
+    source = ServerSource(address(serving))
+
+    def held_after(position: int) -> tuple[str, int]:
+        _hold(source, "archive", position)
+        held = cursor(serving, "archive")
+        assert held is not None
+        return held["state"], held["position"]
+
+    assert held_after(2) == ("ok", 2)
+    end = source.end().position
+    assert held_after(end) == ("ok", end)
+    assert held_after(source.end().position) == ("ok", end)  # nothing happened but that it was moved
+    assert held_after(3) == ("ok", 3)
+    serving.call(serving.broker.cursors._lose, "archive", "this test says so")
+    assert held_after(3) == ("ok", 3)  # that history is there

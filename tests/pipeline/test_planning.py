@@ -161,6 +161,10 @@ def test_what_was_dropped_since_is_an_error_or_left_out(own: Path) -> None:
     assert rows(now, now.partitions()) == left
     with pytest.raises(JournalGap, match="history is kept from commit"):
         batch(own, startPosition="3", endPosition=str(follow.segments(str(own))[1].first_position - 1))
+    with pytest.raises(JournalGap, match="no history between segments 1 and 3"):
+        batch(own, startPosition="1")
+    tolerant = batch(own, startPosition="1", failOnDataLoss="false")
+    assert rows(tolerant, tolerant.partitions()) == left
 
 
 def test_several_folders_are_numbered(folder: Path, own: Path) -> None:

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 from pyspark.sql import SparkSession
 
-from laneway.errors import InvalidInput, JobFailed, NotFound
+from laneway.errors import InvalidInput, JobFailed, NotFound, PipelineError
 from laneway.pipeline.lake import Warehouse
 from laneway.pipeline.runner import (
     JOBS,
@@ -69,6 +69,8 @@ def test_a_job_reads_what_was_asked_for(spark: SparkSession, counting: ModuleTyp
     assert "-count-" in (warehouse.version("counted").name)
     runs = run_every(COUNT, spark, options, 0.001)
     assert next(runs).rows == next(runs).rows == [(1, 0.25)]
+    forever = run_every(COUNT, spark, Options("lake", warehouse, since=at(0), typed=("1s", None)), 0.001)
+    assert next(forever).rows == [(0, 0.5)], "a second ago is so in every run, not when the first was asked for"
 
 
 def test_a_lake_without_an_archive_or_without_bodies_is_named(spark: SparkSession, tmp_path: Path) -> None:
@@ -131,6 +133,18 @@ def test_points_in_time() -> None:
     assert moment("2026-11-16T13:00+01:00") == now
     with pytest.raises(InvalidInput, match="'soon' is no point in time"):
         moment("soon")
+
+
+def test_a_source_is_checked_without_spark(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="there is no journal folder"):
+        Options(source=str(tmp_path / "none")).check_source()
+    with pytest.raises(NotFound, match="there is no journal in"):
+        Options(source=str(tmp_path)).check_source()
+    (tmp_path / "events").mkdir()
+    with pytest.raises(NotFound, match=r"there is no archive in .* makes one"):
+        Options(source="lake", warehouse=Warehouse(tmp_path)).check_source()
+    with pytest.raises(PipelineError, match="cannot be reached"):
+        Options(source="http://127.0.0.1:1").check_source()
 
 
 def test_the_source_is_told_from_its_form() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -42,11 +43,14 @@ def run_() -> None:
     """
 
 
-def _time(ctx: click.Context, parameter: click.Parameter, text: str | None) -> datetime | None:
+def _time(ctx: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+    """As it was typed, once it is known to be a time."""
     try:
-        return None if text is None else moment(text)
+        if text is not None:
+            moment(text)
     except InvalidInput as error:
         raise click.BadParameter(error.message) from error
+    return text
 
 
 def _confs(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -109,16 +113,25 @@ def spark_options(command: Any) -> Any:
     return command
 
 
-def begin(master: str | None, confs: dict[str, str]) -> Any:
-    """The Spark session of a command; a clear word if there cannot be one."""
+def begin(job: Job, options: Options, master: str | None, confs: dict[str, str]) -> Any:
+    """The Spark session of a command; a clear word if there cannot be one, or if there is nothing to read."""
+    from laneway.pipeline.session import check_available, check_master
     from laneway.pipeline.session import session as spark_session
 
+    check_master(master)
+    check_available(master)
+    if job.reads_source and not (master or "").startswith("sc://"):  # there, folders are those of another machine
+        options.check_source()
+    options.say(f"{job.name}: starting Spark")
+    logging.getLogger("SQLQueryContextLogger").disabled = True  # it says in JSON what we say in words
     return spark_session(master, **confs)
 
 
 def options_of(
-    session: Session, source: str, warehouse: str, since: datetime | None, until: datetime | None
+    session: Session, source: str, warehouse: str, since_text: str | None, until_text: str | None
 ) -> Options:
+    now = datetime.now(UTC)
+    since, until = (None if text is None else moment(text, now) for text in (since_text, until_text))
     if since is not None and until is not None and since >= until:
         raise click.UsageError(f"--since {since:%Y-%m-%dT%H:%M:%S} is not before --until {until:%Y-%m-%dT%H:%M:%S}")
     key, user, password = session.credentials()
@@ -127,6 +140,7 @@ def options_of(
         warehouse=Warehouse(warehouse),
         since=since,
         until=until,
+        typed=(since_text, until_text),
         server=session.url(),
         key=key,
         user=user,
@@ -156,8 +170,8 @@ def job_command(job: Job, *, repeats: bool = True) -> click.Command:
         warehouse: str,
         master: str | None,
         confs: dict[str, str],
-        since: datetime | None,
-        until: datetime | None,
+        since: str | None,
+        until: str | None,
         once: bool = False,
         every: float | None = None,
         **given: Any,
@@ -168,8 +182,7 @@ def job_command(job: Job, *, repeats: bool = True) -> click.Command:
         from dataclasses import replace
 
         options = replace(options_of(session, source, warehouse, since, until), settings=own)
-        options.say(f"{job.name}: starting Spark")
-        spark = begin(master, confs)
+        spark = begin(job, options, master, confs)
         try:
             if every is None:
                 print_result(session, job, run(job, spark, options))

@@ -22,7 +22,7 @@ READ_OPTIONS = {
     "user": "who reads, with `password`",
     "password": "of `user`",
     "token": "a key instead of a user and a password",
-    "startPosition": "earliest, latest, or the number of the first commit to read",
+    "startPosition": "earliest, latest, or the number of the first commit to read, with nothing missing behind it",
     "endPosition": "the number of the first commit not to read (batch)",
     "startTime": "events from this time on, ISO 8601; UTC unless it says otherwise",
     "endTime": "events before this time",

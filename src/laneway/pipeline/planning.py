@@ -55,7 +55,10 @@ def _survey(number: int, source: Source, options: ReadOptions, is_named: bool) -
         start = end if options.start >= end.position else placed(source, options.start, options.fail_on_data_loss)
     else:
         start = None
-    parts = spans(source, start, end)
+    if start is None:
+        parts = spans(source, None, end)
+    else:  # from a given commit on, nothing may be missing
+        parts = between(source, start, end, fail_on_data_loss=options.fail_on_data_loss)
     _, tag = source.identity()
     return Journal(number, source, tag, source.catalogue() if is_named else {}, parts)
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from laneway.errors import InvalidInput, JobFailed, LanewayError
+from laneway.errors import InvalidInput, JobFailed, LanewayError, NotFound
 from laneway.pipeline.lake import Warehouse, new_run_id
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Job:
     help: str
     module: str
     settings: tuple[Setting, ...] = ()
+    reads_source: bool = True  # False: the lake, whatever the source is
 
     def load(self) -> Callable[[SparkSession, Options], Result]:
         """The job's run(spark, options)."""
@@ -89,6 +90,7 @@ class Options:
     settings: Mapping[str, Any] = field(default_factory=dict)
     say: Callable[[str], None] = _say_nothing
     run_id: str = field(default_factory=lambda: new_run_id("run"))
+    typed: tuple[str | None, str | None] = (None, None)  # since and until as they were given: 2h is later in each run
 
     def __getitem__(self, name: str) -> Any:
         return self.settings[name]
@@ -140,6 +142,32 @@ class Options:
         said = {name: time.isoformat() for name, time in times.items() if time is not None}
         return {**said, **({"kinds": ",".join(kinds)} if kinds else {})}
 
+    def renewed(self, job: Job) -> Options:
+        """For another run: a time ago is so long before now, not before the first run."""
+        now = datetime.now(UTC)
+        since, until = (None if text is None else moment(text, now) for text in self.typed)
+        return replace(
+            self,
+            run_id=new_run_id(job.name),
+            settings=settled(job, self.settings),
+            since=since or self.since,
+            until=until or self.until,
+        )
+
+    def check_source(self) -> None:
+        """Raise what is wrong with the source: it takes a moment, and to start Spark takes many."""
+        if self.is_lake:
+            if not any(self.warehouse.events.glob("day=*/folder=*/*.parquet")):
+                raise NotFound(
+                    f"there is no archive in {self.warehouse.path}: `laneway pipeline run archive` makes one",
+                    field="source",
+                )
+            return
+        from laneway.pipeline.options import read_options
+
+        for source in read_options(self.source_options()).sources:
+            source.end()
+
     def source_options(self) -> dict[str, str]:
         """The data source's options that say where to read, and as whom."""
         if not self.is_server:
@@ -152,7 +180,7 @@ def run(job: Job, spark: SparkSession, options: Options) -> Result:
     """One run. What Spark says when it fails is cut down to what was wrong."""
     from pyspark.errors import PySparkException
 
-    options = replace(options, run_id=new_run_id(job.name), settings=settled(job, options.settings))
+    options = options.renewed(job)
     options.say(f"{job.name}: reading {options.warehouse.events if options.is_lake else options.source}")
     try:
         return job.load()(spark, options)
@@ -330,6 +358,7 @@ _JOBS: tuple[Job, ...] = (
             Setting("rate", "So many messages a second at most.", None, number, "N"),
             Setting("name", "Of the run: begun again under the same name, it goes on.", None, str, "NAME"),
         ),
+        reads_source=False,
     ),
     Job(
         "report",

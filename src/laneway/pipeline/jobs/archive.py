@@ -81,6 +81,7 @@ def run(spark: SparkSession, options: Options) -> Result:
         )
     archive = Archive(options.warehouse.events, options.warehouse.path / ".staging" / "archive")
     source = read_options(options.source_options()).sources[0]
+    begun_s = time.time()  # what happens from now on may not be in the lake in the end
     with archive.locked():
         cleaned = archive.clean()
         notes = [f"{cleaned} files of a run that died were removed"] if cleaned else []
@@ -90,7 +91,7 @@ def run(spark: SparkSession, options: Options) -> Result:
         state = archive.state()
         deleted = 0
         if options["dead_letters_after"] is not None:
-            deleted = _let_go(spark, options, archive)
+            deleted = _let_go(spark, options, archive, begun_s)
             notes.append(f"{deleted} dead letters are in the lake and were deleted from their queues")
     facts = {
         "archived": state.events - begun.events,
@@ -147,11 +148,14 @@ def _events(spark: SparkSession, options: Options, schema: str, first: int | Non
 
 
 def _hold(source: Source, cursor: str, position: int) -> None:
-    """History from here on is kept for the next batch. A folder keeps what it likes."""
+    """History from here on is kept for the next batch; JournalGap if it has gone. Where the cursor was, or that it was
+    lost, does not matter: the lake knows how far it is. A folder keeps what it likes."""
     if isinstance(source, ServerSource):
-        held = source.cursor(cursor)
-        behind = held is not None and held["position"] > position
-        source.put_cursor(cursor, position, rewind=held is None or behind)
+        known = source.cursors()
+        held = known.get(cursor)
+        # To move a cursor is an event too: an idle server would have something new for each run, and each a file.
+        if held is None or held["state"] != "ok" or not 0 <= position - held["position"] <= len(known):
+            source.put_cursor(cursor, position, rewind=True)
 
 
 def _row_count(folder: object) -> int:
@@ -180,12 +184,12 @@ def letters(events: DataFrame, since_ms: int, until_ms: int) -> DataFrame:
     return there.select("vhost", "queue", "message_id").distinct()
 
 
-def _let_go(spark: SparkSession, options: Options, archive: Archive) -> int:
-    """Delete dead letters from their queues that have been dead for long enough and are in the lake; how many. Those
-    that were redriven or deleted meanwhile are not there any more, which is for the server to see."""
+def _let_go(spark: SparkSession, options: Options, archive: Archive, begun_s: float) -> int:
+    """Delete dead letters from their queues that had been dead for long enough when the run began and are in the lake;
+    how many. Those that were redriven or deleted meanwhile are not there any more, which is for the server to see."""
     state = archive.state()
     hours = options["dead_letters_after"]
-    until_ms = int((time.time() - hours * 3600) * 1000)
+    until_ms = int((begun_s - hours * 3600) * 1000)
     if not any(True for _ in archive.files()):
         return 0
     found = letters(options.warehouse.read(spark, "events"), state.dead_letters_until_ms, until_ms)

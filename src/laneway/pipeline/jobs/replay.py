@@ -47,7 +47,9 @@ def run(spark: SparkSession, options: Options) -> Result:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise InvalidInput(f"{name!r} is no name of a run: letters, digits, dots, hyphens, underscores", field="name")
     folder = options.warehouse.path / ".replays" / name
-    asked = {"where": options["where"], "to": options["to"], "since": str(options.since), "until": str(options.until)}
+    times = (typed or str(at) for typed, at in zip(options.typed, (options.since, options.until), strict=True))
+    since, until = times  # as they were typed: 2h is another time when the run is begun again
+    asked = {"where": options["where"], "to": options["to"], "since": since, "until": until}
     plan = _plan(spark, options, folder, asked)
     begun = monotonic()
     published = 0
