@@ -59,7 +59,7 @@ class Reading:
                 lambda: theirs.parquet(parquet).select(*TWO),
             ),
             one_queue: (
-                lambda: ours.load(journal).where(f"queue = '{ONE_QUEUE}'"),
+                lambda: spark.read.format("laneway").option("queues", ONE_QUEUE).load(journal),
                 lambda: theirs.parquet(parquet).where(f"queue = '{ONE_QUEUE}'"),
             ),
         }
