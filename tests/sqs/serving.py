@@ -54,7 +54,7 @@ class SqsServing(Serving):
 
     async def _start(self) -> None:
         limits = BrokerLimits(max_message_bytes=16 * 1024 * 1024)
-        engine = Engine(SegmentJournal(self._folder), new_tag=lambda: 7)
+        engine = Engine(SegmentJournal(self.folder), new_tag=lambda: 7)
         self.broker = Broker(engine, now_ms=self.now_ms, limits=limits)
         await self.broker.start()
         self.access = Access(self.broker, now_ms=self.now_ms)
