@@ -39,6 +39,31 @@ def test_one_fault_has_one_signature(spark: SparkSession) -> None:
     assert [one.signature for one in found] == list(SIGNATURES.values())
 
 
+def test_letters_go_with_their_queue_and_with_a_purge(make_events: MakeEvents) -> None:
+    dead = {"queue": "dead", "queue_number": 2}
+
+    def dies(number: int) -> dict[str, Any]:
+        target = {"target_vhost": "/", "target_queue": "dead", "target_queue_number": 2, "target_message": 10 + number}
+        return row(number, "moved", number, reason="rejected", **target)
+
+    rows = [
+        *(row(0, "published", number) for number in range(1, 7)),
+        *(dies(number) for number in range(1, 5)),
+        row(10, "leased", 12, message_id="m2", **dead),
+        row(10, "leased", 13, message_id="m3", **dead),
+        row(11, "released", 13, message_id="m3", **dead),
+        row(12, "queue_purged", 14, **dead),  # 11 and 13 waited; 12 was leased, 14 is kept
+        row(13, "published", 7, queue="old", queue_number=3),
+        row(14, "dead_lettered", 7, reason="expired", queue="old", queue_number=3),
+        row(15, "dead_lettered", 6, reason="expired"),
+        row(16, "queue_purged", 9),  # what is kept as dead stays
+        row(17, "queue_deleted", queue="old", queue_number=3),
+    ]
+    found = {one["message_id"]: one["state"] for one in letters(make_events(rows)).collect()}
+    assert {name for name, state in found.items() if state == "removed"} == {"m1", "m3", "m7"}
+    assert {name for name, state in found.items() if state == "waiting"} == {"m2", "m4", "m6"}
+
+
 def test_letters_say_where_they_are_and_what_became_of_them(make_events: MakeEvents) -> None:
     dead = {"queue": "dead", "queue_number": 2}
 

@@ -170,9 +170,10 @@ def run(spark: SparkSession, options: Options) -> Result:
     used = [name for name in SHOWN if name in ("vhost", "queue") or any(one[name] for one in fates)]
     violations = warehouse.read_arrow("audit_violations").slice(0, options["show"]).to_pylist()
     notes = [
-        f"{verdict['verdict']}: {verdict['events']} events, positions {verdict['first_position']} to "
-        f"{verdict['last_position']}{'' if verdict['is_whole'] else ' (not from the beginning)'}, "
+        f"{verdict['verdict']}: {verdict['events']} events, positions {verdict['first_position'] or '-'} to "
+        f"{verdict['last_position'] or '-'}{'' if verdict['is_whole'] else ' (not from the beginning)'}, "
         f"{verdict['violations']} violations",
+        *(["no events were read, so nothing is proven"] if not verdict["events"] else []),
         *(f"{one['type']} at {one['position']}: {one['message_id'] or '-'}: {one['words']}" for one in violations),
     ]
     return Result(

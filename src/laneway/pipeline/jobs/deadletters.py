@@ -21,8 +21,12 @@ COLUMNS: tuple[str, ...] = (
     *("partition", "position", "index", "time", "kind", "vhost", "queue", "tier", "message", "message_id", "priority"),
     *("tenant", "key", "group", "dedup_id", "correlation_id", "content_type", "exchange", "routing_key", "size"),
     *("receive_count", "reason", "detail", "enqueued_at", "target_vhost", "target_queue", "target_message"),
+    *("queue_number", "target_queue_number"),
 )
-KINDS = ("published", "leased", "acked", "dead_lettered", "moved", "removed")
+KINDS: tuple[str, ...] = (
+    *("published", "leased", "released", "acked", "dead_lettered", "moved", "removed"),
+    *("queue_purged", "queue_deleted"),
+)
 
 #: Replaced one after the other; Java's words for what is looked for.
 SIGNATURE = (
@@ -57,8 +61,7 @@ def letters(events: DataFrame) -> DataFrame:
     said = [*SAID, *(["attributes"] if "attributes" in events.columns else [])]
     # Where the letter is: under its new number if it was moved. The next event that ends that number tells its fate.
     now = F.when(kind == "moved", F.col("target_message")).when(kind == "dead_lettered", number)
-    fate = F.struct(number.alias("number"), kind.alias("kind"), F.col("reason").alias("reason"))
-    ends = kind.isin("acked", "moved", "removed", "dead_lettered")
+    step = F.struct(number.alias("number"), kind.alias("kind"), F.col("reason").alias("reason"), "position")
     here = Window.partitionBy("partition", "message_id", "message").orderBy("position", "index")
     received = F.max("receive_count").over(here.rowsBetween(Window.unboundedPreceding, 0))
     # Most messages never die: theirs are left out before anything is sorted.
@@ -75,12 +78,19 @@ def letters(events: DataFrame) -> DataFrame:
                 for name in said
             ),
             F.coalesce(received, F.lit(0)).alias("receive_count"),
-            F.collect_list(F.when(ends, fate)).over(after).alias("fates"),
+            F.collect_list(step).over(after).alias("steps"),
+            F.when(kind == "moved", F.col("target_queue_number"))
+            .when(kind == "dead_lettered", F.col("queue_number"))
+            .alias("holder_number"),
         )
         .where(is_death())
     )
-    fates = F.filter("fates", lambda one: one["number"] == F.col("letter"))
-    return rows.withColumn("fate", F.try_element_at(fates, F.lit(1))).select(
+    steps = F.filter("steps", lambda one: one["number"] == F.col("letter"))
+    ends = F.filter(steps, lambda one: one["kind"].isin("acked", "moved", "removed", "dead_lettered"))
+    known = rows.withColumn("fate", F.try_element_at(ends, F.lit(1))).withColumn(
+        "last", F.try_element_at(steps, F.lit(-1))
+    )
+    return known.join(F.broadcast(_queue_ends(events)), ["partition", "holder_number"], "left").select(
         F.col("time").alias("died_at"),
         *("vhost", "queue", "tier", "reason", "detail"),
         signature(F.col("detail")).alias("signature"),
@@ -104,11 +114,34 @@ def _state() -> Column:
     how, why = F.col("fate")["kind"], F.col("fate")["reason"]
     return (
         F.when(F.col("kind") == "removed", F.lit("dropped"))
+        .when(how.isNull() & (F.coalesce("is_deleted", F.lit(False)) | _is_purged()), F.lit("removed"))
         .when(how.isNull(), F.lit("waiting"))
         .when(how == "acked", F.lit("consumed"))
         .when(why == "redriven", F.lit("redriven"))
         .when(why.isin(*DEATHS), F.lit("died_again"))
         .otherwise(F.lit("removed"))
+    )
+
+
+def _is_purged() -> Column:
+    """A purge takes what waits below a number: letters that were moved there, not those that are kept as dead ones."""
+    last = F.coalesce(F.col("last")["position"], F.col("position"))
+    later = F.exists("purges", lambda one: (one["position"] > last) & (one["before"] > F.col("letter")))
+    is_leased = F.coalesce(F.col("last")["kind"] == "leased", F.lit(False))
+    return (F.col("kind") == "moved") & ~is_leased & F.coalesce(later, F.lit(False))
+
+
+def _queue_ends(events: DataFrame) -> DataFrame:
+    """Of queues that were purged or deleted, which takes letters away that have no event of their own."""
+    kind = F.col("kind")
+    purge = F.struct("position", F.col("message").alias("before"))
+    return (
+        events.where(kind.isin("queue_purged", "queue_deleted"))
+        .groupBy("partition", F.col("queue_number").alias("holder_number"))
+        .agg(
+            F.collect_list(F.when(kind == "queue_purged", purge)).alias("purges"),
+            F.max(kind == "queue_deleted").alias("is_deleted"),
+        )
     )
 
 
