@@ -14,10 +14,14 @@ pytest.importorskip("pyspark")
 
 from laneway.client import Client, ClientError
 from laneway.errors import InvalidInput
+from laneway.journal.segments.follow import first_position
+from laneway.journal.segments.format import segment_name
 from laneway.pipeline.jobs import archive, replay
 from laneway.pipeline.lake import Warehouse
 from laneway.pipeline.runner import JOBS, REDRIVE, Job, Options, Result, run
 from tests.in_thread import wait_for
+from tests.pipeline.histories import write
+from tests.pipeline.traffic import traffic
 from tests.rest.serving import Serving
 
 if TYPE_CHECKING:
@@ -177,3 +181,14 @@ def test_letters_in_the_lake_are_deleted_from_their_queue(place: Place, monkeypa
         assert place.run(JOBS["archive"], dead_letters_after=SOON_HOURS).facts["dead_letters_deleted"] == 0
     assert place.run(JOBS["archive"], dead_letters_after=SOON_HOURS).facts["dead_letters_deleted"] == 1
     assert not place.run(JOBS["audit"], source="lake").is_failure
+
+
+def test_what_a_server_has_dropped_is_no_violation(spark: SparkSession, tmp_path: Path) -> None:
+    source = tmp_path / "data"
+    write(source, traffic(6), segment_bytes=64 << 10)
+    (source / segment_name(2)).unlink()  # as if all in it had been settled, and something before it had not
+    result = run(JOBS["audit"], spark, Options(str(source), Warehouse(tmp_path / "lake")))
+    verdict = result.facts["verdict"]
+    assert verdict["first_position"] == first_position(str(source)) > 1 and not verdict["is_whole"]
+    types = {one["type"] for one in Warehouse(tmp_path / "lake").read_arrow("audit_violations").to_pylist()}
+    assert "position_gap" not in types and "never_published" not in types

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from laneway.pipeline.jobs import lives as lives_
 from laneway.pipeline.jobs import order
 from laneway.pipeline.jobs.lives import FATES, INDEX_BITS, READ
+from laneway.pipeline.options import read_options
 from laneway.pipeline.runner import Options, Result
 
 
@@ -156,9 +157,21 @@ def _verdict(fates: DataFrame, spans: Sequence[Row], violations: int, *, is_whol
 SHOWN = ("vhost", "queue", "published", "moved_in", "copied_in", "from_before", *FATES)
 
 
+def whole_since(options: Options) -> int:
+    """From which position on a journal is without a gap: a server drops settled segments between others that are still
+    needed, and what is before the last of these gaps is not whole. The lake has none unless history was lost."""
+    if options.is_lake:
+        return 1
+    sources = read_options(options.source_options()).sources
+    return sources[0].first_position() if len(sources) == 1 else 1
+
+
 def run(spark: SparkSession, options: Options) -> Result:
     warehouse = options.warehouse
-    with audit(options.events(spark, *READ, "message_id")) as findings:
+    events, first = options.events(spark, *READ, "message_id"), whole_since(options)
+    if first > 1:
+        events = events.where(F.col("position") >= first)
+    with audit(events) as findings:
         options.say("audit: following every message through its life")
         tables = {
             "audit_violations": warehouse.overwrite("audit_violations", findings.violations, options.run_id),
