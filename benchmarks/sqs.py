@@ -128,7 +128,7 @@ class SqsBench:
         client.delete_queue(QueueUrl=url)
 
     def run(self, only: str) -> None:
-        few = max(self.options.messages // 100, 1_000)  # moto needs minutes for what takes Laneway seconds
+        few = max(self.options.messages // 1_000, 200)  # moto needs minutes for what takes Laneway seconds
         some = max(self.options.messages // 4, few)
 
         def sends(case: str, batch: int, servers: Sequence[Server], connections: int) -> None:
