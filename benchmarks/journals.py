@@ -94,7 +94,7 @@ def _published(
     props, bodies = [one[0] for one in chosen], [one[1] for one in chosen]
     sizes = [RECORD_PREFIX_BYTES + len(block) + BODY_BYTES for block in props]
     zeros = [0] * BATCH
-    priorities = chance.choices((1, 5, 5, 5, 9), k=BATCH)
+    priorities = sorted(chance.choices((1, 5, 5, 5, 9), k=BATCH), reverse=True)  # as a server numbers a batch
     return Published(queue, at_ms, first, priorities, zeros, zeros, sizes, props, bodies, {}, {})
 
 

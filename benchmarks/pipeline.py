@@ -1,4 +1,5 @@
-"""The pipeline: reading a journal with Spark beside Parquet of the same rows, and what following a server costs it.
+"""The pipeline: reading a journal with Spark beside Parquet of the same rows, what following a server costs
+it, and the audit.
 
 Both readers get the same cores and the same sink (none), and take turns. The rows of Parquet are those of the journal,
 written by Spark from it before the first round.
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.auditing import Auditing
 from benchmarks.following import Following
 from benchmarks.journals import ONE_QUEUE, write_journal
 from benchmarks.machine import assign_cores, describe
@@ -22,7 +24,13 @@ from benchmarks.report import Goal, Report
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-CASES = ("read, all columns", "read, two columns", "read, one queue", "published and consumed while followed")
+CASES = (
+    "read, all columns",
+    "read, two columns",
+    "read, one queue",
+    "published and consumed while followed",
+    "audit",
+)
 TWO = ("time", "queue")
 
 
@@ -48,7 +56,7 @@ class Reading:
         )
 
     def run(self, spark: SparkSession, only: str) -> None:
-        everything, two, one_queue, _ = CASES
+        everything, two, one_queue = CASES[:3]
         ours, theirs = spark.read.format("laneway"), spark.read
         journal, parquet = str(self._journal), str(self._parquet)
         narrow = "time timestamp, queue string"
@@ -85,7 +93,7 @@ class Reading:
 
 
 def goals() -> list[Goal]:
-    everything, two, _, followed = CASES
+    everything, two, _, followed, _ = CASES
     return [
         Goal(everything, "Laneway", at_least=0.8, beside="Parquet"),
         Goal(two, "Laneway", at_least=0.5, beside="Parquet"),
@@ -109,6 +117,10 @@ def measure(options: argparse.Namespace, folder: Path) -> Report:
         finally:
             spark.stop()
             shutil.rmtree(folder / "parquet", ignore_errors=True)
+    if options.only in CASES[4]:
+        if not (folder / "journal").exists():
+            write_journal(folder / "journal", options.events)
+        Auditing(options, report, folder).run(CASES[4], folder / "journal")
     if options.only in CASES[3]:
         Following(options, report, folder, cores).run(CASES[3])
     return report

@@ -18,6 +18,13 @@ QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 MakeEvents = Callable[..., "DataFrame"]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test that asks for Spark waits for its start, and compiles what the others find compiled."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(300))
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     running = session(

@@ -19,6 +19,7 @@ from laneway.journal.segments.format import segment_name
 from laneway.pipeline.jobs import archive, replay
 from laneway.pipeline.lake import Warehouse
 from laneway.pipeline.runner import JOBS, REDRIVE, Job, Options, Result, run
+from laneway.pipeline.sources import ServerSource
 from tests.in_thread import wait_for
 from tests.pipeline.histories import write
 from tests.pipeline.traffic import traffic
@@ -192,3 +193,22 @@ def test_what_a_server_has_dropped_is_no_violation(spark: SparkSession, tmp_path
     assert verdict["first_position"] == first_position(str(source)) > 1 and not verdict["is_whole"]
     types = {one["type"] for one in Warehouse(tmp_path / "lake").read_arrow("audit_violations").to_pylist()}
     assert "position_gap" not in types and "never_published" not in types
+
+
+def test_a_server_is_archived_and_a_cursor_holds_what_is_not_in_yet(place: Place, tmp_path: Path) -> None:
+    def archive() -> Result:
+        return run(JOBS["archive"], place.spark, Options(place.serving.url, Warehouse(tmp_path)))
+
+    source = ServerSource(place.serving.url)
+    first = archive()
+    held = source.cursor("archive")
+    assert held is not None and held["position"] == first.facts["next_position"] > 1
+    place.client.publish("copies", "one more")
+    second = archive()
+    held = source.cursor("archive")
+    assert held is not None and held["position"] == second.facts["next_position"] > first.facts["next_position"]
+    lake = place.spark.read.parquet(str(tmp_path / "events"))
+    places = [(row["position"], row["index"]) for row in lake.select("position", "index").collect()]
+    assert len(places) == len(set(places)) == second.facts["events"]
+    assert {position for position, _ in places} == set(range(1, second.facts["next_position"]))
+    source.delete_cursor("archive")

@@ -62,7 +62,7 @@ def totals(server: Server) -> dict[str, dict[str, Any]]:
         return {name: http.get(f"/queues/{name}/stats").json() for name in QUEUES}
 
 
-@pytest.mark.parametrize("kind", ["folder"])
+@pytest.mark.parametrize("kind", ["folder", "url"])
 def test_the_jobs_find_what_the_server_counted(
     spark: SparkSession, server: Server, totals: dict[str, dict[str, Any]], tmp_path: Path, kind: str
 ) -> None:

@@ -159,6 +159,24 @@ def test_the_page_tells_every_table() -> None:
     assert capacity.index("payments") < capacity.index("emails") < capacity.index("analytics"), "the soonest first"
 
 
+def test_the_first_figures_are_sums_over_queues_that_were_used() -> None:
+    tables = made.tables()
+    idle = {"queue": "idle", "measured": 0, "late": 0, "missed": 0, "overdue": 0, "within_share": None}
+    tables["slo_queues"].append({**tables["slo_queues"][0], **idle})
+    [tiles] = [one for one in shown(tables).all("ul") if one.attributes.get("class") == "tiles"]
+    published = sum(row["published"] for row in tables["traffic"])
+    assert 17_250 <= published < 17_350
+    late, measured = 410 + 130 + 60, 4_000 * 15 + 60
+    assert [one.text for one in tiles.children] == [
+        "17.3 k messages published",
+        f"{sum(row['acked'] for row in tables['traffic']) / 1000:.3g} k acked",
+        f"{sum(row['redelivered'] for row in tables['traffic'])} deliveries again",
+        f"{sum(row['died'] for row in tables['traffic'])} dead letters",
+        f"{(1 - late / measured) * 100:.1f} %".replace(".0 %", " %") + " received in time",
+        "2 of 5 queues over their error budget",
+    ]
+
+
 def test_the_verdict_comes_first() -> None:
     tree = shown(made.tables())
     assert "✓ Nothing was lost" in tree.all("header")[0].text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -28,16 +29,19 @@ if TYPE_CHECKING:
 
 STOPPED = 130  # as shells say of a command that Ctrl-C ended
 
-#: In this order, with what differs from the usual: an hour that lasts a minute is looked at by the ten seconds.
+#: In this order, with what differs from the usual: an hour that lasts a minute is looked at by the minute.
 JOBS: dict[str, dict[str, Any]] = {
     "archive": {},
     "slo": {},
     "hotkeys": {},
     "deadletters": {},
-    "capacity": {"period_seconds": 10},
+    "capacity": {"period_seconds": 60},
     "audit": {},
     "report": {"title": "Laneway demo"},
 }
+
+#: Settled history may go by itself; the jobs want all of it.
+KEEP_HISTORY = ("--history-seconds", "86400")
 
 COLUMNS = ("queue", "tier", "published", "acked", "redelivered", "waiting", "dead")
 
@@ -52,10 +56,6 @@ class Places:
     @property
     def log(self) -> Path:
         return self.data.with_name(f"{self.data.name}.log")
-
-    @property
-    def spark_log(self) -> Path:
-        return self.data.with_name("spark.log")
 
 
 @click.command(short_help="See it all at work: a server, an hour's traffic in a minute, a report.")
@@ -178,7 +178,7 @@ def _run(
         f"{plan.message_count:,} messages in {duration(seconds)}: an hour's shape, its rates squeezed and not its times"
     )
     try:
-        with OwnServer(places.data, places.log) as server:
+        with OwnServer(places.data, places.log, *KEEP_HISTORY) as server:
             say(f"a server of the demo's own is at {server.url}")
             with _shown(session, plan) as told:
                 outcome = Player(plan, server.url).play(told)
@@ -199,13 +199,32 @@ def _run_jobs(places: Places, url: str, master: str | None, say: Callable[[str],
     """Spark for as long as the jobs take."""
     from laneway.pipeline.session import session as spark_session
 
-    say(f"starting Spark for the jobs; what it says goes to {places.spark_log}")
-    with _stderr_to(places.spark_log):
-        spark = spark_session(master, app="laneway demo")
+    say("starting Spark for the jobs")
+    logging.disable(logging.ERROR)  # Py4J tells at length of calls that Ctrl-C ended
+    spark = None
     try:
+        with _not_interrupted():
+            spark = spark_session(master, app="laneway demo")
         return run_jobs(spark, places, url, say)
     finally:
-        spark.stop()
+        if spark is not None:
+            spark.stop()
+
+
+@contextmanager
+def _not_interrupted() -> Iterator[None]:
+    """What would end the demo waits: in the middle of its start, a JVM would be left behind that nobody ends. Spark's
+    own handling of Ctrl-C, which calls the JVM in the middle of a call to it, is undone."""
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda got, _: came.append(got)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 def run_jobs(spark: Any, places: Places, url: str, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
@@ -224,20 +243,6 @@ def run_jobs(spark: Any, places: Places, url: str, say: Callable[[str], None] = 
         results[name] = run(known[name], spark, options).as_dict()
         say(f"{name} took {duration(time.monotonic() - begun)}")
     return results
-
-
-@contextmanager
-def _stderr_to(path: Path) -> Iterator[None]:
-    """For the process that is started meanwhile: the JVM says a lot that nobody needs unless something fails."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with open(path, "ab") as file:
-        os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 def _summary(

@@ -101,8 +101,9 @@ def tiles(tables: Tables) -> Html:
         measured = sum(row["measured"] + row["missed"] + row["overdue"] for row in queues)
         late = sum(row["late"] + row["missed"] + row["overdue"] for row in queues)
         shown.append((percent(1 - late / measured) if measured else "–", "received in time"))
-        broken = sum(row["budget_left_hours"] is not None and row["budget_left_hours"] < 0 for row in queues)
-        shown.append((f"{broken} of {len(queues)}", "queues over their error budget"))
+        used = [row for row in queues if row["measured"] + row["missed"] + row["overdue"]]
+        broken = sum(row["budget_left_hours"] is not None and row["budget_left_hours"] < 0 for row in used)
+        shown.append((f"{broken} of {len(used)}", "queues over their error budget"))
     if not shown:
         return join()
     return tag("ul", [tag("li", tag("b", figure), tag("span", words)) for figure, words in shown], class_="tiles")

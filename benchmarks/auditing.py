@@ -1,0 +1,62 @@
+"""The audit of a long history, as the command line runs it: rows a second, and how much memory all its processes hold
+at most (each page counted once, PSS)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.report import Report
+from benchmarks.servers import ROOT
+
+LOOK_EVERY_S = 0.25
+
+
+class Auditing:
+    def __init__(self, options: argparse.Namespace, report: Report, folder: Path) -> None:
+        self._options = options
+        self._report = report
+        self._folder = folder
+
+    def run(self, case: str, journal: Path) -> None:
+        command = [sys.executable, "-m", "laneway", "pipeline", "run", "audit", "--json", "--source", str(journal)]
+        command += ["--warehouse", str(self._folder / "warehouse"), "--master", self._options.master]
+        command += ["--conf", "spark.driver.memory=1g"]
+        began = time.perf_counter()
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+            peak = 0
+            while process.poll() is None:
+                peak = max(peak, sum(map(_pss_bytes, _tree(process.pid))))
+                time.sleep(LOOK_EVERY_S)
+            said = json.loads(process.stdout.read() if process.stdout is not None else "{}")
+        seconds = time.perf_counter() - began
+        verdict = said["verdict"]
+        if verdict["verdict"] != "clean":
+            raise SystemExit(f"bench: {case}: {verdict['violations']} violations in a history that has none")
+        rows = verdict["events"] / seconds
+        self._report.add(case, "Laneway", "rows/s", rows, seconds=seconds, peak_mb=peak / 1e6)
+        print(f"  {case:30} {'Laneway':10} {rows:14,.0f} rows/s, {peak / 1e6:,.0f} MB at most", file=sys.stderr)
+
+
+def _tree(root: int) -> list[int]:
+    """A process and all that came from it."""
+    found = [root]
+    for process in found:
+        for task in Path(f"/proc/{process}/task").glob("*"):
+            try:
+                found += map(int, (task / "children").read_text().split())
+            except OSError:
+                continue
+    return found
+
+
+def _pss_bytes(process: int) -> int:
+    try:
+        text = Path(f"/proc/{process}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return next((1024 * int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")), 0)
