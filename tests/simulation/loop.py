@@ -91,11 +91,14 @@ class SimulatedLoop(BaseEventLoop):
 
     def abandon(self) -> None:
         """The process is gone, and with it all that was going on: nothing of it runs any more."""
-        for task in asyncio.all_tasks(self):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-            with contextlib.suppress(BaseException), warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)  # of coroutines that never came to run
-                task.get_coro().close()  # type: ignore[union-attr]
+        ended: set[asyncio.Task[Any]] = set()
+        while left := asyncio.all_tasks(self) - ended:  # what ends may begin something else at the last moment
+            for task in left:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                with contextlib.suppress(BaseException), warnings.catch_warnings():
+                    warnings.simplefilter("ignore", RuntimeWarning)  # of coroutines that never came to run
+                    task.get_coro().close()  # type: ignore[union-attr]
+            ended |= left
         self._ready.clear()  # type: ignore[attr-defined]
         self._scheduled.clear()  # type: ignore[attr-defined]
         self.close()
