@@ -352,6 +352,7 @@ def test_a_redrive_by_ids_goes_on_after_a_restart_with_those_that_are_left(run: 
         while (resumed := b.broker.task(slow.task_id)).state == "running":
             await asyncio.sleep(0)
         assert (resumed.state, resumed.error) == ("completed", None)
+        assert (resumed.moved, resumed.matched, resumed.failed) == (3, 3, 0)  # before and after the restart
         assert bodies(await b.lease()) == [b"0", b"1", b"2"]
         assert b.broker.stats("/", "q").dead == 1
 

@@ -794,14 +794,22 @@ class Broker:
     async def cancel_task(self, task_id: str) -> Task:
         return await self.redrives.cancel(task_id)
 
-    async def redrive_batch(self, queue: Queue, seqs: Sequence[int], target: Queue | None) -> tuple[int, int]:
-        """(moved, failed) for one step of a redrive, once durable."""
+    async def redrive_batch(
+        self, queue: Queue, seqs: Sequence[int], target: Queue | None, progress: Callable[[int, int], Event]
+    ) -> int:
+        """How many were moved in one step of a redrive, once durable. What `progress(moved, failed)` makes of it is in
+        the same commit, so that a task's count is that of what was moved, also after a crash."""
         failed: list[int] = []
-        events = self.engine.run(burial.redrive(self._state, queue, seqs, target, self.now(), failed))
+
+        def step() -> Iterator[Event]:
+            yield from burial.redrive(self._state, queue, seqs, target, self.now(), failed)
+            yield progress(len(seqs) - len(failed), len(failed))
+
+        events = self.engine.run(step())
         self._wake(events)
         self._set_timer()
         await self.committer.durable()
-        return len(seqs) - len(failed), len(failed)
+        return len(seqs) - len(failed)
 
     # Documents of other layers
 

@@ -1,19 +1,21 @@
 """Redrives as tasks: dead letters moved in small durable steps, with progress, a rate limit and a way to stop.
 
 A task is kept as a document of the journal, so one that was running when the node stopped goes on at the next start;
-what it had moved by then is moved, and the filter finds the rest.
+what it had moved by then is moved and counted, and the filter finds the rest.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from laneway.broker import peeking
 from laneway.broker.values import RedriveRequest, Task
+from laneway.core.events import DocumentPut
 from laneway.core.queue import Queue
 from laneway.errors import InvalidInput, LanewayError, LimitExceeded, QueueNotFound, TaskNotFound
 
@@ -122,16 +124,20 @@ class Redrives:
             if task.queue != broker.find_queue(task.vhost, task.queue).name:
                 raise QueueNotFound(f"queue {task.queue!r} was deleted")
             target = None if request.target is None else broker.find_queue(task.vhost, request.target)
-            done, failed = await broker.redrive_batch(queue, matched[i : i + step], target)
-            moved += done
-            self._note(task_id, moved=self._tasks[task_id].moved + done, failed=self._tasks[task_id].failed + failed)
+            moved += await broker.redrive_batch(queue, matched[i : i + step], target, partial(self._advance, task_id))
             if request.max_per_second is not None:
                 ahead_s = moved / request.max_per_second - (loop.time() - started_s)
                 if ahead_s > 0:
                     await asyncio.sleep(ahead_s)
 
-    def _note(self, task_id: str, **changes: int) -> None:
-        self._tasks[task_id] = msgspec.structs.replace(self._tasks[task_id], **changes)
+    def _advance(self, task_id: str, moved: int, failed: int) -> DocumentPut:
+        task = self._tasks[task_id]
+        task = self._note(task_id, moved=task.moved + moved, failed=task.failed + failed)
+        return DocumentPut(self._broker.now(), COLLECTION, task_id, msgspec.json.encode(task))
+
+    def _note(self, task_id: str, **changes: int) -> Task:
+        task = self._tasks[task_id] = msgspec.structs.replace(self._tasks[task_id], **changes)
+        return task
 
     def _ended(self, task: Task, state: str, error: str | None = None) -> Task:
         return msgspec.structs.replace(task, state=state, finished_at_ms=self._broker.now(), error=error)
