@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from laneway.broker.sessions import Credit, Subscription
+from laneway.broker.audiences import Credit, Subscription
 from laneway.broker.values import Batch, Draft
 from laneway.core.invariants import check_invariants
 from laneway.core.message import encode_props

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.broker.sessions import Credit, Subscription
+from laneway.broker.audiences import Credit, Subscription
 from laneway.broker.values import Batch as Columns
 from laneway.core import commands
 from laneway.core.message import Delivery, Draft, Properties, Settlement, decode_props, encode_props, message_id, token

@@ -12,11 +12,12 @@ from unittest import mock
 
 import pytest
 
+from laneway.broker.audiences import Subscription
 from laneway.broker.broker import Broker
 from laneway.broker.committer import Committer
 from laneway.broker.cursors import Cursors
 from laneway.broker.engine import Engine
-from laneway.broker.sessions import Sessions, Subscription
+from laneway.broker.sessions import Sessions
 from laneway.broker.upkeep import Upkeep
 from laneway.core import commands, rows, snapshot, table
 from laneway.core.events import Acked, Event, Kind, Moved, Opened, Relocated, Removed

@@ -6,13 +6,13 @@ Everything here is done at once, on the loop; whoever must know that it is durab
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from laneway.broker.audiences import Audience, Cancelled, Credit, Deliver, Subscription
 from laneway.broker.values import Batch, QueueInfo
 from laneway.core import commands
 from laneway.core.events import Acked, Event, Leased
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
     from laneway.broker.broker import Broker
 
-#: A subscription gets so many messages at once at most; with unlimited credit, so many are on their way to it.
-MAX_BATCH = 2_000
-
 #: After so many bytes of one queue, consumers get time to say that they cannot take more at the moment.
 MAX_DISPATCH_BYTES = 4 * 1024 * 1024
 
@@ -42,205 +39,13 @@ Columns = tuple[tuple[int, ...], tuple[int, ...], list[bytes], list[bytes]]
 Place = list[int]
 _Part = tuple[int, list[bytes], list[bytes], "Place | None"]  # priority, encoded properties, bodies
 
-Deliver = Callable[["Subscription", Batch], None]
-Cancelled = Callable[["Subscription"], None]
 Published = Callable[["LanewayError | None"], None]
-
-
-class Credit:
-    """How many messages may be outstanding. Several subscriptions may share one."""
-
-    __slots__ = ("left", "subscriptions")
-
-    def __init__(self, left: int | None) -> None:
-        self.left = left  # None: as many as there are
-        self.subscriptions: list[Subscription] = []
-
-    def grant(self, count: int) -> None:
-        if self.left is not None:
-            was = self.left
-            self.left += count
-            if was <= 0 < self.left:
-                for subscription in self.subscriptions:
-                    subscription.wake()
-
-    def set(self, left: int | None) -> None:
-        self.left = left
-        for subscription in self.subscriptions:
-            subscription.wake()
-
-
-class Subscription:
-    """A consumer that messages of one queue are pushed to, as long as it has credit."""
-
-    __slots__ = (
-        "_sessions",
-        "cancelled",
-        "credit",
-        "deliver",
-        "exclusive",
-        "lease_ms",
-        "no_ack",
-        "on_its_way",
-        "paused",
-        "pool",
-        "priority",
-        "queue",
-        "tag",
-        "told",
-    )
-
-    def __init__(
-        self,
-        sessions: Sessions,
-        queue: int,
-        tag: str,
-        credit: Credit,
-        pool: Credit | None,
-        deliver: Deliver,
-        cancelled: Cancelled,
-        *,
-        priority: int,
-        exclusive: bool,
-        no_ack: bool,
-        lease_ms: int | None,
-    ) -> None:
-        self._sessions = sessions
-        self.queue = queue
-        self.tag = tag
-        self.credit = credit
-        self.pool = pool
-        self.deliver = deliver
-        self.told = cancelled
-        self.priority = priority
-        self.exclusive = exclusive
-        self.no_ack = no_ack
-        self.lease_ms = lease_ms
-        self.paused = False
-        self.cancelled = False
-        self.on_its_way = 0  # leased, and handed over as soon as the messages are durable
-
-    def room(self) -> int:
-        """How many messages it takes now."""
-        if self.paused or self.cancelled:
-            return 0
-        room = MAX_BATCH
-        if self.credit.left is None:
-            room -= self.on_its_way
-        else:
-            room = min(room, self.credit.left)
-        if self.pool is not None and self.pool.left is not None:
-            room = min(room, self.pool.left)
-        return room
-
-    def charge(self, count: int) -> None:
-        self.on_its_way += count
-        if not self.no_ack:
-            for credit in (self.credit, self.pool):
-                if credit is not None and credit.left is not None:
-                    credit.left -= count
-
-    def grant(self, count: int) -> None:
-        """So many of its messages were settled."""
-        self.credit.grant(count)
-        if self.pool is not None:
-            self.pool.grant(count)
-
-    def pause(self) -> None:
-        self.paused = True
-
-    def resume(self) -> None:
-        self.paused = False
-        self.wake()
-
-    def wake(self) -> None:
-        """It may take more than a moment ago."""
-        if not self.cancelled:
-            self._sessions.wake(self)
-
-    def cancel(self) -> None:
-        """It wants no more; what it holds it may still settle."""
-        if not self.cancelled:
-            self._sessions.unsubscribe(self)
-
-
-class _Audience:
-    """The subscriptions of one queue."""
-
-    __slots__ = ("active", "members", "single")
-
-    def __init__(self, *, single: bool) -> None:
-        self.members: OrderedDict[Subscription, None] = OrderedDict()  # in the order of their coming
-        self.single = single  # only one at a time is served
-        # Those that may take something, by priority, highest first; the next in turn is first.
-        self.active: dict[int, OrderedDict[Subscription, None]] = {}
-
-    def add(self, subscription: Subscription) -> None:
-        self.members[subscription] = None
-        self.wake(subscription)
-
-    def discard(self, subscription: Subscription) -> None:
-        self.members.pop(subscription, None)
-        self.rest(subscription)
-
-    def wake(self, subscription: Subscription) -> None:
-        ring = self.active.get(subscription.priority)
-        if ring is None:
-            ring = self.active[subscription.priority] = OrderedDict()
-            self.active = dict(sorted(self.active.items(), reverse=True))
-        ring[subscription] = None
-
-    def rest(self, subscription: Subscription) -> None:
-        ring = self.active.get(subscription.priority)
-        if ring is not None:
-            ring.pop(subscription, None)
-            if not ring:
-                del self.active[subscription.priority]
-
-    def next(self) -> tuple[Subscription, int, int] | None:
-        """The one whose turn it is, how much it takes, and among how many the waiting ones are to be shared."""
-        if self.single:
-            chosen = self._the_one()
-            room = chosen.room() if chosen is not None else 0
-            return (chosen, room, 1) if chosen is not None and room > 0 else None
-        for ring in list(self.active.values()):
-            while ring:
-                subscription = next(iter(ring))
-                room = subscription.room()
-                if room > 0:
-                    ring.move_to_end(subscription)
-                    return subscription, room, len(ring)
-                self.rest(subscription)
-        return None
-
-    def room(self, enough: int) -> int:
-        """How many messages all of them take now, counted no further than `enough`."""
-        if self.single:
-            chosen = self._the_one()
-            return min(enough, max(0, chosen.room())) if chosen is not None else 0
-        total = 0
-        for ring in self.active.values():
-            for subscription in ring:
-                total += max(0, subscription.room())
-                if total >= enough:
-                    return enough
-        return total
-
-    def return_turn(self, subscription: Subscription) -> None:
-        """There was nothing for it: it is next again."""
-        ring = self.active.get(subscription.priority)
-        if ring is not None and subscription in ring:
-            ring.move_to_end(subscription, last=False)
-
-    def _the_one(self) -> Subscription | None:
-        """Of a queue with a single active consumer: the first of the highest priority."""
-        return max(self.members, key=lambda s: s.priority, default=None) if self.members else None
 
 
 class Sessions:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self.audiences: dict[int, _Audience] = {}  # by queue number
+        self.audiences: dict[int, Audience] = {}  # by queue number
         self._owners: dict[int, object] = {}  # by queue number
         self._owned: dict[object, dict[int, None]] = {}  # … and the other way round
         self._expiries: dict[int, asyncio.TimerHandle] = {}
@@ -463,7 +268,7 @@ class Sessions:
             if len(audience.members) >= self._broker.limits.max_waiters_per_queue:
                 raise Unavailable(f"queue {name!r} has {len(audience.members)} consumers already")
         else:
-            audience = self.audiences[queue.number] = _Audience(single=queue.settings.single_active_consumer)
+            audience = self.audiences[queue.number] = Audience(single=queue.settings.single_active_consumer)
         subscription = Subscription(
             self,
             queue.number,

@@ -20,7 +20,7 @@ from laneway.frontends.amqp.spec import BY_NAME, Arguments
 from laneway.frontends.amqp.unacked import Unacked
 
 if TYPE_CHECKING:
-    from laneway.broker.sessions import Credit
+    from laneway.broker.audiences import Credit
     from laneway.frontends.amqp.connection import Connection
     from laneway.frontends.amqp.consuming import Consumer
 

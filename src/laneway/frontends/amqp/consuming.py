@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from laneway.broker.arguments import ack_timeout_ms
-from laneway.broker.sessions import Credit, Subscription
+from laneway.broker.audiences import Credit, Subscription
 from laneway.broker.values import Batch, QueueSettings
 from laneway.errors import LanewayError, QueueInUse, Unavailable
 from laneway.frontends.amqp import replies
