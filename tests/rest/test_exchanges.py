@@ -499,3 +499,19 @@ def test_what_else_needs_which_permission(shop: tuple[Serving, Callable[..., htt
             assert error(http.put("/queues/x3", json=settings))[:2] == (403, "forbidden")
         http.put("/queues/x4")
         assert error(http.patch("/queues/x4", json={"dead_letter_exchange": "orders"}))[:2] == (403, "forbidden")
+
+
+def test_dead_letters_go_only_where_one_may_write(shop: tuple[Serving, Callable[..., httpx.Client]]) -> None:
+    serving, account = shop
+    with account("bob", {"queue": "bob*", "read": True, "write": True, "configure": True}) as http:
+        assert error(http.put("/queues/bob1", json={"dead_letter_queue": "secret"}))[:2] == (403, "forbidden")
+        http.put("/queues/bob-dead")
+        assert http.put("/queues/bob1", json={"dead_letter_queue": "bob-dead"}).status_code == 201
+        assert error(http.patch("/queues/bob1", json={"dead_letter_queue": "secret"}))[:2] == (403, "forbidden")
+        assert http.patch("/queues/bob1", json={"dead_letter_queue": None}).status_code == 200
+        with serving.client(auth=("root", "root")) as root:
+            root.put("/queues/bob2", json={"dead_letter_exchange": "", "dead_letter_routing_key": "bob-dead"})
+        refused = http.patch("/queues/bob2", json={"dead_letter_routing_key": "secret"})
+        assert error(refused)[:2] == (403, "forbidden")
+        assert "amq.default" in refused.json()["error"]["message"]
+        assert http.patch("/queues/bob2", json={"max_receive_count": 2}).status_code == 200

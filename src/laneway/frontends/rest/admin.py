@@ -80,7 +80,7 @@ class Administration:
             settings = self._declared(plan, body)
         else:
             settings = QueueSettings(**settings_changes(body), arguments=self._foreign_arguments(plan))
-        self._check_dead_letter_exchange(call, settings.dead_letter_exchange)
+        self._check_dead_letters(call, settings.dead_letter_queue, settings.dead_letter_exchange)
         info, is_new = await self._broker.put_queue(plan.vhost, plan.queue, settings)
         return Reply(201 if is_new else 200, encode(self._writer.queue(info)))
 
@@ -117,14 +117,21 @@ class Administration:
     async def change_queue(self, call: Call) -> Reply:
         plan = self._check(call, "configure")
         changes = settings_changes(read_body(call, self._decode_settings, QueueSettingsRequest()))
-        self._check_dead_letter_exchange(call, changes.get("dead_letter_exchange"))
+        exchange = changes.get("dead_letter_exchange")
+        if "dead_letter_routing_key" in changes:  # says where to, as much as the exchange does
+            there = self._broker.describe_queue(plan.vhost, plan.queue).settings
+            exchange = changes.get("dead_letter_exchange", there.dead_letter_exchange)
+        self._check_dead_letters(call, changes.get("dead_letter_queue"), exchange)
         info = await self._broker.change_queue(plan.vhost, plan.queue, changes)
         return Reply(200, encode(self._writer.queue(info)))
 
-    def _check_dead_letter_exchange(self, call: Call, exchange: str | None) -> None:
+    def _check_dead_letters(self, call: Call, queue: str | None, exchange: str | None) -> None:
         """Or what one may not publish to could be reached by letting messages die."""
+        vhost = call.head.plan.vhost
+        if queue is not None:
+            self._access.check(call.account, vhost, queue, "write")
         if exchange is not None:
-            self._access.check(call.account, call.head.plan.vhost, name_of(exchange), "write", noun="exchange")
+            self._access.check(call.account, vhost, name_of(exchange), "write", noun="exchange")
 
     async def get_queue(self, call: Call) -> Reply:
         plan = self._check(call, "stats")
