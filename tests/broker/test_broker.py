@@ -18,6 +18,7 @@ from laneway.broker.values import (
     Settlement,
 )
 from laneway.core import commands
+from laneway.core.events import Event, Kind
 from laneway.core.invariants import check_invariants
 from laneway.errors import (
     DiskFull,
@@ -30,6 +31,7 @@ from laneway.errors import (
     QueueFull,
     QueueInUse,
     QueueNotFound,
+    ReceiptInvalid,
     Unavailable,
 )
 
@@ -469,6 +471,55 @@ def test_an_ack_that_came_before_the_deadline_counts_though_the_deadline_passed_
         await b.broker.committer.durable()
         assert answer == [0]
         assert b.broker.stats("/", "q").ready == 0
+
+    run(scenario)
+
+
+def test_acks_by_token_of_one_turn_are_one_event_and_each_asker_hears_of_its_own(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        await b.publish(*[b"%d" % i for i in range(9)])
+        tokens = [d.token for d in await b.lease(9)]
+        staged: list[Event] = []
+        stage = b.engine.journal.stage
+        b.engine.journal.stage = lambda event: (staged.append(event), stage(event))[1]  # type: ignore[method-assign]
+
+        def ack(some: list[str]) -> asyncio.Future[list[object]]:
+            told: asyncio.Future[list[object]] = asyncio.get_running_loop().create_future()
+            b.broker.ack_tokens("/", "q", some, told.set_result)
+            return told
+
+        assert await asyncio.gather(ack(tokens[3:6]), ack([tokens[0]]), ack([tokens[2], tokens[1]])) == [
+            [0, 0, 0],
+            [0],
+            [0, 0],
+        ]
+        assert [(event.kind, event.seqs) for event in staged] == [(Kind.ACKED, list(range(1, 7)))]  # type: ignore[union-attr]
+        good, again, mixed = await asyncio.gather(
+            ack([tokens[6]]), ack([tokens[5]]), ack([tokens[7], "none", tokens[6]])
+        )
+        assert good == [0] and isinstance(again[0], LeaseStale)
+        assert mixed[0] == 0 and isinstance(mixed[1], ReceiptInvalid) and isinstance(mixed[2], LeaseStale)
+        assert b.broker.stats("/", "q").leased == 1
+
+    run(scenario)
+
+
+def test_an_ack_by_token_and_a_settlement_of_one_turn_keep_their_order(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        await b.publish(b"1", b"2")
+        first, second = await b.lease(2)
+        acked: list[object] = []
+        extended: list[object] = []
+        extend = [Settlement("extend", d.token, lease_ms=9_000) for d in (first, second)]
+        b.broker.ack_tokens("/", "q", [first.token], acked.extend)
+        b.broker.settle("/", "q", extend[:1], extended.extend)
+        b.broker.settle("/", "q", extend[1:], extended.extend)
+        b.broker.ack_tokens("/", "q", [second.token], acked.extend)
+        await b.broker.durable()
+        assert acked == [0, 0]
+        assert isinstance(extended[0], LeaseStale) and isinstance(extended[1], int)
 
     run(scenario)
 

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -112,6 +112,7 @@ class Broker:
         self._gathered_bytes = 0
         self._publishes: dict[int, tuple[list[Draft], list[PublishDone], int]] = {}
         self._settlements: dict[int, tuple[list[Settlement], list[SettleDone], int]] = {}
+        self._acks: dict[int, tuple[list[str], list[tuple[int, SettleDone]], int]] = {}  # tokens, and of how many whose
         self._names: list[tuple[str, str]] = []
         self._encoded: tuple[Properties, bytes] = (PLAIN, b"")  # those of publish_bodies, who often comes with the same
         self._timer: asyncio.TimerHandle | None = None
@@ -359,6 +360,10 @@ class Broker:
             settlements, self._settlements = self._settlements, {}
             for number, (batch, told_of, at_ms) in settlements.items():
                 self._run_batch(commands.settle, number, batch, told_of, at_ms)
+        if self._acks:
+            acks, self._acks = self._acks, {}
+            for number, (tokens, askers, at_ms) in acks.items():
+                self._run_acks(self._state.queues[number], tokens, askers, at_ms)
 
     def _run_batch(
         self, command: Callable[..., Iterator[Event]], number: int, batch: list[Any], told: list[Any], at_ms: int
@@ -369,6 +374,29 @@ class Broker:
             events = self.engine.run(command(self._state, queue, batch, at_ms, results))
         except LanewayError as wrong:  # the journal takes no more: then nothing of it was done
             events, results = [], [wrong] * len(batch)
+        self._wake(events)
+        self._set_timer()
+        self.committer.when_durable(_tell_each, (told, [[result] for result in results]))
+
+    def _run_acks(self, queue: Queue, tokens: list[str], askers: list[tuple[int, SettleDone]], at_ms: int) -> None:
+        """All of them as one event, if every one is in order; else each asker's on their own."""
+        events: list[Event] = []
+        results: list[list[int | LanewayError]] = []
+        told = [done for _, done in askers]
+        try:
+            acked = commands.ack_tokens(self._state, queue, tokens, at_ms)
+            if acked is not None:
+                events = self.engine.run(iter((acked,)))
+                results = [[0] * count for count, _ in askers]
+            else:
+                rest = iter(tokens)
+                for count, _ in askers:
+                    outcome: list[int | LanewayError] = []
+                    batch = [Settlement("ack", token) for token in islice(rest, count)]
+                    events += self.engine.run(commands.settle(self._state, queue, batch, at_ms, outcome))
+                    results.append(outcome)
+        except LanewayError as wrong:  # the journal takes no more
+            results += [[wrong] * count for count, _ in askers[len(results) :]]
         self._wake(events)
         self._set_timer()
         self.committer.when_durable(_tell_each, (told, results))
@@ -553,6 +581,8 @@ class Broker:
         self._check_open()
         source = commands.find_queue(self._state, vhost, queue)
         if len(settlements) == 1:
+            if self._acks:
+                self.run_gathered()  # they came before, and may be of the same messages
             gathered = self._settlements.get(source.number)
             if gathered is None:
                 gathered = self._settlements[source.number] = ([], [], self.now())
@@ -571,22 +601,20 @@ class Broker:
             self._set_timer()
         self.committer.when_durable(done, results)
 
-    def ack_tokens(self, vhost: str, queue: str, tokens: Sequence[str], done: Callable[[int], None]) -> bool:
-        """Ack all of these leases; `done` gets their number. False, and nothing is done, if one is not in order: then
-        settle() tells which."""
+    def ack_tokens(self, vhost: str, queue: str, tokens: Sequence[str], done: SettleDone) -> None:
+        """Hot: as settle() with an ack of each, gathered with others of the same queue until the commit is sealed."""
         self._check_open()
         source = commands.find_queue(self._state, vhost, queue)
-        parsed = commands.parse_tokens(tokens) if 1 <= len(tokens) <= MAX_BATCH else None
-        if parsed is None:
-            return False
-        self.run_gathered()
-        self.tick_if_due()
-        acked = commands.ack_held(self._state, source, *parsed, self.now())
-        if acked is None:
-            return False
-        self.run_now(iter((acked,)))
-        self.committer.when_durable(done, len(tokens))
-        return True
+        if not 1 <= len(tokens) <= MAX_BATCH:
+            raise InvalidInput(f"a batch has 1 to {MAX_BATCH} entries, not {len(tokens)}")
+        if self._settlements:
+            self.run_gathered()  # they came before, and may be of the same messages
+        gathered = self._acks.get(source.number)
+        if gathered is None:
+            gathered = self._acks[source.number] = ([], [], self.now())
+        self.committer.touch()
+        gathered[0].extend(tokens)
+        gathered[1].append((len(tokens), done))
 
     # Time
 
@@ -880,6 +908,6 @@ class Broker:
 def _tell_each(answers: tuple[list[Callable[[list[Any]], None]], list[Any]]) -> None:
     for done, result in zip(*answers, strict=True):
         try:
-            done([result])
+            done(result)
         except Exception:
             log.exception("a caller failed to take its answer")

@@ -564,10 +564,12 @@ def parse_tokens(texts: Sequence[str]) -> tuple[list[int], list[int]] | None:
     return (seqs, list(leases)) if len(set(seqs)) == len(seqs) else None
 
 
-def ack_held(state: State, queue: Queue, seqs: Sequence[int], leases: Sequence[int], now_ms: int) -> Acked | None:
-    """The event that acks all of these; None, if one of them is not held any more."""
-    if still_held(state, queue, seqs, leases) is not None:
+def ack_tokens(state: State, queue: Queue, tokens: Sequence[str], now_ms: int) -> Acked | None:
+    """The event that acks all of these; None if one of them is no token, comes twice, or is not held any more."""
+    parsed = parse_tokens(sorted(tokens))  # what was leased together then stands together
+    if parsed is None or still_held(state, queue, *parsed) is not None:
         return None
+    seqs, leases = parsed
     slabs = state.table.slabs
     for first, count in runs(seqs):
         i = first & SLAB_MASK

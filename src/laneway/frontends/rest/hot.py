@@ -305,8 +305,8 @@ class HotPaths:
         body = call.body
         if form is ACK and (handles := bare_handles(body)) is not None:
             self._check_count(len(handles))
-            if self._broker.ack_tokens(plan.vhost, plan.queue, handles, partial(self._acked_many, call)):
-                return
+            self._broker.ack_tokens(plan.vhost, plan.queue, handles, partial(self._acked_many, call))
+            return
         requests = form.decode_many(body)
         self._check_count(len(requests))
         if colons_of(body) != len(requests):  # more than the receipt handles alone: see publishing.decode_publish
@@ -315,8 +315,12 @@ class HotPaths:
         self._broker.settle(plan.vhost, plan.queue, settlements, partial(self._settled_many, call, form, settlements))
 
     @answers_anyway
-    def _acked_many(self, call: Call, count: int) -> None:
-        call.answer(200, b"[%b]" % b",".join([ACK.plain_result] * count))
+    def _acked_many(self, call: Call, results: list[int | LanewayError]) -> None:
+        if any(results):
+            entries = [encode_error(one) if isinstance(one, LanewayError) else ACK.plain_result for one in results]
+            call.answer(207, b"[%b]" % b",".join(entries))
+        else:
+            call.answer(200, b"[%b]" % b",".join([ACK.plain_result] * len(results)))
 
     @answers_anyway
     def _settled_many(
@@ -349,10 +353,12 @@ class HotPaths:
 
 def bare_handles(body: bytes) -> list[str] | None:
     """Hot: the receipt handles of a list of nothing else, cut out of its JSON as programs write it. None if it does not
-    look like that. What is cut out wrongly is no receipt handle, and is found out by whoever looks at it as one."""
+    look like that: what is cut out wrongly has more in it than letters and digits."""
     for begin, between, end in _BARE:
         if body.startswith(begin) and body.endswith(end):
-            return body[len(begin) : -len(end)].decode("latin-1").split(between)
+            handles = body[len(begin) : -len(end)].decode("latin-1").split(between)
+            joined = "".join(handles)
+            return handles if joined.isalnum() and joined.isascii() else None
     return None
 
 

@@ -332,12 +332,12 @@ class Messages:
     def delete(self, ask: Ask, asked: w.DeleteMessage) -> None:
         name = ask.queue(asked.QueueUrl, "read")
         view = self._view(ask, name)
-        settlement = Settlement("ack", asked.ReceiptHandle)
-        self._broker.settle(ask.vhost, name, (settlement,), partial(self._deleted, ask, view, settlement))
+        handle = asked.ReceiptHandle
+        self._broker.ack_tokens(ask.vhost, name, (handle,), partial(self._deleted, ask, view, handle))
 
     @answers_anyway
-    def _deleted(self, ask: Ask, view: View, settlement: Settlement, results: list[int | LanewayError]) -> None:
-        error = _delete_error(view, settlement, results[0])
+    def _deleted(self, ask: Ask, view: View, handle: str, results: list[int | LanewayError]) -> None:
+        error = _delete_error(view, handle, results[0])
         if error is not None:
             raise error
         ask.answer(None)
@@ -347,26 +347,13 @@ class Messages:
         view = self._view(ask, name)
         _check_batch(asked.Entries)
         handles = [entry.ReceiptHandle for entry in asked.Entries]
-        if self._broker.ack_tokens(ask.vhost, name, handles, partial(self._deleted_all, ask, asked.Entries)):
-            return
-        settlements = [Settlement("ack", handle) for handle in handles]
-        done = partial(self._deleted_batch, ask, view, asked.Entries, settlements)
-        self._broker.settle(ask.vhost, name, settlements, done)
-
-    @answers_anyway
-    def _deleted_all(self, ask: Ask, entries: list[w.HandleEntry], count: int) -> None:
-        ask.answer(w.DeleteMessageBatchResult(Successful=[w.IdEntry(Id=entry.Id) for entry in entries]))
+        self._broker.ack_tokens(ask.vhost, name, handles, partial(self._deleted_batch, ask, view, asked.Entries))
 
     @answers_anyway
     def _deleted_batch(
-        self,
-        ask: Ask,
-        view: View,
-        entries: list[w.HandleEntry],
-        settlements: list[Settlement],
-        results: list[int | LanewayError],
+        self, ask: Ask, view: View, entries: list[w.HandleEntry], results: list[int | LanewayError]
     ) -> None:
-        errors = [_delete_error(view, s, r) for s, r in zip(settlements, results, strict=True)]
+        errors = [_delete_error(view, e.ReceiptHandle, r) for e, r in zip(entries, results, strict=True)]
         good, failed = _sorted_out(entries, errors)
         ask.answer(w.DeleteMessageBatchResult(Successful=good, Failed=failed))
 
@@ -436,7 +423,7 @@ def _visibility_ms(seconds: int) -> int:
     return seconds * 1000
 
 
-def _delete_error(view: View, settlement: Settlement, result: int | LanewayError) -> LanewayError | None:
+def _delete_error(view: View, handle: str, result: int | LanewayError) -> LanewayError | None:
     """A message that is no longer held counts as deleted on a standard queue: it may be gone already, and a client that
     repeats a delete is right to. On a FIFO queue the holder must hear that others may have it."""
     if not isinstance(result, LanewayError):
@@ -444,7 +431,7 @@ def _delete_error(view: View, settlement: Settlement, result: int | LanewayError
     if isinstance(result, LeaseStale):
         if not view.is_fifo:
             return None
-        return value_invalid(settlement.token, "ReceiptHandle", "The receipt handle has expired.")
+        return value_invalid(handle, "ReceiptHandle", "The receipt handle has expired.")
     return result
 
 
