@@ -436,3 +436,53 @@ def test_stories_of_an_older_version_are_read() -> None:
         (5, "ex", ("key",)),
         (6, "ex", ("key",)),
     ]
+
+
+# Copies of copies
+
+
+def full_ring(count: int, **settings: Any) -> Core:
+    """Full queues, each of which sends what it pushes out to all others."""
+    core = Core(extent_bytes=1 << 20)
+    for i in range(count):
+        core.put(f"q{i}", max_messages=1, overflow="drop_oldest", dead_letter_exchange="amq.fanout", **settings)
+        bind(core, "amq.fanout", f"q{i}")
+        core.publish(b"x", queue=f"q{i}")
+    return core
+
+
+@pytest.mark.parametrize("keep_dead", [True, False])
+def test_what_full_queues_push_out_to_each_other_is_copied_so_often_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, keep_dead: bool
+) -> None:
+    monkeypatch.setattr(burial, "MAX_COPIES", 20)
+    core = full_ring(5, keep_dead=keep_dead)
+    events, _ = core.publish(b"1", queue="q0")
+    copies = sum(len(event.seqs) for event in events if isinstance(event, Copied))
+    assert 20 < copies <= 20 + 3  # what the publish itself pushes out is not counted
+    check_invariants(core.state)
+    assert [core[f"q{i}"].ready for i in range(5)] == [1] * 5
+    if keep_dead:
+        assert any(isinstance(event, DeadLettered) for event in events)
+    else:
+        assert burial.TOO_MANY in {e.detail for e in events if isinstance(e, Removed)}
+    core.restart()
+    check_invariants(core.state)
+
+
+def test_what_a_publish_itself_pushes_out_is_copied_however_much_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(burial, "MAX_COPIES", 1)
+    core = fanned_out("a", "b", "c", max_messages=10, overflow="drop_oldest")
+    core.fill(10)
+    core.fill(10)
+    assert [core[name].ready for name in "qabc"] == [10] * 4
+
+
+def test_a_chain_of_full_queues_passes_on_all_that_is_pushed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(burial, "MAX_COPIES", 0)
+    core = Core()
+    core.put("end")
+    for name, after in (("c", "end"), ("b", "c"), ("q", "b")):
+        core.put(name, max_messages=1, overflow="drop_oldest", dead_letter_queue=after)
+    core.fill(10)
+    assert [core[name].ready for name in ("q", "b", "c", "end")] == [1, 1, 1, 7]

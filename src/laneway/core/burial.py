@@ -2,8 +2,8 @@
 
 A queue sends its dead letters to a dead-letter queue, or through a dead-letter exchange to none, one or several queues.
 Those that have no place to go are kept in the queue, out of sight, or dropped if it says so; so are those that would go
-round for ever between queues without anyone ever seeing them. A message that was received or rejected on its way may
-come back as often as it likes: that is a retry.
+round for ever between queues without anyone ever seeing them, and those that would be copied too often at once. A
+message that was received or rejected on its way may come back as often as it likes: that is a retry.
 """
 
 from __future__ import annotations
@@ -23,18 +23,44 @@ from laneway.errors import ExchangeNotFound, MessageNotFound
 
 #: Why a dead letter was dropped, in the words of a Removed event.
 NOT_KEPT, UNROUTABLE, ENDLESS = "not kept", "no route", "would go round for ever"
+TOO_MANY = "too many copies at once"
+#: So many copies are made of what queues push out because dead letters came. Full queues that send each other copies
+#: would otherwise make a factorial number of them, while all else waits.
+MAX_COPIES = 5_000
+
+
+class _Wave:
+    """What one command sets off: the queues that grew by it, and how many copies may be made of what these push out."""
+
+    __slots__ = ("copies_left", "grown", "is_first")
+
+    def __init__(self) -> None:
+        self.grown: dict[int, None] = {}
+        self.is_first = True  # what the command itself is about: as many as there are
+        self.copies_left = MAX_COPIES
+
+    def may_go(self, targets: Sequence[int]) -> bool:
+        """Whether a letter may go to all these queues; if so, that is counted."""
+        copies = 0 if self.is_first else len(targets) - 1
+        if copies > self.copies_left:
+            return False
+        self.copies_left -= copies
+        return True
 
 
 def bury(state: State, queue: Queue, seqs: Sequence[int], cause: Cause, detail: str, now_ms: int) -> Iterator[Event]:
     """Dead-letter messages of a queue. Queues that grow too long by it push out messages in their turn."""
-    grown: dict[int, None] = {}
-    yield from _bury(state, queue, seqs, cause, detail, now_ms, grown)
-    yield from _push_out(state, grown, now_ms)
+    wave = _Wave()
+    yield from _bury(state, queue, seqs, cause, detail, now_ms, wave)
+    wave.is_first = False
+    yield from _push_out(state, wave, now_ms)
 
 
 def shed(state: State, queue: Queue, now_ms: int) -> Iterator[Event]:
     """Push out the oldest of the lowest priority until the queue is within its bounds."""
-    yield from _push_out(state, {queue.number: None}, now_ms)
+    wave = _Wave()
+    wave.grown[queue.number] = None
+    yield from _push_out(state, wave, now_ms)
 
 
 def _bury(
@@ -44,9 +70,8 @@ def _bury(
     cause: Cause,
     detail: str,
     now_ms: int,
-    grown: dict[int, None],
+    wave: _Wave,
 ) -> Iterator[Event]:
-    """`grown` gets the numbers of the queues they went to."""
     settings = queue.settings
     exchange, key = settings.dead_letter_exchange, settings.dead_letter_routing_key
     by_targets: dict[tuple[int, ...], list[int]] = {}
@@ -61,10 +86,12 @@ def _bury(
         why = NOT_KEPT
     for seq, targets in zip(seqs, places, strict=True):
         good = tuple([t for t in targets if not _goes_round_unseen(state, queue, t, seq, cause)]) if targets else ()
-        if good:
+        if not good:
+            lost.setdefault(ENDLESS if targets else why, []).append(seq)
+        elif wave.may_go(good):
             by_targets.setdefault(good, []).append(seq)
         else:
-            lost.setdefault(ENDLESS if targets else why, []).append(seq)
+            lost.setdefault(TOO_MANY, []).append(seq)
     for why, group in lost.items():
         if settings.keep_dead:
             yield DeadLettered(queue.number, now_ms, group, cause, detail)
@@ -80,7 +107,7 @@ def _bury(
         last = Moved(queue.number, now_ms, group, cause, targets[0], first, detail, exchange, key, ranks)
         last.tenants = _tenants(state, queue, group, targets[0])
         yield last
-        grown.update(dict.fromkeys(targets))
+        wave.grown.update(dict.fromkeys(targets))
 
 
 def _routes(state: State, queue: Queue, seqs: Sequence[int]) -> list[tuple[int, ...]]:
@@ -168,17 +195,19 @@ def _goes_round_unseen(state: State, queue: Queue, target: int, seq: int, cause:
 # Bounds
 
 
-def _push_out(state: State, grown: dict[int, None], now_ms: int) -> Iterator[Event]:
+def _push_out(state: State, wave: _Wave, now_ms: int) -> Iterator[Event]:
     """Bring queues back within their bounds. What one pushes out may make another too long, so this goes on until all
     are; a message cannot come to a queue twice this way."""
+    grown = wave.grown
     while grown:
         queue = state.queues[next(iter(grown))]
         excess = _excess(state, queue)
         seqs = _lowest(state, queue, excess) if excess > 0 else []
         if seqs:
-            yield from _bury(state, queue, seqs, Cause.OVERFLOW, "", now_ms, grown)
+            yield from _bury(state, queue, seqs, Cause.OVERFLOW, "", now_ms, wave)
         else:
             del grown[queue.number]
+            wave.is_first = False
 
 
 def _excess(state: State, queue: Queue) -> int:
