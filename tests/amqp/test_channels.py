@@ -208,6 +208,28 @@ def test_a_consumer_extends_its_time(serving: Serving, wire: Wire, queue: str) -
     assert wire.expect("channel.close").fields["text"] == "PRECONDITION_FAILED - unknown delivery tag 77"
 
 
+@pytest.mark.parametrize("way", ["consume", "get"])
+def test_time_is_extended_by_what_the_queue_allows_for(serving: Serving, wire: Wire, queue: str, way: str) -> None:
+    timed = f"{queue}.timed"
+    wire.ask(1, "queue.declare", queue=timed, arguments={"x-consumer-timeout": 60_000})
+    wire.send(publish(1, timed, b"slow"))
+    if way == "consume":
+        wire.ask(1, "basic.consume", queue=timed)
+        assert deliveries(wire, 1) == [(1, b"slow")]
+    else:
+        assert get(wire, timed, no_ack=False) is not None
+    serving.pass_time(40)
+    wire.send(publish(1, "amq.laneway.extend", b""))
+    nothing_comes(wire)
+    serving.pass_time(40)
+    assert serving.call(serving.broker.stats, "/", timed).leased == 1
+    serving.pass_time(30)
+    if way == "consume":
+        assert deliveries(wire, 1) == [(2, b"slow")]
+    else:
+        assert serving.call(serving.broker.stats, "/", timed).ready == 1
+
+
 def test_direct_replies_reach_the_channel_that_asked(serving: Serving, wire: Wire, queue: str) -> None:
     wire.ask(1, "basic.consume", queue="amq.rabbitmq.reply-to", tag="replies", no_ack=1)
     wire.send(publish(1, queue, b"question", reply_to="amq.rabbitmq.reply-to", correlation_id="7"))

@@ -406,12 +406,14 @@ class Sessions:
         leases: Sequence[int],
         action: str,
         *,
-        lease_ms: int = 0,
+        lease_ms: int | None = None,
     ) -> None:
         """Ack, release, reject or extend what a session holds; what it no longer holds is passed over. So is all when
-        the last commit is under way: the next start gives it back."""
+        the last commit is under way: the next start gives it back. `lease_ms` is for extending; without it, it is the
+        queue's."""
         queue = self._broker.engine.state.queues.get(number)
         if queue is not None and not self._broker.engine.closed:
+            lease_ms = queue.settings.lease_ms if lease_ms is None else lease_ms
             command = commands.settle_held(
                 self._broker.engine.state, queue, seqs, leases, action, self._broker.now(), lease_ms
             )

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from laneway.broker.arguments import ACK_TIMEOUT_MS
 from laneway.frontends.amqp.errors import AmqpError
 from laneway.frontends.amqp.unacked import Taken
 
@@ -95,9 +94,7 @@ class Settling:
         self.flush()
         for part in taken:
             lease_ms = part.owner.subscription.lease_ms if part.owner is not None else None
-            self._channel.broker.sessions.settle(
-                part.queue, part.seqs, part.leases, "extend", lease_ms=lease_ms or ACK_TIMEOUT_MS
-            )
+            self._channel.broker.sessions.settle(part.queue, part.seqs, part.leases, "extend", lease_ms=lease_ms)
 
     def give_back(self, taken: Sequence[Taken]) -> None:
         """The channel ends: its consumers are gone, and what it held goes back to its place."""
