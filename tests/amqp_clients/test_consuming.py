@@ -411,6 +411,21 @@ def test_only_one_consumer_is_active_and_the_next_takes_over(connection: pika.Bl
     assert waiting.wait(2) == [b"b", b"c"]
 
 
+def test_a_higher_newcomer_gets_nothing_while_the_active_consumer_holds_messages(
+    connection: pika.BlockingConnection, queue: str
+) -> None:
+    first, second, publisher = connection.channel(), connection.channel(), connection.channel()
+    publisher.queue_declare(queue, arguments={"x-single-active-consumer": True})
+    active = Consumer(first, queue)
+    publish(publisher, queue, b"a")
+    assert active.wait(1) == [b"a"]
+    higher = Consumer(second, queue, arguments={"x-priority": 10})
+    publish(publisher, queue, b"b")
+    assert higher.settle_down() == []
+    first.close()
+    assert sorted(higher.wait(2)) == [b"a", b"b"]  # pika cancels first, and gives back then
+
+
 def test_a_queue_with_one_active_consumer_takes_no_exclusive_one(channel: BlockingChannel, queue: str) -> None:
     channel.queue_declare(queue, arguments={"x-single-active-consumer": True})
     with channel_closed(403, f"ACCESS_REFUSED - queue '{queue}' in vhost '/' in exclusive use"):

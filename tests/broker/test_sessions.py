@@ -190,6 +190,76 @@ def test_a_single_active_consumer_has_a_successor(run: Run) -> None:
     run(scenario)
 
 
+def test_a_single_active_consumer_gives_way_to_a_higher_one_when_it_holds_nothing(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue(single_active_consumer=True)
+        first = Consumer(b, credit=10)
+        await b.publish(*numbered(2))
+        urgent = Consumer(b, priority=1)
+        await b.publish(b"2")
+        assert (first.got, urgent.got) == (numbered(2), []), "one holds messages, and gets no more"
+        first.settle("ack", b"0")
+        await turns(b)
+        assert (first.got, urgent.got) == (numbered(2), [])
+        first.settle("ack", b"1")
+        await turns(b)
+        assert (first.got, urgent.got) == (numbered(2), [b"2"])
+        Consumer(b, priority=1)
+        await b.publish(b"3")
+        assert urgent.got == [b"2", b"3"], "one of the same priority waits"
+
+    run(scenario)
+
+
+def test_a_higher_consumer_does_not_wait_for_those_who_hold_without_being_subscribed(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue(single_active_consumer=True)
+        await b.publish(b"elsewhere")
+        assert await get(b) is not None
+        first = Consumer(b, credit=10)
+        await b.publish(b"0")
+        urgent = Consumer(b, priority=1)
+        await b.publish(b"1")
+        assert (first.got, urgent.got) == ([b"0"], [])
+        first.settle("ack")
+        await turns(b)
+        assert (first.got, urgent.got) == ([b"0"], [b"1"])
+
+    run(scenario)
+
+
+def test_what_holds_up_a_higher_consumer_ends_with_the_lease(run: Run) -> None:
+    """It may never say that it is done with the message: it holds nothing then, and the queue must not stand still."""
+
+    async def scenario(b: Bench) -> None:
+        await b.queue(single_active_consumer=True, lease_ms=60_000)
+        first = Consumer(b, credit=10)
+        await b.publish(b"0")
+        urgent = Consumer(b, priority=1)
+        await b.publish(b"1")
+        assert (first.got, urgent.got) == ([b"0"], [])
+        b.pass_time(61_000)
+        await turns(b)
+        assert (first.got, urgent.got) == ([b"0"], [b"0", b"1"])
+
+    run(scenario)
+
+
+def test_a_single_active_consumer_goes_on_when_the_higher_one_leaves(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue(single_active_consumer=True)
+        first = Consumer(b, credit=10)
+        await b.publish(b"0")
+        urgent = Consumer(b, priority=1)
+        await b.publish(b"1")
+        assert (first.got, urgent.got) == ([b"0"], [])
+        urgent.subscription.cancel()
+        await turns(b)
+        assert (first.got, urgent.got) == ([b"0", b"1"], [])
+
+    run(scenario)
+
+
 def test_an_exclusive_consumer_is_alone(run: Run) -> None:
     async def scenario(b: Bench) -> None:
         await b.queue()

@@ -1,5 +1,5 @@
 """Who of a queue's consumers is next, and how much it takes: subscriptions, their credit, and their turns. Nothing of
-the broker is in here; sessions.py leases for them."""
+the broker is in here, and of the queue no more than what it says of itself; sessions.py leases for them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from laneway.broker.values import Batch
+from laneway.core.queue import Queue
 
 #: A subscription gets so many messages at once at most; with unlimited credit, so many are on their way to it.
 MAX_BATCH = 2_000
@@ -56,6 +57,8 @@ class Subscription:
         "credit",
         "deliver",
         "exclusive",
+        "gives_way",
+        "held",
         "lease_ms",
         "no_ack",
         "on_its_way",
@@ -96,6 +99,8 @@ class Subscription:
         self.paused = False
         self.cancelled = False
         self.on_its_way = 0  # leased, and handed over as soon as the messages are durable
+        self.held = 0  # leased and not settled; if it does not acknowledge, it holds nothing
+        self.gives_way = False  # gets nothing more: another takes over once it holds nothing
 
     def room(self) -> int:
         """How many messages it takes now."""
@@ -113,15 +118,19 @@ class Subscription:
     def charge(self, count: int) -> None:
         self.on_its_way += count
         if not self.no_ack:
+            self.held += count
             for credit in (self.credit, self.pool):
                 if credit is not None and credit.left is not None:
                     credit.left -= count
 
     def grant(self, count: int) -> None:
         """So many of its messages were settled."""
+        self.held -= count
         self.credit.grant(count)
         if self.pool is not None:
             self.pool.grant(count)
+        if self.gives_way and not self.held:
+            self.wake()
 
     def pause(self) -> None:
         self.paused = True
@@ -142,13 +151,15 @@ class Subscription:
 
 
 class Audience:
-    """The subscriptions of one queue."""
+    """The subscriptions of one queue. If it is to have a single active consumer, one alone is served, until it goes or
+    one of a higher priority comes: that one takes over when nothing is held that the other could still settle."""
 
-    __slots__ = ("active", "members", "single")
+    __slots__ = ("_queue", "active", "members", "one")
 
-    def __init__(self, *, single: bool) -> None:
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
         self.members: OrderedDict[Subscription, None] = OrderedDict()  # in the order of their coming
-        self.single = single  # only one at a time is served
+        self.one: Subscription | None = None  # the single active consumer, if there is to be one
         # Those that may take something, by priority, highest first; the next in turn is first.
         self.active: dict[int, OrderedDict[Subscription, None]] = {}
 
@@ -158,6 +169,8 @@ class Audience:
 
     def discard(self, subscription: Subscription) -> None:
         self.members.pop(subscription, None)
+        if self.one is subscription:
+            self.one = None
         self.rest(subscription)
 
     def wake(self, subscription: Subscription) -> None:
@@ -176,10 +189,8 @@ class Audience:
 
     def next(self) -> tuple[Subscription, int, int] | None:
         """The one whose turn it is, how much it takes, and among how many the waiting ones are to be shared."""
-        if self.single:
-            chosen = self._the_one()
-            room = chosen.room() if chosen is not None else 0
-            return (chosen, room, 1) if chosen is not None and room > 0 else None
+        if self._queue.settings.single_active_consumer:
+            return self._next_of_one()
         for ring in list(self.active.values()):
             while ring:
                 subscription = next(iter(ring))
@@ -192,8 +203,8 @@ class Audience:
 
     def room(self, enough: int) -> int:
         """How many messages all of them take now, counted no further than `enough`."""
-        if self.single:
-            chosen = self._the_one()
+        if self._queue.settings.single_active_consumer:
+            chosen = self._chosen()
             return min(enough, max(0, chosen.room())) if chosen is not None else 0
         total = 0
         for ring in self.active.values():
@@ -209,6 +220,23 @@ class Audience:
         if ring is not None and subscription in ring:
             ring.move_to_end(subscription, last=False)
 
-    def _the_one(self) -> Subscription | None:
-        """Of a queue with a single active consumer: the first of the highest priority."""
-        return max(self.members, key=lambda s: s.priority, default=None) if self.members else None
+    def _next_of_one(self) -> tuple[Subscription, int, int] | None:
+        chosen = self._chosen()
+        if self.one is not None:
+            self.one.gives_way = chosen is None
+        if chosen is None:
+            return None
+        self.one = chosen
+        room = chosen.room()
+        return (chosen, room, 1) if room > 0 else None
+
+    def _chosen(self) -> Subscription | None:
+        """Who is the single active consumer from now on; None as long as one is to give way and holds messages. Those
+        whose leases ran out it holds no longer, whatever it says of them: with none leased, nobody holds any."""
+        first = max(self.members, key=lambda s: s.priority, default=None)  # the first that came, of several
+        one = self.one
+        if one is None or first is None:
+            return first
+        if first.priority <= one.priority:
+            return one
+        return None if one.held and self._queue.leased else first

@@ -268,7 +268,7 @@ class Sessions:
             if len(audience.members) >= self._broker.limits.max_waiters_per_queue:
                 raise Unavailable(f"queue {name!r} has {len(audience.members)} consumers already")
         else:
-            audience = self.audiences[queue.number] = Audience(single=queue.settings.single_active_consumer)
+            audience = self.audiences[queue.number] = Audience(queue)
         subscription = Subscription(
             self,
             queue.number,
