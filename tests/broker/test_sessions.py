@@ -260,6 +260,23 @@ def test_a_single_active_consumer_goes_on_when_the_higher_one_leaves(run: Run) -
     run(scenario)
 
 
+def test_whether_one_consumer_alone_is_active_may_change_while_they_are_connected(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        first, second = Consumer(b, credit=1), Consumer(b, credit=1)
+        await b.publish(*numbered(2))
+        assert (first.got, second.got) == ([b"0"], [b"1"])
+        await b.broker.change_queue("/", "q", {"single_active_consumer": True})
+        second.settle("ack")
+        await b.publish(b"2")
+        assert (first.got, second.got) == ([b"0"], [b"1"]), "the first is the one, and may hold no more"
+        await b.broker.change_queue("/", "q", {"single_active_consumer": False})
+        await turns(b)
+        assert (first.got, second.got) == ([b"0"], [b"1", b"2"])
+
+    run(scenario)
+
+
 def test_an_exclusive_consumer_is_alone(run: Run) -> None:
     async def scenario(b: Bench) -> None:
         await b.queue()

@@ -686,6 +686,8 @@ class Broker:
         queue = self.find_queue(vhost, name)
         if known is None:
             insort(self._names, (vhost, name))
+        else:
+            self._serve(queue.number)  # others may be next now
         self.sessions.used(queue)
         self._set_timer()
         self.committer.touch_later()
