@@ -3,9 +3,7 @@ bindings costs what it matches."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ from laneway.core.invariants import check_invariants
 from laneway.errors import LanewayError, QueueNotFound
 
 from .exchange_model import Model
-from .runner import dump, replay
+from .runner import dump, lines_run, replay
 from .test_exchanges import Net
 
 QUEUES = ["a", "b", "c"]
@@ -162,27 +160,6 @@ def test_headers_of_all_kinds(bound: list[dict[str, Any]], asked: list[dict[str,
 
 
 # What a route costs
-
-
-def lines_run(call: Callable[[], object]) -> int:
-    """How many lines of the routing code a call runs: a count that is the same on every machine."""
-    files = {exchanges.__file__, matching.__file__}
-    count = 0
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal count
-        if frame.f_code.co_filename not in files:
-            return None
-        count += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    finally:
-        sys.settrace(before)
-    return count
 
 
 MANY: dict[str, tuple[Callable[[int], dict[str, Any]], str, dict[str, Any]]] = {

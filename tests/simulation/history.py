@@ -35,7 +35,7 @@ class Picture:
             "documents": {c: dict(d) for c, d in state.documents.items() if d},
             "moved": dict(state.moved),
             "copies": {record: list(numbers) for record, numbers in state.copies.items()},
-            "keys": dict(state.keys),
+            "keys": dict(state.keys.items()),
             "exchanges": {name: _exchange(x) for name, x in state.topology.exchanges.get("/", {}).items()},
             "queues": {number: _queue(queue) for number, queue in state.queues.items()},
         }

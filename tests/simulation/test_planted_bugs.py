@@ -21,6 +21,7 @@ from laneway.broker.sessions import Sessions
 from laneway.broker.upkeep import Upkeep
 from laneway.core import commands, rows, snapshot, table
 from laneway.core.events import Acked, Event, Kind, Moved, Opened, Relocated, Removed
+from laneway.core.keys import Keys
 from laneway.core.lane import Lane
 from laneway.core.state import State
 from laneway.journal.segments import recovery, scan
@@ -221,7 +222,7 @@ def keys_forgotten_by_a_restart() -> Plant:
 
     def recover(self: Any, now_ms: int) -> Any:
         recovery = original(self, now_ms)
-        self.state.keys.clear()
+        self.state.keys = Keys()
         return recovery
 
     return mock.patch.object(Engine, "recover", recover)

@@ -137,10 +137,6 @@ def _forget_dedups(state: State, queue: Queue, now_ms: int) -> None:
 
 
 def _forget_keys(state: State, now_ms: int) -> None:
-    keys = state.keys
-    while keys:
-        oldest = next(iter(keys))
-        if keys[oldest].expires_ms > now_ms:
-            state.deadlines.add(keys[oldest].expires_ms, KEYS, 0, ())
-            return
-        del keys[oldest]
+    next_ms = state.keys.forget_until(now_ms)
+    if next_ms:
+        state.deadlines.add(next_ms, KEYS, 0, ())

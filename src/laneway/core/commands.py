@@ -124,11 +124,12 @@ def changed_settings(queue: Queue, changes: dict[str, Any]) -> QueueSettings:
 def delete_queue(state: State, queue: Queue, now_ms: int, *, if_empty: bool) -> Iterator[Event]:
     if if_empty and (queue.ready or queue.leased or queue.delayed or queue.dead):
         raise Conflict(f"queue {queue.name!r} is not empty", field="if_empty")
-    for other in state.queues.values():
-        if other.vhost == queue.vhost and other.settings.dead_letter_queue == queue.name:
-            raise QueueInUse(
-                f"dead letters of queue {other.name!r} go to {queue.name!r}; change that queue first", field="queue"
-            )
+    senders = state.senders.get((queue.vhost, queue.name))
+    if senders is not None:
+        other = state.queues[min(senders)]
+        raise QueueInUse(
+            f"dead letters of queue {other.name!r} go to {queue.name!r}; change that queue first", field="queue"
+        )
     yield QueueDeleted(queue.number, now_ms, queue_document(queue))
 
 
@@ -416,7 +417,7 @@ def check_key(
 ) -> list[str] | None:
     """The message ids an idempotency key was answered with, "" for a message that was refused; None if the key is new;
     IdempotencyConflict if it came with something else."""
-    known = state.keys.get((queue.number, key))
+    known = state.keys.get(queue.number, key)
     if known is None or known.expires_ms <= now_ms:
         if known is None and len(state.keys) >= max_keys:
             raise LimitExceeded(f"{max_keys} idempotency keys are remembered already; publish without one or try later")

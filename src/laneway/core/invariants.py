@@ -68,6 +68,7 @@ def check_invariants(state: State) -> None:
     for queue in state.queues.values():
         assert queue.dead_elsewhere == elsewhere[queue.number], f"{queue.name}: dead_elsewhere"
     _check_topology(state)
+    _check_indexes(state)
 
 
 def _check_queue(
@@ -150,6 +151,20 @@ def _check_tenant(state: State, queue: Queue, tenant: Tenant, seqs: list[int]) -
         assert entries == sorted(set(entries)) and set(entries) <= set(seqs), f"{where}: lane {priority}"
         assert len(entries) == lane.count, f"{where}: lane {priority} counts {lane.count}, names {len(entries)}"
         assert not entries or 0 < lane.offered <= entries[0], f"{where}: {entries[0]} waits but is not offered"
+
+
+def _check_indexes(state: State) -> None:
+    """What is kept only to be found quickly says the same as what it was made of."""
+    by_queue: dict[int, set[str]] = {}
+    for (number, key), _ in state.keys.items():
+        assert number in state.queues, f"idempotency key {key!r} is of queue {number}, which is gone"
+        by_queue.setdefault(number, set()).add(key)
+    assert by_queue == state.keys.by_queue, f"keys {by_queue}, but {state.keys.by_queue} are found"
+    senders: dict[tuple[str, str], set[int]] = {}
+    for queue in state.queues.values():
+        if queue.settings.dead_letter_queue is not None:
+            senders.setdefault((queue.vhost, queue.settings.dead_letter_queue), set()).add(queue.number)
+    assert senders == state.senders, f"dead letters go {senders}, but {state.senders} is found"
 
 
 def _check_topology(state: State) -> None:

@@ -20,10 +20,11 @@ import msgspec
 from laneway.core.deadlines import DEDUP, DELAY, KEYS, LEASE, TTL
 from laneway.core.exchanges import BUILT_IN, Binding, ExchangeSettings
 from laneway.core.graves import note_number
+from laneway.core.keys import Remembered
 from laneway.core.lane import Lane
 from laneway.core.queue import Group, Queue
 from laneway.core.settings import QueueSettings
-from laneway.core.state import Remembered, State
+from laneway.core.state import State
 from laneway.core.stories import Story
 from laneway.core.table import COLUMNS, DELAYED, LEASED, SCHEDULED, SLAB_BITS, Slab
 from laneway.core.tenants import NOISY_LEASES, Tenant, TenantLane, Tenants
@@ -220,9 +221,10 @@ def thaw(source: Iterable[bytes]) -> State:
         if head.stories[seq].record_seq != seq:
             note_number(state, head.stories[seq].record_seq, seq)
     state.consumers = head.consumers
-    state.keys = OrderedDict(((number, key), value) for number, key, value in head.keys)
-    if state.keys:
-        state.deadlines.add(next(iter(state.keys.values())).expires_ms, KEYS, 0, ())
+    for number, key, answer in head.keys:
+        state.keys.remember(number, key, answer)
+    if head.keys:
+        state.deadlines.add(head.keys[0][2].expires_ms, KEYS, 0, ())
     state.documents = head.documents
     _thaw_slabs(state, it, COLUMNS if head.version > 1 else COLUMNS[:-2])
     if head.version == 1:
@@ -292,7 +294,7 @@ def _thaw_queue(state: State, q: _QueueHead) -> None:
         state.deadlines.add(oldest[1] + q.settings.dedup_window_ms, DEDUP, q.number, ())
     if q.retention_armed_ms:
         state.arm_retention(queue, q.retention_armed_ms)
-    state.queues[q.number] = state.by_name[q.vhost, q.name] = queue
+    state.add_queue(queue)
 
 
 def _thaw_lane(lane: Lane, frozen: _LaneHead) -> None:

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any
 
 import msgspec
@@ -49,6 +49,7 @@ from laneway.core.events import (
     Unbound,
 )
 from laneway.core.exchanges import Binding, ExchangeSettings, Topology
+from laneway.core.keys import Keys, Remembered
 from laneway.core.message import message_id, places
 from laneway.core.queue import Group, Queue
 from laneway.core.settings import QueueSettings
@@ -127,14 +128,6 @@ def queue_document(queue: Queue) -> bytes:
     return msgspec.json.encode(QueueDocument(queue.vhost, queue.name, queue.settings))
 
 
-class Remembered(msgspec.Struct, frozen=True, array_like=True):
-    """What an idempotency key was answered with."""
-
-    fingerprint: bytes
-    message_ids: list[str]  # "" for a message of a batch that was refused
-    expires_ms: int
-
-
 class State:
     def __init__(self) -> None:
         self.epoch = 0
@@ -156,9 +149,8 @@ class State:
         self.read_props: Callable[[Sequence[int]], list[bytes | None]] = lambda seqs: [None] * len(seqs)
         self.wanted: Callable[[int, int], int] = lambda queue, enough: 0
         self.consumers: dict[int, str] = {}  # of leased messages whose consumer gave a name
-        self.keys: OrderedDict[tuple[int, str], Remembered] = (
-            OrderedDict()
-        )  # idempotency keys by (queue, key), oldest first
+        self.keys = Keys()
+        self.senders: dict[tuple[str, str], set[int]] = {}  # name of a dead-letter queue -> queues that name it
         self.documents: dict[str, dict[str, bytes]] = {}
         self.ripened: set[int] = set()  # numbers of queues where delays have ended: whoever serves consumers clears it
         self._appliers: dict[Kind, Callable[[Any], None]] = {
@@ -202,25 +194,43 @@ class State:
         queue = self.queues.get(e.queue)
         if queue is None:
             queue = Queue(e.queue, document.vhost, document.name, document.settings, e.at_ms)
-            self.queues[e.queue] = self.by_name[document.vhost, document.name] = queue
+            self.add_queue(queue)
             self.next_queue = max(self.next_queue, e.queue + 1)
             self.topology.changed()
         else:
+            self._drop_sender(queue)
             queue.settings = document.settings
+            self._add_sender(queue)
             queue.changed_at_ms = e.at_ms
             self.topology.changed()  # what was planned for publishing into it may no longer hold
             if queue.retention_armed_ms:
                 self.arm_retention(queue, e.at_ms)
 
+    def add_queue(self, queue: Queue) -> None:
+        self.queues[queue.number] = self.by_name[queue.vhost, queue.name] = queue
+        self._add_sender(queue)
+
+    def _add_sender(self, queue: Queue) -> None:
+        target = queue.settings.dead_letter_queue
+        if target is not None:
+            self.senders.setdefault((queue.vhost, target), set()).add(queue.number)
+
+    def _drop_sender(self, queue: Queue) -> None:
+        target = queue.settings.dead_letter_queue
+        if target is not None:
+            senders = self.senders[queue.vhost, target]
+            senders.remove(queue.number)
+            if not senders:
+                del self.senders[queue.vhost, target]
+
     def _queue_deleted(self, e: QueueDeleted) -> None:
         queue = self.queues[e.queue]
         self._purge(queue, self.table.next_seq)
-        for state in (LEASED, DEAD):
-            for seq in list(self.table.find(queue.number, state)):
-                self.leave(queue, seq)
-                self.forget(seq)
-        for key in [k for k in self.keys if k[0] == queue.number]:
-            del self.keys[key]
+        for seq in [*islice(self.table.find(queue.number, LEASED), queue.leased), *queue.dead]:
+            self.leave(queue, seq)
+            self.forget(seq)
+        self.keys.queue_deleted(queue.number)
+        self._drop_sender(queue)
         self.topology.queue_deleted(queue)
         del self.queues[e.queue]
         del self.by_name[queue.vhost, queue.name]
@@ -250,8 +260,8 @@ class State:
         for seq in [s for s in queue.group_of if s < before_seq and self.table.state(s) == READY]:
             self.leave(queue, seq)
             self.forget(seq)
-        if queue.delayed:
-            for seq in [s for s in self.table.find(queue.number, DELAYED) if s < before_seq]:
+        for seq in list(islice(self.table.find(queue.number, DELAYED), queue.delayed)):
+            if seq < before_seq:
                 self.leave(queue, seq)
                 self.forget(seq)
         return purged - queue.ready - queue.delayed
@@ -729,8 +739,7 @@ class State:
         key, fingerprint, ids = msgspec.msgpack.decode(e.document)
         if not self.keys:
             self.deadlines.add(e.expires_ms, KEYS, 0, ())
-        self.keys.pop((e.queue, key), None)
-        self.keys[e.queue, key] = Remembered(fingerprint, ids, e.expires_ms)
+        self.keys.remember(e.queue, key, Remembered(fingerprint, ids, e.expires_ms))
 
     def _document_put(self, e: DocumentPut) -> None:
         self.documents.setdefault(e.collection, {})[e.key] = e.document

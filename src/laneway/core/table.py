@@ -187,6 +187,8 @@ class Table:
             slab = self.slabs[number]
             base = number << SLAB_BITS
             i = slab.state.find(wanted, max(0, after + 1 - base))
+            if i >= 0 and queue not in slab.queue:
+                continue  # most slabs hold messages of few queues
             while i >= 0:
                 if slab.queue[i] == queue:
                     yield base + i

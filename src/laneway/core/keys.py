@@ -1,0 +1,59 @@
+"""Idempotency keys, and what each was answered with, oldest first.
+
+Plain state: state.py changes it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+import msgspec
+
+
+class Remembered(msgspec.Struct, frozen=True, array_like=True):
+    """What an idempotency key was answered with."""
+
+    fingerprint: bytes
+    message_ids: list[str]  # "" for a message of a batch that was refused
+    expires_ms: int
+
+
+class Keys:
+    """By (queue number, key); those of one queue are found without a look at the others."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[int, str], Remembered] = OrderedDict()
+        self.by_queue: dict[int, set[str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, queue: int, key: str) -> Remembered | None:
+        return self._known.get((queue, key))
+
+    def items(self) -> Iterable[tuple[tuple[int, str], Remembered]]:
+        return self._known.items()
+
+    def remember(self, queue: int, key: str, answer: Remembered) -> None:
+        """From now on the youngest."""
+        self._known.pop((queue, key), None)
+        self._known[queue, key] = answer
+        self.by_queue.setdefault(queue, set()).add(key)
+
+    def forget_until(self, at_ms: int) -> int:
+        """Forget those that expire by then; when the next one does, 0 if there is none."""
+        known = self._known
+        while known:
+            queue, key = next(iter(known))
+            if known[queue, key].expires_ms > at_ms:
+                return known[queue, key].expires_ms
+            del known[queue, key]
+            self.by_queue[queue].remove(key)
+            if not self.by_queue[queue]:
+                del self.by_queue[queue]
+        return 0
+
+    def queue_deleted(self, queue: int) -> None:
+        for key in self.by_queue.pop(queue, ()):
+            del self._known[queue, key]
