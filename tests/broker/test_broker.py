@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from laneway.broker import peeking
 from laneway.broker.values import (
     DeadLetterFilter,
     Delivery,
@@ -230,6 +231,32 @@ def test_idempotency_keys_are_limited(run: Run) -> None:
             await b.call(b.broker.publish, "/", "q", [Draft(b"x")], idempotency=("k2", b"fp"))
 
     run(scenario, max_idempotency_keys=2)
+
+
+def test_peek_looks_at_so_much_of_other_queues_and_no_more(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        await b.queue("other")
+        await b.publish(b"first")
+        await b.publish(*[b"x"] * 4_000, queue="other")
+        await b.publish(b"last")
+        mine = await b.lease()
+        assert len(await b.lease(4_000, queue="other")) == 4_000
+        shown: list[list[bytes]] = []
+        query = PeekQuery(states=("leased", "delayed", "dead"))
+        while True:
+            page, cursor = b.broker.peek("/", "q", query)
+            shown.append([g.body for g in page])
+            if cursor is None:
+                break
+            query = PeekQuery(states=query.states, cursor=cursor)
+        assert shown == [[b"first"], [], [], [b"last"]]
+        await b.settle("ack", mine)
+        monkeypatch.setattr(peeking, "MAX_SLABS", 0)  # there is nothing: it need not look
+        assert b.broker.peek("/", "q", PeekQuery(states=("leased", "delayed", "dead"))) == ([], None)
+
+    monkeypatch.setattr(peeking, "MAX_SLABS", 1)
+    run(scenario)
 
 
 def test_peek_pages_through_every_state_without_leasing(run: Run) -> None:

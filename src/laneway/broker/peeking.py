@@ -16,6 +16,7 @@ from laneway.errors import InvalidInput, MessageNotFound
 
 STATES = {"ready": READY, "leased": LEASED, "delayed": DELAYED, "dead": DEAD}
 MAX_SCANNED = 20_000  # messages looked at for one page; a page may come back short, with a cursor
+MAX_SLABS = 256  # looked into for one page, each with up to 1,024 messages that may all be of other queues
 READ_BATCH = 200
 TOP_PRIORITY = 255
 
@@ -25,7 +26,11 @@ def peek(engine: Engine, queue: Queue, query: PeekQuery, now_ms: int) -> tuple[l
     page_bytes = scanned = 0
     states, position = _resume(query)
     for name in states:
-        candidates = _candidates(engine, queue, name, *position)
+        reached = None
+        if name == "ready":
+            candidates = _ready(engine, queue, *position)
+        else:
+            candidates, reached = _others(engine, queue, name, position[1])
         position = (TOP_PRIORITY, 0)
         while batch := list(islice(candidates, READ_BATCH)):
             scanned += len(batch)
@@ -37,6 +42,8 @@ def peek(engine: Engine, queue: Queue, query: PeekQuery, now_ms: int) -> tuple[l
                         return page, _cursor(engine, name, seq)
             if scanned >= MAX_SCANNED:
                 return page, _cursor(engine, name, batch[-1])
+        if reached is not None:
+            return page, f"{name}.0.{reached}"
     return page, None
 
 
@@ -60,13 +67,20 @@ def _resume(query: PeekQuery) -> tuple[tuple[str, ...], tuple[int, int]]:
         raise InvalidInput("this cursor is not of this query", field="cursor") from None
 
 
-def _candidates(engine: Engine, queue: Queue, name: str, priority: int, after: int) -> Iterator[int]:
-    """Numbers in the order they are shown: ready ones highest priority first, and by number, which is
-    the order of delivery where nobody has to wait for another of its group or for quieter tenants."""
+def _others(engine: Engine, queue: Queue, name: str, after: int) -> tuple[Iterator[int], int | None]:
+    """Numbers of leased, delayed or dead ones, ascending, and how far was looked if that is not to the end."""
+    table, state = engine.state.table, STATES[name]
+    count = {LEASED: queue.leased, DELAYED: queue.delayed, DEAD: len(queue.dead)}[state]
+    reached = table.reach(state, after, MAX_SLABS) if count else None
+    most = min(count, MAX_SCANNED)
+    found = list(islice(table.find(queue.number, state, after, reached), most))
+    return iter(found), None if len(found) == most else reached
+
+
+def _ready(engine: Engine, queue: Queue, priority: int, after: int) -> Iterator[int]:
+    """Numbers of ready ones, highest priority first, and by number, which is the order of delivery where nobody has to
+    wait for another of its group or for quieter tenants."""
     table = engine.state.table
-    if name != "ready":
-        yield from list(islice(table.find(queue.number, STATES[name], after), MAX_SCANNED))
-        return
     for p in sorted(queue.ready_by_priority(), reverse=True):
         if p > priority:
             continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 SLAB_BITS = 10
 SLAB_ROWS = 1 << SLAB_BITS
@@ -180,10 +181,13 @@ class Table:
         """Forget a full slab all of whose messages go at once."""
         del self.slabs[number]
 
-    def find(self, queue: int, state: int, after: int = 0) -> Iterator[int]:
-        """Numbers above `after` of a queue's messages in a state, ascending: a C-speed search of the state bytes."""
+    def find(self, queue: int, state: int, after: int = 0, upto: int | None = None) -> Iterator[int]:
+        """Numbers above `after` of a queue's messages in a state, ascending: a C-speed search of the state bytes. It
+        ends with the slab of `upto`, if that is given."""
         wanted = bytes((state,))
         for number in sorted(n for n in self.slabs if n >= (after + 1) >> SLAB_BITS):
+            if upto is not None and number > upto >> SLAB_BITS:
+                return
             slab = self.slabs[number]
             base = number << SLAB_BITS
             i = slab.state.find(wanted, max(0, after + 1 - base))
@@ -193,6 +197,15 @@ class Table:
                 if slab.queue[i] == queue:
                     yield base + i
                 i = slab.state.find(wanted, i + 1)
+
+    def reach(self, state: int, after: int, slab_count: int) -> int | None:
+        """How far a search above `after` goes that looks into so many slabs with messages in a state, of whichever
+        queue; None if that is to the end."""
+        wanted = bytes((state,))
+        numbers = sorted(n for n in self.slabs if n >= (after + 1) >> SLAB_BITS)
+        holding = (n for n in numbers if wanted in self.slabs[n].state)
+        looked = list(islice(holding, slab_count))
+        return (looked[-1] << SLAB_BITS) + SLAB_MASK if next(holding, None) is not None else None
 
 
 def _extend(
