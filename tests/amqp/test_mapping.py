@@ -59,6 +59,28 @@ def test_http_reads_what_amqp_publishes(serving: Serving, wire: Wire, queue: str
         assert value in shown, value
 
 
+def test_a_queue_that_http_made_or_changed_is_declared_as_it_is(serving: Serving, wire: Wire) -> None:
+    with serving.http() as client:
+        assert client.put("/queues/httpq").status_code == 201
+        fitting = {"x-max-priority": 10, "x-overflow": "reject-publish", "x-delivery-limit": 4}
+        for arguments in (fitting, {"x-max-priority": 10}, {}):
+            answer = wire.ask(1, "queue.declare", queue="httpq", durable=1, arguments=arguments)
+            assert answer.name == "queue.declare-ok", answer
+        assert client.patch("/queues/httpq", json={"message_ttl_seconds": 60}).status_code == 200
+        arguments = {"x-message-ttl": 60_000}
+        assert wire.ask(1, "queue.declare", queue="httpq", durable=1, arguments=arguments).name == "queue.declare-ok"
+        declared = {"durable": True, "arguments": {"x-max-priority": 10, "x-message-ttl": 60_000}}
+        assert client.put("/queues/httpq", json=declared).status_code == 200
+        declared["arguments"] = {"x-max-priority": 9}
+        refused = client.put("/queues/httpq", json=declared)
+        assert refused.status_code == 409 and "exists with x-max-priority 10, not 9" in refused.text
+    closed = wire.ask(1, "queue.declare", queue="httpq", durable=1, arguments={"x-max-priority": 9})
+    assert closed.fields["text"] == (
+        "PRECONDITION_FAILED - inequivalent arg 'x-max-priority' for queue 'httpq' in vhost '/': "
+        "received '9' but current is '10'"
+    )
+
+
 def test_amqp_reads_what_http_publishes(serving: Serving, wire: Wire) -> None:
     with serving.http() as client:
         assert client.put("/queues/from-http").status_code == 201

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from laneway.broker.arguments import ArgumentInvalid, settings_from_arguments
+from laneway.broker.arguments import ArgumentInvalid, agrees, arguments_now, settings_from_arguments
 from laneway.core.settings import QueueSettings, check_settings
 
 
@@ -94,3 +95,54 @@ def test_a_wrong_argument_is_named(argument: str, value: Any, term: str) -> None
     name = f"x-{argument.replace('_', '-')}"
     assert (refused.value.argument, refused.value.field, refused.value.term) == (name, f"arguments.{name}", term)
     assert refused.value.message.startswith(f"{name} ") and len(refused.value.message) < 200
+
+
+@pytest.mark.parametrize(
+    ("setting", "argument", "value", "other"),
+    [
+        ({}, "x-max-priority", 10, 9),
+        ({}, "x-overflow", "reject-publish", "drop-head"),
+        ({"overflow": "drop_oldest"}, "x-overflow", "drop-head", "reject-publish"),
+        ({}, "x-delivery-limit", 4, 5),
+        ({"max_receives": None}, "x-delivery-limit", -1, 5),
+        ({"message_ttl_ms": 60_000}, "x-message-ttl", 60_000, 60_001),
+        ({"expires_ms": 5}, "x-expires", 5, 6),
+        ({"max_messages": 7}, "x-max-length", 7, 8),
+        ({"max_bytes": 7}, "x-max-length-bytes", 7, 8),
+        ({"single_active_consumer": True}, "x-single-active-consumer", True, 1),
+        ({"dead_letter_exchange": "dlx"}, "x-dead-letter-exchange", "dlx", ""),
+        ({"dead_letter_queue": "dead"}, "x-dead-letter-exchange", "", "dlx"),
+        ({"dead_letter_queue": "dead"}, "x-dead-letter-routing-key", "dead", "alive"),
+    ],
+)
+def test_settings_that_came_without_arguments_agree_with_those_that_say_the_same(
+    setting: dict[str, Any], argument: str, value: Any, other: Any
+) -> None:
+    there = QueueSettings(**setting)
+    assert agrees(argument, {argument: value}, there)
+    assert not agrees(argument, {argument: other}, there)
+    assert agrees(argument, {}, there), "what was not declared need not be given"
+
+
+def test_a_queue_that_was_changed_is_declared_as_before_or_as_it_is_now() -> None:
+    there = msgspec.structs.replace(settings(message_ttl=1_000), message_ttl_ms=5_000)
+    ways: dict[int | None, bool] = {1_000: True, 5_000: True, 3_000: False, None: False}
+    for ttl, right in ways.items():
+        given = {} if ttl is None else {"x-message-ttl": ttl}
+        assert agrees("x-message-ttl", given, there) is right, ttl
+    assert arguments_now(there) == {"x-message-ttl": 5_000}
+    unlimited = msgspec.structs.replace(there, message_ttl_ms=None)
+    assert agrees("x-message-ttl", {}, unlimited) and arguments_now(unlimited) == {}
+
+
+def test_arguments_now_are_those_that_were_declared() -> None:
+    assert arguments_now(settings()) == {}
+    declared = {
+        "x-max-priority": 0,
+        "x-overflow": "drop-head",
+        "x-delivery-limit": -1,
+        "x-note": "kept",
+        "x-expires": 9,
+    }
+    named = {name.removeprefix("x-").replace("-", "_"): value for name, value in declared.items()}
+    assert arguments_now(settings(**named)) == declared

@@ -16,6 +16,7 @@ from laneway.errors import InvalidInput, QueueExists
 MAX_EXPIRY_MS = 10 * 365 * 86_400_000
 ACK_TIMEOUT_MS = 30 * 60 * 1000
 MIN_ACK_TIMEOUT_MS = 1000
+UNLIMITED = -1  # as RabbitMQ writes a delivery limit that is none
 QUEUE_TYPES = ("classic", "quorum")
 EXCHANGE_TYPES = ("direct", "topic", "fanout", "headers")
 DELAYED_TYPE = "x-delayed-message"
@@ -80,11 +81,39 @@ def check_same_declaration(there: QueueInfo, declared: QueueSettings) -> None:
                 field=field,
             )
     for name in sorted({*have.arguments, *want.arguments}):
-        old, new = have.arguments.get(name), want.arguments.get(name)
-        if old != new:
+        if not agrees(name, want.arguments, have):
+            old, new = arguments_now(have).get(name), want.arguments.get(name)
             raise QueueExists(
                 f"queue {there.name!r} exists with {name} {_shown(old)}, not {_shown(new)}", field=f"arguments.{name}"
             )
+
+
+def agrees(name: str, given: Mapping[str, Any], there: QueueSettings) -> bool:
+    """Whether an argument, or its absence, is right for a queue that exists: it is what the queue was declared with, or
+    what its settings say by now, however they came to. What was never declared need not be given."""
+    if name not in there.arguments and name not in given:
+        return True
+    if name in there.arguments and name in given and is_same(given[name], there.arguments[name]):
+        return True
+    if name not in _IN_EFFECT:
+        return False
+    setting, default = _IN_EFFECT[name]
+    return is_same(given.get(name, default), setting(there))
+
+
+def arguments_now(there: QueueSettings) -> dict[str, Any]:
+    """The arguments of a queue as its settings say by now; those that change nothing only if it was declared so."""
+    now = {name: value for name, value in there.arguments.items() if name not in _IN_EFFECT}
+    for name, (setting, default) in _IN_EFFECT.items():
+        value = setting(there)
+        if value is not None and (name in there.arguments or not is_same(value, default)):
+            now[name] = value
+    return now
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Numbers of all sizes are alike; true is not 1."""
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
 
 
 def exchange_from_arguments(
@@ -228,6 +257,40 @@ def _one_of(allowed: tuple[str, ...], term: str) -> Callable[[str, Any, dict[str
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:79] + "…"
+
+
+# --- and the other way round: what the settings of a queue would be as arguments
+
+
+def _exchange_of(settings: QueueSettings) -> str | None:
+    return settings.dead_letter_exchange if settings.dead_letter_queue is None else ""
+
+
+def _key_of(settings: QueueSettings) -> str | None:
+    return settings.dead_letter_routing_key if settings.dead_letter_queue is None else settings.dead_letter_queue
+
+
+def _delivery_limit_of(settings: QueueSettings) -> int:
+    return UNLIMITED if settings.max_receives is None else settings.max_receives - 1
+
+
+def _overflow_of(settings: QueueSettings) -> str:
+    return next(name for name, policy in _OVERFLOWS.items() if policy == settings.overflow)
+
+
+#: argument -> (its value in effect, that of a queue declared without it)
+_IN_EFFECT: dict[str, tuple[Callable[[QueueSettings], Any], Any]] = {
+    "x-expires": (lambda s: s.expires_ms, None),
+    "x-message-ttl": (lambda s: s.message_ttl_ms, None),
+    "x-dead-letter-exchange": (_exchange_of, None),
+    "x-dead-letter-routing-key": (_key_of, None),
+    "x-max-length": (lambda s: s.max_messages, None),
+    "x-max-length-bytes": (lambda s: s.max_bytes, None),
+    "x-max-priority": (lambda s: s.max_priority, 0),
+    "x-overflow": (_overflow_of, "drop-head"),
+    "x-single-active-consumer": (lambda s: s.single_active_consumer, False),
+    "x-delivery-limit": (_delivery_limit_of, UNLIMITED),
+}
 
 
 _CHECKS: dict[str, Callable[[str, Any, dict[str, Any]], Any]] = {

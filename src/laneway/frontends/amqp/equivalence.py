@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from laneway.broker.arguments import is_same
 from laneway.frontends.amqp.errors import precondition_failed
 from laneway.frontends.amqp.spec import Arguments
 from laneway.frontends.amqp.tables import table_types
@@ -20,7 +21,7 @@ def check_argument(where: str, name: str, a: Arguments, current: dict[str, Any])
     is_given, is_kept = name in a.arguments, name in current
     received, kept = a.arguments.get(name), current.get(name)
     if is_given and is_kept:
-        if _is_same(received, kept):
+        if is_same(received, kept):
             return
         shown = f"received '{_shown(received)}' but current is '{_shown(kept)}'"
     elif is_given:
@@ -31,11 +32,6 @@ def check_argument(where: str, name: str, a: Arguments, current: dict[str, Any])
     else:
         return
     raise precondition_failed(f"inequivalent arg '{name}' for {where}: {shown}")
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    """Numbers of all sizes are alike; true is not 1."""
-    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
 
 
 def _shown(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from laneway.broker.arguments import ArgumentInvalid, settings_from_arguments
+from laneway.broker.arguments import ArgumentInvalid, agrees, arguments_now, settings_from_arguments
 from laneway.broker.values import QueueInfo, QueueSettings
 from laneway.errors import Conflict, QueueInUse
 from laneway.frontends.amqp import exchanges, replies
@@ -16,7 +16,7 @@ from laneway.frontends.amqp.tables import table_types
 if TYPE_CHECKING:
     from laneway.frontends.amqp.channel import Channel
 
-#: The arguments that a queue's redeclaration must repeat, in the order in which RabbitMQ looks at them.
+#: The arguments that a queue's redeclaration is compared by, in the order in which RabbitMQ looks at them.
 _COMPARED = (
     "x-expires",
     "x-message-ttl",
@@ -126,7 +126,8 @@ def _check_equivalent(ch: Channel, name: str, a: Arguments, info: QueueInfo) -> 
     for argument in _COMPARED:
         if argument == "x-queue-type" and _is_classic(a.arguments) and _is_classic(current.arguments):
             continue
-        check_argument(where, argument, a, current.arguments)
+        if not agrees(argument, a.arguments, current):
+            check_argument(where, argument, a, arguments_now(current))
 
 
 def _is_classic(arguments: dict[str, object]) -> bool:
