@@ -43,7 +43,7 @@ check: $(STAMPS)/test ## ruff, mypy --strict, the import layers
 	@echo "laneway: mypy --strict"; $(BIN)/mypy --strict --no-error-summary src
 	@echo "laneway: import layers"; $(BIN)/python -m pytest tests/test_layers.py tests/test_dependencies.py
 
-bench: $(STAMPS)/bench ## throughput and latency beside Starlette, PostgreSQL, RabbitMQ and moto; ARGS="--quick --part amqp"
+bench: $(STAMPS)/bench ## throughput and latency beside Starlette, PostgreSQL, PgQueuer, RabbitMQ and moto; ARGS="--quick --part amqp"
 	@tools/services.sh bench
 	@$(BIN)/python -m benchmarks $(ARGS)
 

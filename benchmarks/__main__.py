@@ -23,6 +23,7 @@ from benchmarks import laneway_load as laneway
 from benchmarks.http_load import HttpConnection, ask, queue_path
 from benchmarks.load import Load, LoadFailed
 from benchmarks.machine import Cores, Watch, assign_cores, describe
+from benchmarks.pgqueuer_queue import PgQueuerQueue
 from benchmarks.postgres import Crew, PostgresQueue
 from benchmarks.report import Goal, Report, percentile
 from benchmarks.servers import ROOT, LanewayServer, PostgresServer, Server, StarletteEcho
@@ -52,11 +53,13 @@ class Flow:
     publishers: int
     consumers: int
     crews: tuple[Crew, ...]  # what PostgreSQL is tried with; its best counts
+    pgqueuer_crews: tuple[Crew, ...] = ()  # the same for PgQueuer, if it takes part
     priorities: Sequence[int] = (5,)
     share: int = 1  # the messages are divided by this where each takes long
 
 
-BATCHES = Flow(BATCH, 4, 4, (Crew(1, 1), Crew(2, 2), Crew(1, 3), Crew(4, 4)))
+CREWS = (Crew(1, 1), Crew(2, 2), Crew(1, 3), Crew(4, 4))
+BATCHES = Flow(BATCH, 4, 4, CREWS, (*CREWS, Crew(1, 1, taken=10), Crew(2, 2, taken=5), Crew(4, 4, taken=5)))
 PRIORITIES = replace(BATCHES, priorities=range(1, 11))
 ONE_BY_ONE = Flow(1, 16, 16, (Crew(4, 4), Crew(8, 8), Crew(16, 16)), share=20)
 
@@ -84,10 +87,10 @@ class Bench:
             for turn in turns if number % 2 == 0 else reversed(turns):
                 turn(case)
 
-    def note(self, case: str, server: Server, unit: str, value: float, **notes: float) -> None:
-        self.report.add(case, server.name, unit, value, **notes)
+    def note(self, case: str, system: Server | PostgresQueue, unit: str, value: float, **notes: float) -> None:
+        self.report.add(case, system.name, unit, value, **notes)
         said = ", ".join(f"{key.replace('_', ' ')} {number:.3g}" for key, number in notes.items())
-        print(f"  {case:38} {server.name:10} {value:12,.1f} {unit:6} {said}", file=sys.stderr, flush=True)
+        print(f"  {case:38} {system.name:10} {value:12,.1f} {unit:6} {said}", file=sys.stderr, flush=True)
 
     def throughput(
         self, case: str, server: Server, requests: Sequence[bytes], batch: int, connections: int, seconds: float
@@ -128,23 +131,33 @@ class Bench:
 
     def end_to_end(self, case: str, flow: Flow) -> None:
         payloads = laneway.payload_texts(KILOBYTE, VARIANTS)
-        queue = PostgresQueue(self.postgres)
-        batch, count = flow.batch, self.options.messages // flow.share // flow.batch * flow.batch
+        count = self.options.messages // flow.share // flow.batch * flow.batch
         texts, levels = _rotated(payloads, 0, count), _rotated(flow.priorities, 0, count)
-        crews: list[Crew] = []
+        turns = [lambda case: self._laneway_flow(case, flow, payloads, count)]
+        turns.append(self._postgres_turn(PostgresQueue(self.postgres), flow.crews, texts, levels, flow.batch))
+        if flow.pgqueuer_crews:
+            queue = PgQueuerQueue(self.postgres)
+            turns.append(self._postgres_turn(queue, flow.pgqueuer_crews, texts, levels, flow.batch))
+        self.rounds(case, turns)
 
-        def postgres_turn(case: str) -> None:
-            if not crews:  # the one that suits it best is found once, with a tenth of the messages
-                some = max(count // 10 // batch * batch, batch)
-                tried = {
-                    crew: _on_loop(queue.end_to_end(texts[:some], levels[:some], batch, crew)) for crew in flow.crews
-                }
-                crews.append(min(tried, key=lambda crew: tried[crew].seconds))
-            run = _on_loop(queue.end_to_end(texts, levels, batch, crews[0]))
-            connections = {"publishers": float(crews[0].publishers), "consumers": float(crews[0].consumers)}
-            self.note(case, self.postgres, "msg/s", count / run.seconds, **run.notes, **connections)
+    def _postgres_turn(
+        self, queue: PostgresQueue, crews: Sequence[Crew], texts: list[str], levels: list[int], batch: int
+    ) -> Callable[[str], None]:
+        best: list[Crew] = []
+        some = max(len(texts) // 10 // batch * batch, batch)
 
-        self.rounds(case, [lambda case: self._laneway_flow(case, flow, payloads, count), postgres_turn])
+        def turn(case: str) -> None:
+            if not best:  # the one that suits it best is found once, with a tenth of the messages
+                tried = {crew: _on_loop(queue.end_to_end(texts[:some], levels[:some], batch, crew)) for crew in crews}
+                best.append(min(tried, key=lambda crew: tried[crew].seconds))
+            crew = best[0]
+            run = _on_loop(queue.end_to_end(texts, levels, batch, crew))
+            how = {"publishers": float(crew.publishers), "consumers": float(crew.consumers)}
+            if crew.taken > 1:
+                how["taken at once"] = float(crew.taken * batch)
+            self.note(case, queue, "msg/s", len(texts) / run.seconds, **run.notes, **how)
+
+        return turn
 
     def _laneway_flow(self, case: str, flow: Flow, payloads: list[str], count: int) -> None:
         queue, batch, tally = self.new_queue(), flow.batch, laneway.Tally()
@@ -169,10 +182,10 @@ class Bench:
         payload = laneway.payload_texts(KILOBYTE, 1)[0]
         pg_queue = PostgresQueue(self.postgres)
 
-        def add(server: Server, taken_ns: Sequence[int]) -> None:
+        def add(system: Server | PostgresQueue, taken_ns: Sequence[int]) -> None:
             ordered = sorted(taken_ns)
             p50, p99 = percentile(ordered, 0.5) / 1e6, percentile(ordered, 0.99) / 1e6
-            self.note(f"{case}, p99", server, "ms", p99, p50_ms=p50, max_ms=ordered[-1] / 1e6)
+            self.note(f"{case}, p99", system, "ms", p99, p50_ms=p50, max_ms=ordered[-1] / 1e6)
 
         def laneway_turn(_: str) -> None:
             queue, latencies_ns = self.new_queue(), array("q")
@@ -184,7 +197,7 @@ class Bench:
             ask(self.laneway.address, "DELETE", queue_path(queue))
 
         def postgres_turn(_: str) -> None:
-            add(self.postgres, _on_loop(pg_queue.lone_publishes(payload, self.options.lone)))
+            add(pg_queue, _on_loop(pg_queue.lone_publishes(payload, self.options.lone)))
 
         self.rounds(case, [laneway_turn, postgres_turn])
 
@@ -208,6 +221,7 @@ def run(bench: Bench, only: str) -> None:
     goals.append(Goal(large, "Laneway", at_least=2, beside="Starlette"))
     goals.append(Goal(plain, "Laneway", at_least=100_000))
     goals.append(Goal(plain, "Laneway", at_least=10, beside="PostgreSQL"))
+    goals.append(Goal(plain, "Laneway", at_least=10, beside="PgQueuer"))
     goals.append(Goal(f"{lone}, p99", "Laneway", below=5))
     cases: list[tuple[str, Callable[[str], None]]] = [
         (small, lambda case: bench.singles(SMALL_BYTES, case)),

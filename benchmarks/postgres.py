@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -62,10 +62,11 @@ RETURNING messages.id
 
 @dataclass(frozen=True)
 class Crew:
-    """How many connections publish and how many consume at once."""
+    """How many connections publish and how many consume at once, and how many batches a consumer takes at once."""
 
     publishers: int
     consumers: int
+    taken: int = 1
 
 
 class Run(NamedTuple):
@@ -73,7 +74,13 @@ class Run(NamedTuple):
     notes: dict[str, float]
 
 
+Publish = Callable[[Sequence[int], Sequence[str]], Awaitable[object]]  # priorities, payloads
+Consume = Callable[[], Awaitable[int]]  # how many were leased and acked
+
+
 class PostgresQueue:
+    name = "PostgreSQL"
+
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
 
@@ -87,6 +94,19 @@ class PostgresQueue:
         await connection.execute("CHECKPOINT")
         await connection.close()
 
+    async def publish_over(self, connection: asyncpg.Connection) -> Publish:
+        statement = await connection.prepare(PUBLISH)
+        return lambda priorities, payloads: statement.fetch(QUEUE, priorities, payloads)
+
+    async def consume_over(self, connection: asyncpg.Connection, limit: int) -> Consume:
+        lease, ack = await connection.prepare(LEASE), await connection.prepare(ACK)
+
+        async def consume() -> int:
+            rows = await lease.fetch(QUEUE, limit)
+            return len(await ack.fetch([row["id"] for row in rows], [row["lease"] for row in rows])) if rows else 0
+
+        return consume
+
     async def end_to_end(self, payloads: Sequence[str], priorities: Sequence[int], batch: int, crew: Crew) -> Run:
         """From the first publish to the last ack of all these messages, publishing and consuming at once."""
         await self.reset()
@@ -96,19 +116,17 @@ class PostgresQueue:
         left = len(payloads)
 
         async def publisher(connection: asyncpg.Connection) -> None:
-            statement = await connection.prepare(PUBLISH)
+            publish = await self.publish_over(connection)
             while batches:
-                await statement.fetch(QUEUE, *batches.pop())
+                await publish(*batches.pop())
 
         async def consumer(connection: asyncpg.Connection) -> None:
             nonlocal left
-            lease, ack = await connection.prepare(LEASE), await connection.prepare(ACK)
+            consume = await self.consume_over(connection, batch * crew.taken)
             while left:
-                rows = await lease.fetch(QUEUE, batch)
-                if rows:
-                    acked = await ack.fetch([row["id"] for row in rows], [row["lease"] for row in rows])
-                    left -= len(acked)
-                else:
+                acked = await consume()
+                left -= acked
+                if not acked:
                     await asyncio.sleep(0.002)  # what there is was leased by the others; it is soon acked
 
         watch, began = Watch(self._server.pid), time.perf_counter()
