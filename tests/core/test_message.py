@@ -21,6 +21,7 @@ from laneway.core.message import (
     encode_record,
     message_id,
     message_id_prefix,
+    message_ids,
     parse_message_id,
     record_is_intact,
 )
@@ -138,6 +139,11 @@ def test_ids_are_uuids_of_version_7_and_name_their_message(at_ms: int, tag: int,
     assert parse_message_id(made) == (at_ms, tag, seq)
     assert parse_message_id(made.upper()) == (at_ms, tag, seq)
     assert made == f"{message_id_prefix(at_ms, tag)}{seq:012x}"
+
+
+@given(st.integers(0, 2**48 - 1), st.lists(st.integers(0, 2**48 - 1), min_size=1, max_size=20))
+def test_ids_made_together_are_those_made_one_by_one(at_ms: int, seqs: list[int]) -> None:
+    assert message_ids(at_ms, 777, seqs) == [message_id(at_ms, 777, seq) for seq in seqs]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**48 - 1), st.integers(1, 2**48 - 1)), min_size=2, max_size=20))

@@ -7,7 +7,7 @@ import pytest
 from laneway.core import commands
 from laneway.core.commands import KEY_LIFE_MS, MAX_DELAY_MS, MAX_SCHEDULE_MS, MAX_TTL_MS
 from laneway.core.events import Cause, DeadLettered, KeyRemembered, Moved, Published
-from laneway.core.message import Draft, Properties, Receipt, decode_record, message_id
+from laneway.core.message import PLAIN, Draft, Properties, Receipt, decode_record, message_id
 from laneway.errors import IdempotencyConflict, LimitExceeded, MessageTooLarge, QueueNotFound
 from tests.core.runner import START_MS, TAG, Core, codes, draft
 
@@ -33,6 +33,33 @@ def test_a_batch_is_one_event_with_a_receipt_per_entry() -> None:
         Receipt(message_id(START_MS, TAG, 1), 7, START_MS, START_MS),
         Receipt(message_id(START_MS, TAG, 2), 5, START_MS, START_MS),
     ]
+
+
+@pytest.mark.parametrize("properties", [PLAIN, Properties("text/plain", correlation_id="c")])
+@pytest.mark.parametrize("priorities", [[5, 5, None], [1, 9, None, 9, 1]])
+def test_look_alikes_go_in_as_they_would_beside_others(priorities: list[int | None], properties: Properties) -> None:
+    alike, mixed = Core(), Core()
+    alike.put()
+    mixed.put()
+    drafts = [Draft(b"%d" % n, priority, properties) for n, priority in enumerate(priorities)]
+    (event,), results = alike.publish(*drafts)
+    (other,), others = mixed.publish(*drafts, Draft(b"with a time of its own", 0, delay_ms=1000))
+
+    assert isinstance(event, Published) and isinstance(other, Published)
+    assert results == others[:-1]
+    assert event.records == other.records[:-1]
+    assert list(event.priorities) == list(other.priorities)[:-1]
+    assert list(event.sizes) == list(other.sizes)[:-1]
+
+
+def test_properties_that_are_equal_but_not_the_same_are_kept_apart() -> None:
+    core = Core()
+    core.put()
+    drafts = [Draft(b"x", properties=Properties(attributes={"a": value})) for value in (1, True)]
+    (event,), _ = core.publish(*drafts)
+    assert isinstance(event, Published)
+    kept = [decode_record(record)[2].attributes["a"] for record in event.records]
+    assert [type(value) for value in kept] == [int, bool]
 
 
 def test_what_cannot_be_published_is_said_per_entry_and_leaves_no_gap() -> None:

@@ -265,8 +265,10 @@ class Broker:
         Gathered with what else comes until the commit is sealed, as single ones are."""
         target = self._open_for_writing(vhost, queue)
         settings = target.settings
-        usual = settings.priority_when_unset
-        chosen = [usual if priority is None else priority for priority in priorities]
+        chosen: list[Any] = list(priorities)
+        if None in priorities:
+            usual = settings.priority_when_unset
+            chosen = [usual if priority is None else priority for priority in priorities]
         if properties is not self._encoded[0]:
             self._encoded = (properties, encode_props(properties))
         block = self._encoded[1]

@@ -9,6 +9,8 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import repeat
+from operator import attrgetter, is_
 from typing import Any
 
 import msgspec
@@ -37,7 +39,7 @@ from laneway.core.message import (
     Receipt,
     Settlement,
     encode_props,
-    message_id_prefix,
+    message_ids,
 )
 from laneway.core.queue import Queue
 from laneway.core.settings import DAY_MS, RANGES, SECOND_MS, QueueSettings, check_queue_name, check_settings
@@ -144,7 +146,16 @@ def purge_queue(state: State, queue: Queue, now_ms: int) -> Iterator[Event]:
 def publish(
     state: State, queue: Queue, drafts: Sequence[Draft], now_ms: int, results: list[Receipt | LanewayError]
 ) -> Iterator[Event]:
-    """Hot: per message this loop checks, and leaves all else to the rare cases and to whole columns."""
+    """Hot: look-alikes go in as columns. Else, per message this loop checks, and leaves all else to the rare cases."""
+    plain = _plain_columns(queue, drafts)
+    if plain is not None:
+        block, given, texts = plain
+        order = by_priority(given)
+        results += _receipts(state, state.table.next_seq, order, given, [0] * len(order), now_ms)
+        if not isinstance(order, range):
+            given, texts = [given[i] for i in order], [texts[i] for i in order]
+        yield from publish_columns(state, queue, [block] * len(order), texts, given, now_ms)
+        return
     settings = queue.settings
     default_priority, max_priority = settings.priority_when_unset, settings.max_priority
     max_bytes = settings.max_message_bytes
@@ -237,6 +248,31 @@ def publish(
         yield from _bury_refused(state, queue, refused, now_ms)
 
 
+def _plain_columns(queue: Queue, drafts: Sequence[Draft]) -> tuple[bytes, Sequence[int], Sequence[bytes]] | None:
+    """Encoded properties that all share, priorities and bodies, if publish_columns will do for these messages."""
+    if not drafts:
+        return None
+    bodies, asked, properties, *times = zip(*map(_FIELDS, drafts), strict=True)
+    count, shared = len(drafts), properties[0]
+    if not all(map(is_, properties, repeat(shared))) or shared.group or shared.dedup_id or shared.tenant:
+        return None
+    if any(column.count(None) != count for column in times):
+        return None
+    settings = queue.settings
+    priorities: Sequence[int] = asked
+    if None in asked:
+        priorities = [settings.priority_when_unset if priority is None else priority for priority in asked]
+    try:
+        block = encode_props(shared)
+    except InvalidInput:
+        return None
+    fits = 0 <= min(priorities) and max(priorities) <= settings.max_priority
+    return (block, priorities, bodies) if fits and takes_columns(queue, max(map(len, bodies)) + len(block)) else None
+
+
+_FIELDS = attrgetter("body", "priority", "properties", "delay_ms", "visible_at_ms", "ttl_ms")
+
+
 def by_priority(priorities: Sequence[int]) -> Sequence[int]:
     """In which order the messages of a batch are numbered: what will be delivered together then stands together, on
     disk and in memory."""
@@ -282,13 +318,11 @@ def _receipts(
     state: State, first: int, order: Sequence[int], priorities: Sequence[int], visible: Sequence[int], now_ms: int
 ) -> list[Receipt]:
     """What the publishers of messages get, in the order they gave them; `order` says which got which number."""
-    id_prefix = message_id_prefix(now_ms, state.tag)
-    made = [
-        Receipt(id_prefix + seq.to_bytes(6, "big").hex(), priorities[i], now_ms, visible_ms or now_ms)
-        for seq, (i, visible_ms) in enumerate(zip(order, visible, strict=True), first)
-    ]
+    ids = message_ids(now_ms, state.tag, range(first, first + len(order)))
+    since = [visible_ms or now_ms for visible_ms in visible] if any(visible) else repeat(now_ms)
     if isinstance(order, range):
-        return made
+        return list(map(Receipt, ids, priorities, repeat(now_ms), since))
+    made = list(map(Receipt, ids, [priorities[i] for i in order], repeat(now_ms), since))
     receipts = made[:]
     for i, receipt in zip(order, made, strict=True):
         receipts[i] = receipt

@@ -376,6 +376,18 @@ def message_id(enqueued_at_ms: int, tag: int, seq: int) -> str:
     return f"{message_id_prefix(enqueued_at_ms, tag)}{seq:012x}"
 
 
+def message_ids(enqueued_at_ms: int, tag: int, seqs: Sequence[int]) -> list[str]:
+    """The ids of messages that came in one millisecond. Hot: all at once, without a step of Python for each."""
+    lines = hex_lines(seqs).replace("\n0000", "\n" + message_id_prefix(enqueued_at_ms, tag))
+    return lines[1:].split("\n")
+
+
+def hex_lines(numbers: Sequence[int]) -> str:
+    """Numbers as sixteen hexadecimal digits each, each behind a line break, so that one replace puts something before
+    every one of them, or takes four digits away that are known to be 0."""
+    return "\n" + struct.pack(f">{len(numbers)}Q", *numbers).hex("\n", 8)
+
+
 def parse_message_id(text: str) -> tuple[int, int, int]:
     """(enqueued_at_ms, tag, seq); raises InvalidInput when it is no message id."""
     try:

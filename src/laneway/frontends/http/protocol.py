@@ -233,6 +233,13 @@ class Connection(asyncio.Protocol):
         return bool(self._slots)
 
     def data_received(self, data: bytes) -> None:
+        if not (self._slots or self._rest or self._is_deaf or self._is_writing_paused or self._head is not None):
+            # Hot: a whole request with a head that is known, and nothing before it or behind it.
+            end = data.find(b"\r\n\r\n") + 4
+            head = self._known_heads.get(data[:end])
+            if head is not None and end + head.content_length == len(data):
+                self._arrived(head, data[end:])
+                return
         if self._is_deaf:
             return
         if self._rest:
@@ -434,19 +441,28 @@ class Connection(asyncio.Protocol):
     # --- answering
 
     def answered(self, call: Call) -> None:
+        slots = self._slots
+        if len(slots) == 1 and call.response is not None:
+            if not (
+                self._is_corked
+                or self._is_flush_planned
+                or self._is_reading_paused
+                or self._is_deaf
+                or self._must_continue
+                or call.is_last
+                or self._held_by is not None
+            ):  # the usual case, which nothing else depends on
+                slots.clear()
+                self._transport.write(call.response)
+                return
         if self._held_by is call:
             self._held_by = None
         if call.response is not None:
             self._ready_bytes += len(call.response)
         if self._is_corked or self._is_flush_planned:
             return
-        if len(self._slots) == 1:
-            if call.is_last or self._is_deaf or self._must_continue or self._is_reading_paused:
-                self._flush()
-            elif call.response is not None:  # the usual case, which nothing else depends on
-                self._slots.clear()
-                self._ready_bytes -= len(call.response)
-                self._transport.write(call.response)
+        if len(slots) == 1:
+            self._flush()
         elif self._slots[0] is call or self._is_reading_paused:
             self._plan_flush()  # its neighbours are probably answered in the same turn of the loop
 

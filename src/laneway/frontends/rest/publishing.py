@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from datetime import datetime
+from operator import attrgetter
 from typing import Annotated, Any
 
 import msgspec
@@ -178,6 +179,7 @@ _AROUND: dict[int | None, int] = {
     None: len('{"payload":},'),
     **{n: len(f'{{"priority":{n},"payload":}},') for n in range(256)},
 }
+_payload_of, _priority_of = attrgetter("payload"), attrgetter("priority")
 _SHORTEST_REPEAT = len('"payload":0,')
 
 
@@ -206,10 +208,10 @@ def _decode_plain(body: bytes) -> PlainBatch | Draft | None:
         return None
     is_list = isinstance(decoded, list)
     messages = decoded if isinstance(decoded, list) else (decoded,)
-    bodies = [bytes(message.payload) for message in messages]
-    priorities = [message.priority for message in messages]
+    bodies = list(map(bytes, map(_payload_of, messages)))
+    priorities = list(map(_priority_of, messages))
     shortest = 1 if is_list else -1  # a list has its brackets, and no comma after its last entry
-    shortest += sum(map(len, bodies)) + sum([_AROUND[priority] for priority in priorities])
+    shortest += sum(map(len, bodies)) + sum(map(_AROUND.__getitem__, priorities))
     if len(body) - shortest >= _SHORTEST_REPEAT:
         colons = sum(map(colons_of, bodies)) + 2 * len(bodies) - priorities.count(None)
         if colons != colons_of(body):

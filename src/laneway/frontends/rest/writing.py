@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import sys
-from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -20,6 +18,7 @@ from laneway.core.message import (
     Properties,
     Receipt,
     Receipts,
+    hex_lines,
     message_id_prefix,
 )
 from laneway.errors import LanewayError
@@ -48,12 +47,8 @@ _BEFORE_HANDLE = b',"attributes":{},"receipt_handle":"'
 
 
 def digits_of(numbers: Sequence[int], count: int) -> list[bytes]:
-    """The last so many hexadecimal digits of numbers."""
-    words = array("Q", numbers)
-    if sys.byteorder == "little":
-        words.byteswap()
-    text = words.tobytes().hex().encode()
-    return [text[end - count : end] for end in range(16, len(text) + 1, 16)]
+    """The last sixteen or twelve hexadecimal digits of numbers that have no more."""
+    return hex_lines(numbers).encode().replace(b"\n" + b"0" * (16 - count), b"\n")[1:].split(b"\n")
 
 
 def _column(keys: Sequence[_K], make: Callable[[_K], bytes]) -> list[bytes]:
