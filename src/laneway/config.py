@@ -142,7 +142,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     )
     max_header_count: Annotated[int, Meta(ge=8, le=10_000, description="most headers in a request")] = 100
     idempotency_keys_max: Annotated[
-        int, Meta(ge=0, le=100_000_000, description="most Idempotency-Keys remembered; the oldest are forgotten first")
+        int,
+        Meta(
+            ge=0,
+            le=100_000_000,
+            description="most Idempotency-Keys remembered, one of a batch counted once for each message; the oldest "
+            "are forgotten first",
+        ),
     ] = 1_000_000
 
     max_staged_bytes: Annotated[

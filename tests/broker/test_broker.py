@@ -222,15 +222,30 @@ def test_a_repeated_batch_publishes_only_what_was_refused_the_first_time(run: Ru
     run(scenario)
 
 
-def test_idempotency_keys_are_limited(run: Run) -> None:
+def test_a_new_idempotency_key_is_taken_however_many_there_are(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        async def duplicates(key: str, count: int = 1) -> bool:
+            drafts = [Draft(b"x")] * count
+            (first, *_) = await b.call(b.broker.publish, "/", "q", drafts, idempotency=(key, b"fp"))
+            b.pass_time(1)
+            return bool(first.duplicate)
+
+        await b.queue()
+        assert [await duplicates(key) for key in ("k0", "k1", "k2", "k1")] == [False, False, False, True]
+        assert not await duplicates("batch", 2)
+        await b.restart()
+        assert [await duplicates(key) for key in ("k2", "k1", "k0")] == [True, False, False]
+
+    run(scenario, max_idempotency_keys=3)
+
+
+def test_a_server_that_remembers_no_idempotency_keys_says_so(run: Run) -> None:
     async def scenario(b: Bench) -> None:
         await b.queue()
-        for i in range(2):
-            await b.call(b.broker.publish, "/", "q", [Draft(b"x")], idempotency=(f"k{i}", b"fp"))
-        with pytest.raises(LimitExceeded):
-            await b.call(b.broker.publish, "/", "q", [Draft(b"x")], idempotency=("k2", b"fp"))
+        with pytest.raises(LimitExceeded, match="remembers no idempotency keys"):
+            await b.call(b.broker.publish, "/", "q", [Draft(b"x")], idempotency=("k", b"fp"))
 
-    run(scenario, max_idempotency_keys=2)
+    run(scenario, max_idempotency_keys=0)
 
 
 def test_peek_looks_at_so_much_of_other_queues_and_no_more(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

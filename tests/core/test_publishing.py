@@ -6,9 +6,10 @@ import pytest
 
 from laneway.core import commands
 from laneway.core.commands import KEY_LIFE_MS, MAX_DELAY_MS, MAX_SCHEDULE_MS, MAX_TTL_MS
-from laneway.core.events import Cause, DeadLettered, KeyRemembered, Moved, Published
+from laneway.core.events import Cause, DeadLettered, Event, KeyRemembered, Moved, Published
+from laneway.core.invariants import check_invariants
 from laneway.core.message import PLAIN, Draft, Properties, Receipt, decode_record, message_id
-from laneway.errors import IdempotencyConflict, LimitExceeded, MessageTooLarge, QueueNotFound
+from laneway.errors import IdempotencyConflict, MessageTooLarge, QueueNotFound
 from tests.core.runner import START_MS, TAG, Core, codes, draft
 
 
@@ -351,15 +352,20 @@ def test_dedup_ids_are_per_queue() -> None:
 # Idempotency keys
 
 
-def check_key(core: Core, key: str, fingerprint: bytes, max_keys: int = 10) -> list[str] | None:
-    return commands.check_key(core.state, core["q"], key, fingerprint, core.now_ms, max_keys=max_keys)
+def check_key(core: Core, key: str, fingerprint: bytes) -> list[str] | None:
+    return commands.check_key(core.state, core["q"], key, fingerprint, core.now_ms)
+
+
+def remember_key(core: Core, key: str, *ids: str, max_ids: int = 10) -> list[Event]:
+    command = commands.remember_key(core.state, core["q"], key, b"body", list(ids), core.now_ms, max_ids=max_ids)
+    return core.run(command)
 
 
 def test_an_idempotency_key_is_remembered_for_a_day() -> None:
     core = Core()
     core.put()
     assert check_key(core, "k", b"body") is None
-    (event,) = core.run(commands.remember_key(core["q"], "k", b"body", ["id"], core.now_ms))
+    (event,) = remember_key(core, "k", "id")
     assert isinstance(event, KeyRemembered) and event.expires_ms == START_MS + KEY_LIFE_MS
     assert check_key(core, "k", b"body") == ["id"]
     with pytest.raises(IdempotencyConflict) as conflict:
@@ -374,19 +380,43 @@ def test_an_idempotency_key_is_remembered_for_a_day() -> None:
     assert not core.state.keys
 
 
-def test_idempotency_keys_are_limited_but_known_ones_still_answered() -> None:
+@pytest.mark.parametrize("recover", ["replay", "snapshot"])
+def test_the_oldest_idempotency_keys_are_forgotten_when_their_messages_are_too_many(recover: str) -> None:
     core = Core()
     core.put()
-    core.run(commands.remember_key(core["q"], "k", b"body", ["id"], core.now_ms))
-    with pytest.raises(LimitExceeded):
-        check_key(core, "new", b"body", max_keys=1)
-    assert check_key(core, "k", b"body", max_keys=1) == ["id"]
+    for i in range(3):
+        remember_key(core, f"k{i}", "id", "id", max_ids=7)
+        core.now_ms += 1
+    core.restart(recover)
+    assert [check_key(core, f"k{i}", b"body") is not None for i in range(3)] == [True, True, True]
+    remember_key(core, "k3", "id", "id", max_ids=7)
+    core.restart(recover)
+    assert [check_key(core, f"k{i}", b"body") is not None for i in range(4)] == [False, True, True, True]
+    core.now_ms += 1
+    remember_key(core, "large", *["id"] * 9, max_ids=7)
+    core.restart(recover)
+    assert [key for (_, key), _ in core.state.keys.items()] == ["large"]
+    check_invariants(core.state)
+
+
+def test_a_key_that_expired_does_not_stand_for_one_that_was_forgotten() -> None:
+    core = Core()
+    core.put()
+    remember_key(core, "old", "id", max_ids=2)
+    core.now_ms += KEY_LIFE_MS
+    core.tick()
+    remember_key(core, "k0", "id", max_ids=2)
+    for i in range(1, 3):
+        core.now_ms += 1
+        remember_key(core, f"k{i}", "id", max_ids=2)
+    core.restart()  # a replay does not know when "old" expired
+    assert [key for (_, key), _ in core.state.keys.items()] == ["k1", "k2"]
 
 
 def test_idempotency_keys_go_with_their_queue() -> None:
     core = Core()
     core.put()
-    core.run(commands.remember_key(core["q"], "k", b"body", ["id"], core.now_ms))
+    remember_key(core, "k", "id")
     core.run(commands.delete_queue(core.state, core["q"], core.now_ms, if_empty=False))
     core.put()
     assert check_key(core, "k", b"other") is None

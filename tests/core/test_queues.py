@@ -335,7 +335,7 @@ def test_deleting_a_queue_looks_at_nothing_that_is_not_its_own() -> None:
             core.publish(*[draft()] * 20, draft(delay_ms=500), queue=f"other{i}")
             taken = core.take(20, f"other{i}")
             core.settle(*[Settlement("reject", t) for _, t in taken[:10]], queue=f"other{i}")
-            core.run(commands.remember_key(core[f"other{i}"], "k", b"body", ["id"], core.now_ms))
+            core.run(commands.remember_key(core.state, core[f"other{i}"], "k", b"", ["id"], core.now_ms, max_ids=99))
         (event,) = commands.delete_queue(core.state, core["q"], core.now_ms, if_empty=False)
         count = lines_run(lambda: core.state.apply(event))
         check_invariants(core.state)

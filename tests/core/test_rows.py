@@ -125,7 +125,7 @@ EVENTS: dict[Kind, st.SearchStrategy[Event]] = {
     Kind.COPIED: moved(Copied),
     Kind.REMOVED: st.builds(Removed, u32, u64, seqs, causes, words),
     Kind.RELOCATED: relocated(),
-    Kind.KEY_REMEMBERED: st.builds(KeyRemembered, u32, u64, u64, blobs),
+    Kind.KEY_REMEMBERED: st.builds(KeyRemembered, u32, u64, u64, blobs, u64),
     Kind.DOCUMENT_PUT: st.builds(DocumentPut, u64, words, words, blobs),
     Kind.DOCUMENT_REMOVED: st.builds(DocumentRemoved, u64, words, words),
     Kind.EXCHANGE_PUT: st.builds(ExchangePut, u64, blobs),

@@ -33,7 +33,7 @@ def busy() -> Core:
     core.put("plain", max_receives=1)
     core.put("idle")
     core.run(iter([DocumentPut(START_MS, "accounts", "guest", b"{}"), DocumentPut(START_MS, "tasks", "1", b"x")]))
-    core.run(commands.remember_key(core["q"], "key", b"print", ["id"], START_MS))
+    core.run(commands.remember_key(core.state, core["q"], "key", b"print", ["id"], START_MS, max_ids=9))
     for queue in ("q", "plain"):
         core.fill(1500, queue)
         core.publish(draft(priority=9), draft(priority=0, group="g"), draft(group="g", dedup_id="d"), queue=queue)
@@ -105,7 +105,7 @@ def test_idempotency_keys_dedup_ids_and_documents_are_kept() -> None:
     core = busy()
     thawed = thaw(core.state)
     queue = thawed.by_name["/", "q"]
-    assert commands.check_key(thawed, queue, "key", b"print", core.now_ms, max_keys=9) == ["id"]
+    assert commands.check_key(thawed, queue, "key", b"print", core.now_ms) == ["id"]
     assert thawed.documents == {"accounts": {"guest": b"{}"}, "tasks": {"1": b"x"}}
     core.state = thawed
     _, (again,) = core.publish(draft(dedup_id="d"))

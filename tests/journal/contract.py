@@ -121,7 +121,7 @@ ONE_OF_EACH: list[Event] = [
     Moved(queue=7, at_ms=8, seqs=[3], cause=Cause.REDRIVEN, target=8, first_seq=6, detail="by hand"),
     Removed(queue=7, at_ms=9, seqs=[4], cause=Cause.RETENTION),
     Relocated(at_ms=10, seqs=[5], sizes=[124], records=[encode_record(5, 1, b"", b"r" * 100)]),
-    KeyRemembered(queue=7, at_ms=11, expires_ms=99_999, document=b"key"),
+    KeyRemembered(queue=7, at_ms=11, expires_ms=99_999, document=b"key", forget_ms=12),
     DocumentPut(at_ms=12, collection="accounts", key="ann", document=b"{}"),
     DocumentRemoved(at_ms=13, collection="accounts", key="ann"),
     QueuePurged(queue=7, at_ms=14, before_seq=6),

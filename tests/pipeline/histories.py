@@ -173,7 +173,7 @@ EVENTS: dict[Kind, st.SearchStrategy[Event]] = {
     Kind.COPIED: moved(Copied),
     Kind.REMOVED: ended(Removed),
     Kind.RELOCATED: relocated(),
-    Kind.KEY_REMEMBERED: st.builds(KeyRemembered, queues, times, times, blobs),
+    Kind.KEY_REMEMBERED: st.builds(KeyRemembered, queues, times, times, blobs, times),
     Kind.DOCUMENT_PUT: st.builds(DocumentPut, times, words, words, blobs),
     Kind.DOCUMENT_REMOVED: st.builds(DocumentRemoved, times, words, words),
     Kind.EXCHANGE_PUT: st.builds(ExchangePut, times, blobs),

@@ -55,7 +55,7 @@ from laneway.core.message import (
 from laneway.core.queue import RATED, TOTALS, Queue
 from laneway.core.settings import QueueSettings
 from laneway.core.table import SLAB_BITS, SLAB_MASK
-from laneway.errors import DiskFull, InvalidInput, LanewayError, QueueInUse, Unavailable
+from laneway.errors import DiskFull, InvalidInput, LanewayError, LimitExceeded, QueueInUse, Unavailable
 
 log = logging.getLogger("laneway.broker")
 
@@ -324,16 +324,17 @@ class Broker:
     ) -> None:
         """What this key did not publish before. Those that are refused are remembered as such: a repeat tries them,
         and them alone, again."""
-        known = commands.check_key(
-            self._state, target, *idempotency, now_ms, max_keys=self.limits.max_idempotency_keys
-        ) or [""] * len(drafts)
+        most = self.limits.max_idempotency_keys
+        if not most:
+            raise LimitExceeded("this server remembers no idempotency keys; publish without one")
+        known = commands.check_key(self._state, target, *idempotency, now_ms) or [""] * len(drafts)
         fresh: list[Receipt | LanewayError] = []
         self.publish_now(target, [d for d, i in zip(drafts, known, strict=True) if not i], now_ms, fresh)
         rest = iter(fresh)
         results = [self._repeated(d, target, i) if i else next(rest) for d, i in zip(drafts, known, strict=True)]
         if any(isinstance(r, Receipt) for r in fresh):
             ids = [r.message_id if isinstance(r, Receipt) else "" for r in results]
-            self.engine.run(commands.remember_key(target, *idempotency, ids, now_ms))
+            self.engine.run(commands.remember_key(self._state, target, *idempotency, ids, now_ms, max_ids=most))
         # Of a repeat, the first publish may still be on its way to the disk: it is answered no sooner.
         self.committer.when_durable(done, results)
 

@@ -446,15 +446,11 @@ def _take_room(queue: Queue, more: int, more_bytes: int, size: int) -> int:
     return size
 
 
-def check_key(
-    state: State, queue: Queue, key: str, fingerprint: bytes, now_ms: int, *, max_keys: int
-) -> list[str] | None:
+def check_key(state: State, queue: Queue, key: str, fingerprint: bytes, now_ms: int) -> list[str] | None:
     """The message ids an idempotency key was answered with, "" for a message that was refused; None if the key is new;
     IdempotencyConflict if it came with something else."""
     known = state.keys.get(queue.number, key)
     if known is None or known.expires_ms <= now_ms:
-        if known is None and len(state.keys) >= max_keys:
-            raise LimitExceeded(f"{max_keys} idempotency keys are remembered already; publish without one or try later")
         return None
     if known.fingerprint != fingerprint:
         raise IdempotencyConflict(
@@ -466,9 +462,13 @@ def check_key(
     return known.message_ids
 
 
-def remember_key(queue: Queue, key: str, fingerprint: bytes, ids: list[str], now_ms: int) -> Iterator[Event]:
+def remember_key(
+    state: State, queue: Queue, key: str, fingerprint: bytes, ids: list[str], now_ms: int, *, max_ids: int
+) -> Iterator[Event]:
+    """The oldest keys are forgotten, if together they would have been answered with more ids than that."""
     document = msgspec.msgpack.encode((key, fingerprint, ids))
-    yield KeyRemembered(queue.number, now_ms, now_ms + KEY_LIFE_MS, document)
+    forget_ms = state.keys.crowded_until(max_ids - len(ids))
+    yield KeyRemembered(queue.number, now_ms, now_ms + KEY_LIFE_MS, document, forget_ms)
 
 
 # Leasing and settling

@@ -235,13 +235,14 @@ class Relocated(msgspec.Struct, gc=False):
 
 
 class KeyRemembered(msgspec.Struct, gc=False):
-    """An idempotency key and what it was answered with."""
+    """An idempotency key and what it was answered with. Older ones may have to go to make room for it."""
 
     kind: ClassVar[Kind] = Kind.KEY_REMEMBERED
     queue: int
     at_ms: int
     expires_ms: int
     document: bytes  # MessagePack [key, fingerprint, [message ids]]
+    forget_ms: int = 0  # keys that expire by then are forgotten
 
 
 class DocumentPut(msgspec.Struct, gc=False):

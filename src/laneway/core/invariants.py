@@ -156,10 +156,15 @@ def _check_tenant(state: State, queue: Queue, tenant: Tenant, seqs: list[int]) -
 def _check_indexes(state: State) -> None:
     """What is kept only to be found quickly says the same as what it was made of."""
     by_queue: dict[int, set[str]] = {}
-    for (number, key), _ in state.keys.items():
+    id_count = until_ms = 0
+    for (number, key), answer in state.keys.items():
+        assert answer.expires_ms >= until_ms, f"idempotency key {key!r} is older than the one before it"
+        until_ms = answer.expires_ms
+        id_count += len(answer.message_ids)
         assert number in state.queues, f"idempotency key {key!r} is of queue {number}, which is gone"
         by_queue.setdefault(number, set()).add(key)
     assert by_queue == state.keys.by_queue, f"keys {by_queue}, but {state.keys.by_queue} are found"
+    assert id_count == state.keys.id_count, f"keys have {id_count} ids, but {state.keys.id_count} are counted"
     senders: dict[tuple[str, str], set[int]] = {}
     for queue in state.queues.values():
         if queue.settings.dead_letter_queue is not None:

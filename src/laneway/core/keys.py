@@ -25,6 +25,7 @@ class Keys:
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[int, str], Remembered] = OrderedDict()
         self.by_queue: dict[int, set[str]] = {}
+        self.id_count = 0  # message ids in all answers: what this takes of memory goes by them
 
     def __len__(self) -> int:
         return len(self._known)
@@ -37,8 +38,9 @@ class Keys:
 
     def remember(self, queue: int, key: str, answer: Remembered) -> None:
         """From now on the youngest."""
-        self._known.pop((queue, key), None)
+        before = self._known.pop((queue, key), None)
         self._known[queue, key] = answer
+        self.id_count += len(answer.message_ids) - (len(before.message_ids) if before is not None else 0)
         self.by_queue.setdefault(queue, set()).add(key)
 
     def forget_until(self, at_ms: int) -> int:
@@ -48,12 +50,21 @@ class Keys:
             queue, key = next(iter(known))
             if known[queue, key].expires_ms > at_ms:
                 return known[queue, key].expires_ms
-            del known[queue, key]
+            self.id_count -= len(known.pop((queue, key)).message_ids)
             self.by_queue[queue].remove(key)
             if not self.by_queue[queue]:
                 del self.by_queue[queue]
         return 0
 
+    def crowded_until(self, id_count: int) -> int:
+        """Until when those expire that must go so that no more than so many ids are left; 0 if none must."""
+        until_ms, excess = 0, self.id_count - id_count
+        for answer in self._known.values():
+            if excess <= 0:
+                break
+            until_ms, excess = answer.expires_ms, excess - len(answer.message_ids)
+        return until_ms
+
     def queue_deleted(self, queue: int) -> None:
         for key in self.by_queue.pop(queue, ()):
-            del self._known[queue, key]
+            self.id_count -= len(self._known.pop((queue, key)).message_ids)

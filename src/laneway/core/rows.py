@@ -12,7 +12,8 @@ without a Python loop. What does not fit in a row (records, names, documents) st
                 8 u64 seq           message number · epoch (opened) · first number kept (purged)
                16 u64 at_ms         when it happened
                24 u64 due_ms        visible at (published, released) · deadline (leased, extended) · the number in its
-                                    id (moved, copied)
+                                    id (moved, copied) · idempotency keys that expire by then are forgotten (key
+                                    remembered); 0: none
                32 u64 lease         lease id (leased, acked) · new message number (moved, copied) · tag (opened)
                40 u64 expires_ms    end of the time to live (published), of an idempotency key; 0: none · when it was
                                     first published (leased to removed, moved, copied), in the lower 48 bits; 0: by a
@@ -313,7 +314,8 @@ def _encode_relocated(e: Relocated, offset: int) -> tuple[bytes, Sequence[bytes]
 
 
 def _encode_key_remembered(e: KeyRemembered, offset: int) -> tuple[bytes, Sequence[bytes]]:
-    row = _one(e.kind, queue=e.queue, at_ms=e.at_ms, expires=e.expires_ms, offset=offset, size=len(e.document))
+    size = len(e.document)
+    row = _pack(e.kind, 0, 0, 0, e.queue, 0, e.at_ms, e.forget_ms, 0, e.expires_ms, 0, 0, offset, size)
     return row, (e.document,)
 
 
@@ -456,7 +458,7 @@ _DECODERS: dict[int, Callable[[list[Row], Blob, Location], Event]] = {
     Kind.COPIED: _decode_moved,
     Kind.REMOVED: lambda r, b, at: Removed(r[0][4], r[0][6], _seqs(r), Cause(r[0][1]), b(r[0][12], r[0][13]).decode()),
     Kind.RELOCATED: _decode_relocated,
-    Kind.KEY_REMEMBERED: lambda r, b, at: KeyRemembered(r[0][4], r[0][6], r[0][9], b(r[0][12], r[0][13])),
+    Kind.KEY_REMEMBERED: lambda r, b, at: KeyRemembered(r[0][4], r[0][6], r[0][9], b(r[0][12], r[0][13]), r[0][7]),
     Kind.DOCUMENT_PUT: _decode_document_put,
     Kind.DOCUMENT_REMOVED: _decode_document_removed,
     Kind.EXCHANGE_PUT: lambda r, b, at: ExchangePut(r[0][6], b(r[0][12], r[0][13])),

@@ -737,6 +737,8 @@ class State:
 
     def _key_remembered(self, e: KeyRemembered) -> None:
         key, fingerprint, ids = msgspec.msgpack.decode(e.document)
+        if e.forget_ms:
+            self.keys.forget_until(e.forget_ms)
         if not self.keys:
             self.deadlines.add(e.expires_ms, KEYS, 0, ())
         self.keys.remember(e.queue, key, Remembered(fingerprint, ids, e.expires_ms))
