@@ -126,6 +126,7 @@ def whole(segment: SegmentBytes, span: Span) -> Iterator[Chunk]:
         size = PIECE_BYTES
         view = memoryview(data)
         found: list[CommitHeader] = []
+        parts: list[memoryview] = []
         at = 0
         while len(data) - at >= HEADER_BYTES:
             header = _header(segment, data, at, offset + at)
@@ -136,13 +137,11 @@ def whole(segment: SegmentBytes, span: Span) -> Iterator[Chunk]:
             if checksum(view[at + HEADER_BYTES : after - HEADER_BYTES]) != header.body_checksum:
                 raise damaged(segment.name, offset + at, f"commit {header.position} does not check out")
             found.append(header)
+            parts.append(view[at + rows_at(header) : after - HEADER_BYTES])
             at = after
         if found:
-            chunk = _chunk(found, offset, b"")
-            # Everything begins at a multiple of 64 bytes, so the piece itself is an array in which rows are elements.
-            units = np.frombuffer(data, ROW_TYPE, len(data) // ROW_BYTES)
-            ends = (chunk.offsets + chunk.lengths - HEADER_BYTES - offset) // ROW_BYTES
-            yield chunk._replace(rows=units[_ranges(ends, chunk.row_counts)], data=data, bases=chunk.offsets - offset)
+            chunk = _chunk(found, offset, b"".join(parts))
+            yield chunk._replace(data=data, bases=chunk.offsets - offset)
             offset += at
         elif offset + size > span.end:
             raise damaged(segment.name, offset, f"its last commit does not end at byte {span.end}")
@@ -188,12 +187,6 @@ def _chunk(found: list[CommitHeader], offset: int, rows: bytes) -> Chunk:
     return Chunk(
         positions, offsets, lengths, row_counts, np.frombuffer(rows, ROW_TYPE), b"", np.zeros(len(found), np.int64)
     )
-
-
-def _ranges(ends: Ints, counts: Ints) -> Ints:
-    """The numbers before each end, so many of them, one after the other."""
-    skips = ends - np.cumsum(counts)
-    return np.arange(int(counts.sum())) + np.repeat(skips, counts)
 
 
 def _header(segment: SegmentBytes, data: bytes, at: int, offset: int) -> CommitHeader:
