@@ -547,6 +547,26 @@ def test_acks_by_token_of_one_turn_are_one_event_and_each_asker_hears_of_its_own
     run(scenario)
 
 
+def test_a_lease_for_several_takes_what_is_durable_and_passes_nobody_who_waits(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        await b.publish(b"1", b"2", b"3")
+        b.broker.publish("/", "q", [Draft(b"4"), Draft(b"5")], lambda _: None)
+        assert bodies(b.broker.lease_durable("/", "q", 2)) == [b"1", b"2"]
+        assert bodies(b.broker.lease_durable("/", "q", 9)) == [b"3"]
+        await b.broker.durable()
+        assert bodies(b.broker.lease_durable("/", "q", 9)) == [b"4", b"5"]
+        waiting = asyncio.ensure_future(b.lease(1, wait_ms=20_000))
+        await asyncio.sleep(0)
+        b.broker.publish("/", "q", [Draft(b"6"), Draft(b"7")], lambda _: None)
+        assert bodies(await waiting) == [b"6"]
+        await b.publish(b"a", b"b", queue="q", properties=Properties(group="g"))
+        assert b.broker.lease_durable("/", "q", 9) == ()
+        assert bodies(await b.lease(9)) == [b"7", b"a", b"b"]
+
+    run(scenario)
+
+
 def test_an_ack_by_token_and_a_settlement_of_one_turn_keep_their_order(run: Run) -> None:
     async def scenario(b: Bench) -> None:
         await b.queue()

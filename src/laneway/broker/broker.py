@@ -417,18 +417,13 @@ class Broker:
         wait_ms: int = 0,
         consumer: str = "",
     ) -> Waiter | None:
-        source = self.open_queue(vhost, queue)
+        source = self._open_for_leasing(vhost, queue, lease_ms, consumer)
         if not 1 <= max_messages <= MAX_BATCH:
             raise InvalidInput(f"max_messages is from 1 to {MAX_BATCH}, not {max_messages}", field="max_messages")
         if not 0 <= wait_ms <= MAX_WAIT_MS:
             raise InvalidInput(
                 f"a wait is from 0 to {MAX_WAIT_MS // 1000} seconds, not {wait_ms / 1000:g}", field="wait_ms"
             )
-        commands.check_lease(lease_ms, consumer)
-        self._check_shared(source)
-        if source.settings.expires_ms is not None:
-            self.sessions.used(source)
-        self.tick_if_due()
         if source.ready and source.number not in self._waiters:
             leased = self.lease_now(source, max_messages, lease_ms, consumer)
             if leased is not None:
@@ -444,6 +439,26 @@ class Broker:
         waiters.append(waiter)
         waiter.expire_after(wait_ms, self._loop)
         return waiter
+
+    def lease_durable(
+        self, vhost: str, queue: str, count: int, *, lease_ms: int | None = None, consumer: str = ""
+    ) -> Sequence[Delivery]:
+        """For several that ask at once: up to so many messages, of those that are durable, as one lease. None if others
+        wait already, or if what one gets depends on what the one before it holds."""
+        source = self._open_for_leasing(vhost, queue, lease_ms, consumer)
+        if not source.ready or source.number in self._waiters or source.heads or source.tenants is not None:
+            return ()
+        leased = self.lease_now(source, min(count, MAX_BATCH), lease_ms, consumer, durable_only=True)
+        return () if leased is None else self.engine.deliveries(leased)
+
+    def _open_for_leasing(self, vhost: str, queue: str, lease_ms: int | None, consumer: str) -> Queue:
+        source = self.open_queue(vhost, queue)
+        commands.check_lease(lease_ms, consumer)
+        self._check_shared(source)
+        if source.settings.expires_ms is not None:
+            self.sessions.used(source)
+        self.tick_if_due()
+        return source
 
     def lease_again(
         self, vhost: str, queue: str, tokens: Sequence[str], deadline_ms: int, lease_ms: int | None
@@ -733,6 +748,10 @@ class Broker:
     def find_info(self, vhost: str, name: str) -> QueueInfo | None:
         queue = self._state.by_name.get((vhost, name))
         return self._info(queue) if queue is not None else None
+
+    def find_settings(self, vhost: str, name: str) -> QueueSettings | None:
+        queue = self._state.by_name.get((vhost, name))
+        return queue.settings if queue is not None else None
 
     def describe_queue(self, vhost: str, name: str) -> QueueInfo:
         return self._info(self.open_queue(vhost, name))

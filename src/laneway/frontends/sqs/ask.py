@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from functools import wraps
 from typing import Any, NamedTuple, Protocol
 
 from laneway.access import Access, Account, Need
@@ -85,7 +86,10 @@ class Ask:
         return self.names.queue_of_arn(arn, self.region)
 
     def answer(self, result: Any) -> None:
-        body = self.form.result(self.action, result, self.request_id)
+        self.answer_with(self.form.result(self.action, result, self.request_id))
+
+    def answer_with(self, body: bytes) -> None:
+        """With a result that is in this form already."""
         self.call.answer(200, body, b"x-amzn-RequestId: %b\r\n" % self.request_id.encode(), self.form.content_type)
 
     def refuse(self, error: Exception) -> None:
@@ -99,3 +103,16 @@ def refuse(call: Call, form: Form, request_id: str, error: Exception) -> None:
     body, headers = form.failure(told, request_id)
     headers += b"x-amzn-RequestId: %b\r\n" % request_id.encode()
     call.answer(told.kind.status, body, headers, form.content_type)
+
+
+def answers_anyway(callback: Callable[..., None]) -> Callable[..., None]:
+    """If an answer cannot be put together, its client is told so, and the log why."""
+
+    @wraps(callback)
+    def guarded(self: object, ask: Ask, *rest: Any) -> None:
+        try:
+            callback(self, ask, *rest)
+        except Exception as error:
+            ask.refuse(error)
+
+    return guarded

@@ -14,6 +14,7 @@ from laneway.broker.values import Draft, Properties
 from laneway.frontends.sqs import message_attributes
 from laneway.frontends.sqs.errors import SqsError, invalid, missing, value_invalid
 from laneway.frontends.sqs.queue_attributes import View
+from laneway.frontends.sqs.recent import md5_of
 from laneway.frontends.sqs.wire import AttributeValues, MessageEntry
 
 TEXT = "text/plain"
@@ -67,7 +68,7 @@ class Senders:
             draft.priority = _priority(attributes)
         if DELIVER_AT in attributes:
             draft.visible_at_ms, draft.delay_ms = _deliver_at_ms(attributes), None
-        md5_body = hashlib.md5(body, usedforsecurity=False).hexdigest()
+        md5_body = md5_of(body)
         return Sent(draft, size_bytes, md5_body, md5_attributes, md5_system)
 
     def plain(self, sender: str) -> Properties:

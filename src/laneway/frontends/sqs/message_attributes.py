@@ -163,3 +163,8 @@ class Wanted:
 
     def __call__(self, name: str) -> bool:
         return self._all or name in self._names or name.startswith(self._beginnings)
+
+
+def sequence_number(message_id: str) -> str:
+    """Twenty digits that rise with every message: the number that a message id ends with."""
+    return f"{int(message_id[-12:], 16):020d}"

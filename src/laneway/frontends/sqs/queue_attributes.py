@@ -18,6 +18,7 @@ from laneway.frontends.sqs.names import is_fifo
 
 SQS = "sqs"  # the argument that holds what core does not know
 MAX_MESSAGE_BYTES = 1024 * 1024
+MAX_VISIBILITY_S = 43_200
 #: Core counts a message's properties too, in its own encoding: this much more may they take than SQS counts.
 PROPERTIES_ROOM_BYTES = 64 * 1024
 
@@ -27,7 +28,7 @@ _WHOLE: dict[str, tuple[int, int]] = {
     "MaximumMessageSize": (1024, MAX_MESSAGE_BYTES),
     "MessageRetentionPeriod": (60, 1_209_600),
     "ReceiveMessageWaitTimeSeconds": (0, 20),
-    "VisibilityTimeout": (0, 43_200),
+    "VisibilityTimeout": (0, MAX_VISIBILITY_S),
 }
 _MS = {"DelaySeconds": "delay_ms", "MessageRetentionPeriod": "retention_ms", "VisibilityTimeout": "lease_ms"}
 _WORDS: dict[str, tuple[str, ...]] = {
@@ -247,3 +248,9 @@ def difference(info: QueueInfo, wanted: QueueSettings, given: Mapping[str, str])
         if not same:
             return attribute
     return None
+
+
+def visibility_ms(seconds: int) -> int:
+    if not 0 <= seconds <= MAX_VISIBILITY_S:
+        raise value_invalid(seconds, "VisibilityTimeout", "Must be between 0 and 43200, if provided.")
+    return seconds * 1000

@@ -1,0 +1,279 @@
+"""ReceiveMessage. Those that come in one turn of the loop and ask for the same are gathered, and share one lease."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from laneway.broker.broker import Broker
+from laneway.broker.values import Delivery, Settlement
+from laneway.core.message import Deliveries, message_id_prefix
+from laneway.errors import LanewayError
+from laneway.frontends.http.protocol import Call
+from laneway.frontends.sqs import message_attributes
+from laneway.frontends.sqs import wire as w
+from laneway.frontends.sqs.ask import Ask, answers_anyway
+from laneway.frontends.sqs.attempts import AttemptKey, Attempts
+from laneway.frontends.sqs.errors import SqsError, value_invalid
+from laneway.frontends.sqs.json_form import JsonForm, message_pieces, messages_json
+from laneway.frontends.sqs.message_attributes import Wanted, sequence_number
+from laneway.frontends.sqs.queue_attributes import View, visibility_ms
+from laneway.frontends.sqs.recent import Md5s, Recent
+from laneway.frontends.sqs.views import Views
+
+MOST_MESSAGES = 10
+MAX_WAIT_S = 20
+_REMEMBERED_RECEIVES = 50_000
+_NOTHING: frozenset[str] = frozenset()
+_NOT_WANTED = Wanted([])
+_SYSTEM = frozenset(
+    {
+        "All",
+        "SenderId",
+        "SentTimestamp",
+        "ApproximateReceiveCount",
+        "ApproximateFirstReceiveTimestamp",
+        "SequenceNumber",
+        "MessageDeduplicationId",
+        "MessageGroupId",
+        "AWSTraceHeader",
+        "DeadLetterQueueSourceArn",
+    }
+)
+
+
+class Receive:
+    """One request, checked; while it is gathered, what its call waits for."""
+
+    __slots__ = (
+        "ask",
+        "attempt",
+        "count",
+        "is_cancelled",
+        "is_plain",
+        "lease_ms",
+        "name",
+        "system",
+        "view",
+        "wait_ms",
+        "wanted",
+    )
+
+    def __init__(self, ask: Ask, asked: w.ReceiveMessage, name: str, view: View) -> None:
+        self.ask = ask
+        self.name = name
+        self.view = view
+        self.attempt: AttemptKey | None = None
+        self.is_cancelled = False
+        self.count = 1 if asked.MaxNumberOfMessages is None else asked.MaxNumberOfMessages
+        if not 1 <= self.count <= MOST_MESSAGES:
+            raise value_invalid(self.count, "MaxNumberOfMessages", "Must be between 1 and 10, if provided.")
+        self.wait_ms = view.wait_ms
+        if asked.WaitTimeSeconds is not None:
+            if not 0 <= asked.WaitTimeSeconds <= MAX_WAIT_S:
+                raise value_invalid(asked.WaitTimeSeconds, "WaitTimeSeconds", "Must be >= 0 and <= 20, if provided.")
+            self.wait_ms = asked.WaitTimeSeconds * 1000
+        self.lease_ms = None if asked.VisibilityTimeout is None else visibility_ms(asked.VisibilityTimeout)
+        self.system, self.wanted = _NOTHING, _NOT_WANTED
+        if asked.AttributeNames or asked.MessageSystemAttributeNames:
+            self.system = frozenset(asked.AttributeNames) | frozenset(asked.MessageSystemAttributeNames)
+            for unknown in self.system - _SYSTEM:
+                raise SqsError("InvalidAttributeName", f"Unknown Attribute {unknown}.")
+        if asked.MessageAttributeNames:
+            self.wanted = Wanted(asked.MessageAttributeNames)
+        self.is_plain = not self.system and not self.wanted and isinstance(ask.form, JsonForm)
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class Receiving:
+    def __init__(self, broker: Broker, views: Views, md5s: Md5s) -> None:
+        self._broker = broker
+        self._views = views
+        self._md5s = md5s
+        self._attempts = Attempts(broker)
+        #: By queue, length of the lease and consumer; dealt with when this turn of the loop has brought all it has.
+        self._gathered: dict[tuple[str, str, int | None, str], list[Receive]] = {}
+        #: When messages were first received, as far as this process knows: SQS calls it approximate.
+        self._first_received_ms: Recent[int] = Recent(_REMEMBERED_RECEIVES)
+
+    def receive(self, ask: Ask, asked: w.ReceiveMessage) -> None:
+        name = ask.queue(asked.QueueUrl, "read")
+        view = self._views.view(ask, name)
+        one = Receive(ask, asked, name, view)
+        one.attempt = self._attempts.key(ask, view, name, asked.ReceiveRequestAttemptId)
+        call = ask.call
+        call.state = ask
+        if view.is_fifo:  # what one gets depends on the groups that the one before it holds
+            self._lease(ask, one)
+            return
+        if not self._gathered:
+            self._broker.call_soon(self._deal_gathered)
+        call.waiter = one
+        self._gathered.setdefault((ask.vhost, name, one.lease_ms, ask.account.name), []).append(one)
+
+    def end_wait(self, call: Call) -> None:
+        if call.waiter is not None:
+            call.waiter.cancel()
+            call.waiter = None
+            call.state.answer(w.ReceiveMessageResult())
+
+    # --- leasing
+
+    def _deal_gathered(self) -> None:
+        gathered, self._gathered = self._gathered, {}
+        for (vhost, name, lease_ms, account), ones in gathered.items():
+            waiting = [one for one in ones if not one.is_cancelled]
+            deliveries: Sequence[Delivery] = ()
+            if len(waiting) > 1:
+                total = sum([one.count for one in waiting])
+                try:
+                    deliveries = self._broker.lease_durable(
+                        vhost, name, total, lease_ms=lease_ms, consumer=account[:64]
+                    )
+                except LanewayError:
+                    pass  # each of them hears of it
+            self._deal(waiting, deliveries)
+
+    def _deal(self, waiting: list[Receive], deliveries: Sequence[Delivery]) -> None:
+        """To each in turn as many as it asked for; those for whom nothing is left ask on their own."""
+        pieces: list[bytes] = []
+        if isinstance(deliveries, Deliveries) and any(one.is_plain for one in waiting):
+            pieces = self._plain(deliveries)
+        at, end = 0, len(deliveries)
+        for one in waiting:
+            call = one.ask.call
+            call.waiter = None
+            if at >= end:
+                self._lease(one.ask, one)
+            elif pieces and one.is_plain and not call.is_abandoned:
+                one.ask.answer_with(messages_json(pieces[2 * at : 2 * (at + one.count)]))
+            else:
+                self._received(one.ask, one, deliveries[at : at + one.count])
+            at += one.count
+
+    @answers_anyway
+    def _lease(self, ask: Ask, one: Receive) -> None:
+        if one.attempt is not None and (again := self._attempts.again(one.attempt, one.lease_ms)) is not None:
+            self._received(ask, one, again)
+            return
+        waiter = self._broker.lease(
+            ask.vhost,
+            one.name,
+            max_messages=one.count,
+            done=partial(self._received, ask, one),
+            lease_ms=one.lease_ms,
+            wait_ms=one.wait_ms,
+            consumer=ask.account.name[:64],
+        )
+        if ask.call.response is None:
+            ask.call.waiter = waiter
+
+    # --- answering
+
+    @answers_anyway
+    def _received(self, ask: Ask, one: Receive, deliveries: Sequence[Delivery]) -> None:
+        call = ask.call
+        call.waiter = None
+        if call.is_abandoned or call.response is not None:
+            self._give_back(ask, one.name, deliveries)
+            return
+        if one.attempt is not None:
+            self._attempts.note(one.attempt, deliveries)
+        if one.is_plain and isinstance(deliveries, Deliveries):
+            ask.answer_with(messages_json(self._plain(deliveries)))
+        else:
+            ask.answer(w.ReceiveMessageResult(Messages=[self._message(one, d) for d in deliveries]))
+
+    def _plain(self, d: Deliveries) -> list[bytes]:
+        """Hot: messages without their attributes, as the pieces that messages_json takes."""
+        seqs, bodies = d.seqs, d.bodies
+        now_ms = self._broker.now()
+        firsts = (
+            seqs if d.receives.count(1) == len(seqs) else [s for s, n in zip(seqs, d.receives, strict=True) if n == 1]
+        )
+        self._first_received_ms.update(dict.fromkeys(firsts, now_ms))
+        prefixes = {at_ms: message_id_prefix(at_ms, d.tag) for at_ms in set(d.enqueued_at_ms)}
+        texts, bodies = _texts(bodies)
+        return message_pieces(
+            [prefixes[at_ms] for at_ms in d.enqueued_at_ms],
+            [(lease << 48 | seq).to_bytes(14, "big").hex() for lease, seq in enumerate(seqs, d.first_lease)],
+            self._md5s.of(seqs, bodies),
+            texts,
+        )
+
+    def _message(self, one: Receive, d: Delivery) -> w.Message:
+        now_ms = self._broker.now()
+        number = int(d.message_id[-12:], 16)
+        if d.receives == 1 and self._first_received_ms.get(number) is None:
+            self._first_received_ms.update({number: now_ms})
+        texts, bodies = _texts((d.body,))
+        message = w.Message(
+            MessageId=d.message_id,
+            ReceiptHandle=d.token,
+            MD5OfBody=self._md5s.of((number,), bodies)[0],
+            Body=texts[0],
+        )
+        system, wanted = one.system, one.wanted
+        if system:
+            everything = self._system_attributes(one, d, self._first_received_ms.get(number) or now_ms)
+            message.Attributes = (
+                everything if "All" in system else {name: v for name, v in everything.items() if name in system}
+            )
+        if wanted and d.properties.attributes:
+            types = d.properties.extra.get("sqs", {}).get("types", {})
+            shown = message_attributes.shown(d.properties.attributes, types, wanted)
+            if shown:
+                message.MessageAttributes = shown
+                message.MD5OfMessageAttributes = message_attributes.md5_of(shown)
+        return message
+
+    def _system_attributes(self, one: Receive, d: Delivery, first_receive_ms: int) -> dict[str, str]:
+        own: dict[str, Any] = d.properties.extra.get("sqs", {})
+        attributes = {
+            "SenderId": own.get("sender", "laneway"),
+            "SentTimestamp": str(d.enqueued_at_ms),
+            "ApproximateReceiveCount": str(d.receives),
+            "ApproximateFirstReceiveTimestamp": str(first_receive_ms),
+        }
+        if one.view.is_fifo:
+            attributes["SequenceNumber"] = sequence_number(d.message_id)
+            attributes["MessageGroupId"] = d.properties.group
+            attributes["MessageDeduplicationId"] = own.get("dedup_id", d.properties.dedup_id)
+        elif d.properties.tenant:
+            attributes["MessageGroupId"] = d.properties.tenant
+        if "trace" in own:
+            attributes["AWSTraceHeader"] = own["trace"]
+        if d.deaths:
+            attributes["DeadLetterQueueSourceArn"] = one.ask.arn(d.deaths[-1].queue)
+        return attributes
+
+    def _give_back(self, ask: Ask, name: str, deliveries: Sequence[Delivery]) -> None:
+        """Nobody is there any more to take these: others may have them now rather than when the leases expire."""
+        if deliveries:
+            try:
+                self._broker.settle(
+                    ask.vhost, name, [Settlement("release", d.token) for d in deliveries], lambda _: None
+                )
+            except LanewayError:
+                pass  # then the leases expire
+
+
+def _texts(bodies: Sequence[bytes]) -> tuple[list[str], Sequence[bytes]]:
+    """Bodies as text, and what the MD5s are of. A body of another protocol that is no text is shown in Base64."""
+    try:
+        return [body.decode() for body in bodies], bodies
+    except UnicodeDecodeError:
+        shown = [body if _is_text(body) else base64.b64encode(body) for body in bodies]
+        return [body.decode() for body in shown], shown
+
+
+def _is_text(body: bytes) -> bool:
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
