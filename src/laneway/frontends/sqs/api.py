@@ -125,9 +125,7 @@ class SqsApi:
             signature = signature_of(shape, values)
         except SqsError:  # the date is none: the long way tells
             return None
-        head = shape.head.like(int(values[b"content-length"]))
-        head.plan = Plan.like(shape.head.plan, signature)
-        return head
+        return shape.head.like(int(values[b"content-length"]), Plan.like(shape.head.plan, signature))
 
     def handle(self, call: Call) -> None:
         plan: Plan = call.head.plan
