@@ -132,12 +132,14 @@ class Model:
             if m.origin is queue:
                 m.origin = ModelQueue(queue.number, "gone", queue.settings)  # it is a dead letter still
 
-    def purge(self, name: str) -> int:
+    def purge(self, name: str, *, leased: bool = False) -> int:
         queue = self.queues[name]
         gone = [m for m in self.messages if m.queue is queue and m.state in ("ready", "delayed")]
-        self.forget(gone)
+        held = [m for m in self.messages if m.queue is queue and m.state == "leased" and leased]
+        self.forget(gone + held)
         queue.totals["purged"] += len(gone)
-        return len(gone)
+        queue.totals["deleted"] += len(held)
+        return len(gone) + len(held)
 
     # Publishing
 

@@ -120,9 +120,9 @@ class Machine(RuleBasedStateMachine):
     def bind(self, name: str, wanted: bool) -> None:
         self.twin.bind(name, wanted)
 
-    @rule(name=names)
-    def purge(self, name: str) -> None:
-        self.twin.purge(name)
+    @rule(name=names, leased=st.booleans())
+    def purge(self, name: str, leased: bool) -> None:
+        self.twin.purge(name, leased)
 
     @rule(name=names)
     def delete(self, name: str) -> None:

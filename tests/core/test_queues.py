@@ -13,7 +13,7 @@ from laneway.core.invariants import check_invariants
 from laneway.core.message import Settlement
 from laneway.core.settings import DAY_MS, RANGES, QueueSettings, check_queue_name, check_settings
 from laneway.core.table import SLAB_ROWS
-from laneway.errors import Conflict, InvalidInput, LimitExceeded, QueueInUse
+from laneway.errors import Conflict, InvalidInput, LeaseStale, LimitExceeded, QueueInUse
 from tests.core.runner import START_MS, Core, draft, lines_run
 
 
@@ -190,6 +190,23 @@ def test_a_purge_removes_what_waits_and_nothing_else() -> None:
     check_invariants(core.state)
     assert core.ack(one)[1] == [0]
     assert core.tick(100_000) == []
+
+
+def test_a_purge_of_what_is_held_as_well_leaves_the_dead_alone() -> None:
+    core = Core()
+    core.put()
+    core.publish(b"leased", b"dead", draft(group="g"), draft(group="g"), b"ready")
+    (_, one), (_, two), (_, three) = core.take(3)
+    core.settle(Settlement("reject", two))
+    core.run(commands.purge_queue(core.state, core["q"], core.now_ms, leased=True))
+    q = core["q"]
+    assert (q.ready, q.leased, q.delayed, list(q.dead), q.bytes_waiting) == (0, 0, 0, [2], 0)
+    assert (q.totals[commands.q_.PURGED], q.totals[commands.q_.DELETED]) == (2, 2)
+    check_invariants(core.state)
+    assert [type(told) for told in core.ack(one, three)[1]] == [LeaseStale, LeaseStale]
+    assert core.tick(100_000) == [], "and no lease of them ends"
+    core.publish(draft(group="g"))
+    assert len(core.take(1)) == 1, "their group is free"
 
 
 def test_a_purge_of_nothing_is_no_event() -> None:

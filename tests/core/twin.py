@@ -108,10 +108,10 @@ class Twin:
             self.model.bound.discard(name)
 
     @told
-    def purge(self, name: str) -> None:
+    def purge(self, name: str, leased: bool = False) -> None:
         if name in self.model.queues:
-            self.model.purge(name)
-            self.core.run(commands.purge_queue(self.core.state, self.core[name], self.now_ms))
+            self.model.purge(name, leased=leased)
+            self.core.run(commands.purge_queue(self.core.state, self.core[name], self.now_ms, leased=leased))
 
     @told
     def publish(self, name: str, *drafts: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from laneway.broker.values import DeadLetterFilter, PeekQuery, RedriveRequest
 from laneway.core.exchanges import Binding, ExchangeSettings
 from laneway.core.message import Delivery, Draft, Glimpse, Properties, Receipt, Settlement
 from laneway.core.settings import QueueSettings
-from laneway.core.table import DELAYED, READY
+from laneway.core.table import DELAYED, LEASED, READY
 from laneway.errors import (
     Conflict,
     CursorNotFound,
@@ -445,13 +445,16 @@ class Workload:
         if queue is None:
             return
 
+        leased = self.random.random() < 0.3  # as SQS does
+        states = (READY, DELAYED, LEASED) if leased else (READY, DELAYED)
+
         async def purge() -> None:
-            doomed = self._leaving(node, lambda: node.seqs(queue, READY, DELAYED))
+            doomed = self._leaving(node, lambda: node.seqs(queue, *states))
             try:
-                count = await node.broker.purge_queue("/", queue)
+                count = await node.broker.purge_queue("/", queue, leased=leased)
             except DiskFull:
                 return self._spared(doomed)
-            assert count == len(doomed), f"{queue}: {count} purged, {len(doomed)} were waiting"
+            assert count == len(doomed), f"{queue}: {count} purged, there were {len(doomed)}"
             return self._ended(doomed)
 
         self.in_background(node, purge())

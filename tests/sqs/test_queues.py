@@ -173,8 +173,13 @@ def test_permissions_are_kept_in_the_policy(sqs: Any, queue: str) -> None:
 def test_a_queue_is_purged(sqs: Any, queue: str) -> None:
     for n in range(3):
         sqs.send_message(QueueUrl=queue, MessageBody=str(n))
+    (held,) = sqs.receive_message(QueueUrl=queue)["Messages"]
     sqs.purge_queue(QueueUrl=queue)
     assert bodies(sqs.receive_message(QueueUrl=queue)) == []
+    assert attribute(sqs, queue, "ApproximateNumberOfMessagesNotVisible") == "0", "those in flight are gone too"
+    late = {"QueueUrl": queue, "ReceiptHandle": held["ReceiptHandle"]}
+    assert refusal(sqs.change_message_visibility, **late, VisibilityTimeout=0)[0].endswith("MessageNotInflight")
+    sqs.delete_message(**late)  # too late, which is no error on a standard queue
 
 
 def test_a_queue_of_http_is_a_queue_of_sqs(sqs: Any, serving: SqsServing, new_name: NewName) -> None:

@@ -733,17 +733,18 @@ class Broker:
             waiter.done([])
         self.sessions.queue_gone(queue.number)
 
-    async def purge_queue(self, vhost: str, name: str) -> int:
-        purged = self.purge_queue_now(vhost, name)
+    async def purge_queue(self, vhost: str, name: str, *, leased: bool = False) -> int:
+        """How many messages went: those that wait, and with `leased` also those that consumers hold."""
+        purged = self.purge_queue_now(vhost, name, leased=leased)
         await self.committer.durable()
         return purged
 
-    def purge_queue_now(self, vhost: str, name: str) -> int:
+    def purge_queue_now(self, vhost: str, name: str, *, leased: bool = False) -> int:
         queue = self.open_queue(vhost, name)
-        waiting = queue.ready + queue.delayed
-        self.engine.run(commands.purge_queue(self._state, queue, self.now()))
+        before = queue.ready + queue.delayed + queue.leased
+        self.engine.run(commands.purge_queue(self._state, queue, self.now(), leased=leased))
         self.committer.touch_later()
-        return waiting - queue.ready - queue.delayed
+        return before - queue.ready - queue.delayed - queue.leased
 
     def find_info(self, vhost: str, name: str) -> QueueInfo | None:
         queue = self._state.by_name.get((vhost, name))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from itertools import repeat
+from itertools import islice, repeat
 from operator import attrgetter, is_
 from typing import Any
 
@@ -30,6 +30,7 @@ from laneway.core.events import (
     QueuePurged,
     QueuePut,
     Released,
+    Removed,
 )
 from laneway.core.message import (
     PLAIN,
@@ -135,9 +136,13 @@ def delete_queue(state: State, queue: Queue, now_ms: int, *, if_empty: bool) -> 
     yield QueueDeleted(queue.number, now_ms, queue_document(queue))
 
 
-def purge_queue(state: State, queue: Queue, now_ms: int) -> Iterator[Event]:
+def purge_queue(state: State, queue: Queue, now_ms: int, *, leased: bool = False) -> Iterator[Event]:
+    """Delete what waits; with `leased`, also what consumers hold, who can no longer settle it."""
     if queue.ready or queue.delayed:
         yield QueuePurged(queue.number, now_ms, state.table.next_seq)
+    if leased and queue.leased:
+        held = list(islice(state.table.find(queue.number, LEASED), queue.leased))
+        yield Removed(queue.number, now_ms, held, Cause.DELETED)
 
 
 # Publishing

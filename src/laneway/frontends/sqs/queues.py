@@ -147,8 +147,9 @@ class Queues:
     # --- the end of messages, and of queues
 
     async def purge(self, ask: Ask, asked: w.QueueRequest) -> None:
+        """AWS deletes those in flight as well."""
         name = ask.queue(asked.QueueUrl, "configure")
-        await self._broker.purge_queue(ask.vhost, name)
+        await self._broker.purge_queue(ask.vhost, name, leased=True)
 
     async def delete(self, ask: Ask, asked: w.QueueRequest) -> None:
         """AWS deletes a dead-letter queue whoever uses it; its sources then keep their messages."""
