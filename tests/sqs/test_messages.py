@@ -286,6 +286,17 @@ def test_priority_and_an_absolute_time_by_attributes(sqs: Any, queue: str, servi
         send("x", DeliverAt=("String", "tomorrow"))
 
 
+@pytest.mark.parametrize("delay", [0, 5])
+def test_a_delay_and_an_absolute_time_are_one_too_many(sqs: Any, queue: str, delay: int) -> None:
+    at = {"Laneway.DeliverAt": {"DataType": "String", "StringValue": "2020-01-01T00:00:00+00:00"}}
+    message = {"MessageBody": "x", "MessageAttributes": at, "DelaySeconds": delay}
+    code, words = refusal(sqs.send_message, QueueUrl=queue, **message)
+    assert code == "InvalidParameterValue" and "Give DelaySeconds or Laneway.DeliverAt, not both." in words
+    answer = sqs.send_message_batch(QueueUrl=queue, Entries=[{"Id": "a", **message}])
+    assert [(one["Id"], one["Code"]) for one in answer["Failed"]] == [("a", "InvalidParameterValue")]
+    assert bodies(sqs.receive_message(QueueUrl=queue)) == []
+
+
 def test_the_same_message_over_http(sqs: Any, queue: str, serving: SqsServing) -> None:
     """What is sent over SQS is read over HTTP, and the other way round."""
     name = queue.rsplit("/", 1)[1]

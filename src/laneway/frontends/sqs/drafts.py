@@ -67,7 +67,9 @@ class Senders:
         if PRIORITY in attributes:
             draft.priority = _priority(attributes)
         if DELIVER_AT in attributes:
-            draft.visible_at_ms, draft.delay_ms = _deliver_at_ms(attributes), None
+            if entry.DelaySeconds is not None:
+                raise value_invalid(entry.DelaySeconds, "DelaySeconds", f"Give DelaySeconds or {DELIVER_AT}, not both.")
+            draft.visible_at_ms = _deliver_at_ms(attributes)
         md5_body = md5_of(body)
         return Sent(draft, size_bytes, md5_body, md5_attributes, md5_system)
 
