@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from laneway.access import Permission
 from tests.sqs.serving import ACCOUNT_ID, REGION, SqsServing, attribute, bodies, refusal
 
 NewQueue = Callable[..., str]
@@ -219,6 +220,19 @@ def test_regions_are_kept_apart(sqs: Any, serving: SqsServing, new_name: NewName
     assert bodies(here.receive_message(QueueUrl=url)) == []
     assert bodies(there.receive_message(QueueUrl=url)) == ["there"]
     assert serving.call(serving.broker.find_info, "eu-west-1", name) is not None
+
+
+def test_a_region_begins_with_a_queue_of_an_operator(serving: SqsServing, new_name: NewName) -> None:
+    """It is a virtual host, and creating one needs that role over HTTP too."""
+    anywhere = Permission(queue="*", vhost="*", read=True, write=True, configure=True)
+    serving.run(serving.access.put_account("roamer", permissions=[anywhere]))
+    roamer = serving.sqs(serving.new_key("roamer"), region="ap-south-1")
+    code, words = refusal(roamer.create_queue, QueueName=new_name())
+    assert (code, "no queues in ap-south-1 yet" in words) == ("AccessDenied", True)
+    assert not serving.call(serving.broker.vhosts.exists, "ap-south-1")
+    serving.run(serving.access.put_account("keeper", roles=["operator"]))
+    serving.sqs(serving.new_key("keeper"), region="ap-south-1").create_queue(QueueName=new_name())
+    assert roamer.create_queue(QueueName=new_name())["QueueUrl"]
 
 
 def test_actions_and_parameters_that_are_wrong(serving: SqsServing) -> None:

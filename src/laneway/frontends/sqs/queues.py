@@ -9,8 +9,10 @@ from typing import Any
 
 import msgspec
 
+from laneway.access import OPERATOR
 from laneway.broker.broker import Broker
 from laneway.broker.values import QueueInfo, QueueSettings
+from laneway.errors import Forbidden
 from laneway.frontends.sqs import queue_attributes as qa
 from laneway.frontends.sqs import wire as w
 from laneway.frontends.sqs.ask import Ask
@@ -70,12 +72,23 @@ class Queues:
                 )
             return w.QueueUrlResult(QueueUrl=ask.url(name))
         self._check_target(ask, name, settings)
-        self._broker.vhosts.create(ask.vhost)  # a region comes to be with its first queue
+        self._create_region(ask)
         own: dict[str, Any] = {**qa.own_of(settings)}
         if asked.tags:
             own["tags"] = _check_tags(asked.tags)
         await self._put(ask, name, qa.with_own(settings, own))
         return w.QueueUrlResult(QueueUrl=ask.url(name))
+
+    def _create_region(self, ask: Ask) -> None:
+        """A region comes to be with its first queue, if whoever creates that one may create virtual hosts."""
+        if not self._broker.vhosts.exists(ask.vhost):
+            try:
+                ask.access.check_role(ask.account, OPERATOR)
+            except Forbidden as refused:
+                raise SqsError(
+                    "AccessDenied", f"There are no queues in {ask.region} yet, and to begin there {refused.message}."
+                ) from None
+            self._broker.vhosts.create(ask.vhost)
 
     def _check_target(self, ask: Ask, name: str, settings: QueueSettings) -> None:
         target = settings.dead_letter_queue
