@@ -292,32 +292,30 @@ def sqs_send(batch: int) -> Prepare:
     return prepare
 
 
-async def sqs_receive(server: Server) -> Turn:
-    """Receive and delete ten at a time, of what was sent before in ways that are not counted."""
-    signer, clients = await sqs_signer(server)
-    url = await sqs_queue(signer, clients, "receive")
-    texts = laneway.payload_texts(KILOBYTE, 10)
-    ask = b'{"QueueUrl":"%b","MaxNumberOfMessages":10,"VisibilityTimeout":600}' % url.encode()
+def sqs_receive(batch: int) -> Prepare:
+    """Receive and delete one or ten at a time, of what was sent before in ways that are not counted."""
 
-    async def turn() -> int:
-        with uncounted():
-            send = sqs_load.batch_body(url, texts)
-            await answers(clients, [signer.request("SendMessageBatch", send) for _ in clients])
-            said = [signer.request("ReceiveMessage", ask) for _ in clients]
-        told = await answers(clients, said)
-        with uncounted():
-            said = []
-            for reply in told:
-                entries = [
-                    b'{"Id":"%d","ReceiptHandle":"%b"}' % (at, handle.encode())
-                    for at, handle in enumerate(sqs_load.receipt_handles(reply))
-                ]
-                body = b'{"QueueUrl":"%b","Entries":[%b]}' % (url.encode(), b",".join(entries))
-                said.append(signer.request("DeleteMessageBatch", body))
-        told = await answers(clients, said)
-        return _expect(told, b'"Id"', SINGLES * 10)
+    async def prepare(server: Server) -> Turn:
+        signer, clients = await sqs_signer(server)
+        url = await sqs_queue(signer, clients, f"receive-{batch}")
+        send = sqs_load.batch_body(url, laneway.payload_texts(KILOBYTE, batch))
+        ask = b'{"QueueUrl":"%b","MaxNumberOfMessages":%d,"VisibilityTimeout":600}' % (url.encode(), batch)
 
-    return turn
+        async def turn() -> int:
+            with uncounted():
+                await answers(clients, [signer.request("SendMessageBatch", send) for _ in clients])
+                said = [signer.request("ReceiveMessage", ask) for _ in clients]
+            told = await answers(clients, said)
+            with uncounted():
+                handles = list(map(sqs_load.receipt_handles, told))
+                _expect(told, b'"Body"', SINGLES * batch)
+                said = [sqs_load.deletion(signer, url, some) for some in handles]
+            told = await answers(clients, said)
+            return _expect(told, b'"Id"', SINGLES * batch) if batch > 1 else _expect(told, b"200 OK", SINGLES)
+
+        return turn
+
+    return prepare
 
 
 def _expect(told: Sequence[bytes], word: bytes, count: int) -> int:
@@ -337,7 +335,8 @@ CASES: dict[str, Prepare] = {
     "AMQP one quorum queue": amqp_queues(1, settings={"x-queue-type": "quorum"}),
     "SQS send, 1 × 1 KB": sqs_send(1),
     "SQS send, 10 × 1 KB": sqs_send(10),
-    "SQS receive + delete, 10 × 1 KB": sqs_receive,
+    "SQS receive + delete, 1 × 1 KB": sqs_receive(1),
+    "SQS receive + delete, 10 × 1 KB": sqs_receive(10),
 }
 
 

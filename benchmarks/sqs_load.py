@@ -78,16 +78,19 @@ def receiver(signer: Signer, queue_url: str, batch: int, tally: Tally) -> Script
     ask = json.dumps({"QueueUrl": queue_url, "MaxNumberOfMessages": batch, "VisibilityTimeout": 600}).encode()
     while handles := receipt_handles((yield signer.request("ReceiveMessage", ask))):
         tally.received += len(handles)
-        if batch == 1:
-            body = json.dumps({"QueueUrl": queue_url, "ReceiptHandle": handles[0]}).encode()
-            yield signer.request("DeleteMessage", body)
-        else:
-            entries = [{"Id": str(at), "ReceiptHandle": handle} for at, handle in enumerate(handles)]
-            body = json.dumps({"QueueUrl": queue_url, "Entries": entries}).encode()
-            reply = yield signer.request("DeleteMessageBatch", body)
-            if b'"Failed":[{' in reply.replace(b" ", b""):
-                raise LoadFailed(f"not all were deleted: {reply[:600].decode(errors='replace')}")
+        reply = yield deletion(signer, queue_url, handles)
+        if b'"Failed":[{' in reply.replace(b" ", b""):
+            raise LoadFailed(f"not all were deleted: {reply[:600].decode(errors='replace')}")
         tally.acked += len(handles)
+
+
+def deletion(signer: Signer, queue_url: str, handles: Sequence[str]) -> bytes:
+    """A request that deletes one or several."""
+    if len(handles) == 1:
+        body = json.dumps({"QueueUrl": queue_url, "ReceiptHandle": handles[0]}).encode()
+        return signer.request("DeleteMessage", body)
+    entries = [{"Id": str(at), "ReceiptHandle": handle} for at, handle in enumerate(handles)]
+    return signer.request("DeleteMessageBatch", json.dumps({"QueueUrl": queue_url, "Entries": entries}).encode())
 
 
 def receipt_handles(reply: bytes) -> list[str]:

@@ -145,6 +145,7 @@ def test_an_entry_that_is_refused_leaves_the_others(sqs: Any, queue: str) -> Non
         ([], "AWS.SimpleQueueService.EmptyBatchRequest"),
         ([("a", "x")] * 2, "AWS.SimpleQueueService.BatchEntryIdsNotDistinct"),
         ([("a b", "x")], "AWS.SimpleQueueService.InvalidBatchEntryId"),
+        ([("a,b", "x"), ("c", "y")], "AWS.SimpleQueueService.InvalidBatchEntryId"),
         ([("", "x")], "AWS.SimpleQueueService.InvalidBatchEntryId"),
         ([(f"e{n}", "x") for n in range(11)], "AWS.SimpleQueueService.TooManyEntriesInBatchRequest"),
         ([(f"e{n}", "x" * 600_000) for n in range(2)], "AWS.SimpleQueueService.BatchRequestTooLong"),
