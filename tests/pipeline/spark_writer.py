@@ -1,30 +1,31 @@
 """A driver that writes into queues and meets trouble: run as a program by test_spark_writing.py, which kills it.
 
-The first attempt of the first task of each batch fails after it has staged its rows. With --stop-before or --stop-after
-N the driver stands still before or after batch N is committed, having left a file to say so, until somebody kills it.
+The first attempt of the first task of each batch fails after it has staged its rows, that of the second dies with its
+process. With --stop-before or --stop-after N the driver stands still before or after batch N is committed.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter
 from pyspark.sql.types import StructType
 
-FOREVER_S = 600
+from laneway.pipeline.writing import stream_writer, writer
+from tests.pipeline.drivers import die, is_first_attempt, quick_session, stand_still
+
 OWN_OPTIONS = ("stopbefore", "stopafter", "note")
 
 
-def first_attempt_fails(staged: Any) -> Any:
-    context = TaskContext.get()
-    if context is not None and (context.partitionId(), context.attemptNumber()) == (0, 0):
-        raise RuntimeError("the executor is lost after it has staged everything")
+def first_attempts_fail(staged: Any) -> Any:
+    if is_first_attempt(0):
+        raise RuntimeError("it has staged everything, and fails")
+    if is_first_attempt(1):
+        die()
     return staged
 
 
@@ -34,13 +35,9 @@ class Unlucky(DataSource):
         return "unlucky"
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        from laneway.pipeline.writing import writer
-
         return UnluckyWriter(writer(self._rest(), schema, overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        from laneway.pipeline.writing import stream_writer
-
         return UnluckyStreamWriter(stream_writer(self._rest(), schema, overwrite), self.options)
 
     def _rest(self) -> dict[str, str]:
@@ -52,7 +49,7 @@ class UnluckyWriter(DataSourceArrowWriter):
         self._inner = inner
 
     def write(self, iterator: Iterator[Any]) -> Any:
-        return first_attempt_fails(self._inner.write(iterator))
+        return first_attempts_fail(self._inner.write(iterator))
 
     def commit(self, messages: list[Any]) -> None:
         self._inner.commit(messages)
@@ -69,21 +66,17 @@ class UnluckyStreamWriter(DataSourceStreamArrowWriter):
         self._note = Path(options["note"])
 
     def write(self, iterator: Iterator[Any]) -> Any:
-        return first_attempt_fails(self._inner.write(iterator))
+        return first_attempts_fail(self._inner.write(iterator))
 
     def commit(self, messages: list[Any], batchId: int) -> None:
         if batchId == self._stop_before:
-            self._stand_still("before")
+            stand_still(self._note, "before")
         self._inner.commit(messages, batchId)
         if batchId == self._stop_after:
-            self._stand_still("after")
+            stand_still(self._note, "after")
 
     def abort(self, messages: list[Any], batchId: int) -> None:
         self._inner.abort(messages, batchId)
-
-    def _stand_still(self, when: str) -> None:
-        self._note.write_text(when)
-        time.sleep(FOREVER_S)
 
 
 def rows(spark: SparkSession, folder: str) -> Any:
@@ -100,17 +93,7 @@ def main() -> None:
     parser.add_argument("--stop-after", default="-1")
     parser.add_argument("--batch-of", type=int, default=0, help="rows of a df.write to begin with")
     given = parser.parse_args()
-    spark = (
-        SparkSession.builder.master("local[1,3]")  # a task has three tries
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.memory", "600m")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # it will not live long
-        .config("spark.sql.codegen.wholeStage", "false")
-        .getOrCreate()
-    )
+    spark = quick_session()
     spark.dataSource.register(Unlucky)
     where = {"url": given.url, "producer": given.producer}
     if given.batch_of:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from laneway.pipeline.jobs.archive import archived, folder, letters, with_bodies
 from laneway.pipeline.lake import Warehouse
 from laneway.pipeline.runner import JOBS, Options, Result, run
 from laneway.pipeline.schema import EVENTS
+from tests.pipeline.drivers import ROOT, environment
 from tests.pipeline.events import at, row
 from tests.pipeline.histories import expected, write
 from tests.pipeline.traffic import FIRST_COMMITS, NOON_MS, QUEUES, ROWS_A_ROUND, traffic
@@ -138,11 +138,10 @@ def test_every_event_is_there_once_though_a_task_dies_and_the_driver_is_killed(
 ) -> None:
     source, warehouse, note = tmp_path / "data", tmp_path / "lake", tmp_path / "note"
     write(source, traffic(6), segment_bytes=128 << 10)
-    root = Path(__file__).parent.parent.parent
     killed = subprocess.run(
         [sys.executable, "-m", "tests.pipeline.archive_driver", str(source), str(warehouse), str(note)],
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"},
+        cwd=ROOT,
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=500,

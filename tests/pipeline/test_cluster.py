@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -13,10 +12,9 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from tests.pipeline.drivers import ROOT, environment
 from tests.pipeline.histories import expected, write
 from tests.pipeline.traffic import traffic
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.timeout(240)
@@ -25,7 +23,7 @@ def test_two_executors_read_one_journal_together(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "tests.pipeline.cluster_job", str(tmp_path)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=230,
