@@ -140,6 +140,12 @@ class PartsMissing(Conflict):
     code = "parts_missing"
 
 
+class Unroutable(Conflict):
+    """Messages that would reach no queue, and must."""
+
+    code = "unroutable"
+
+
 class LeaseStale(Conflict):
     code = "lease_stale"
 

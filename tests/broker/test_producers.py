@@ -25,6 +25,7 @@ from laneway.errors import (
     QueueFull,
     QueueNotFound,
     Unavailable,
+    Unroutable,
     VhostNotFound,
 )
 from laneway.journal.segments import inspect
@@ -253,6 +254,22 @@ def test_through_an_exchange_each_queue_takes_its_own_priorities_and_what_reache
         (wide,), (narrow,) = await b.lease(queue="wide"), await b.lease(queue="narrow")
         assert (wide.priority, narrow.priority) == (200, 3)
         assert (narrow.properties.exchange, narrow.properties.routing_key) == ("amq.direct", "k")
+
+    run(scenario)
+
+
+def test_a_mandatory_batch_is_refused_as_a_whole_if_a_message_reaches_no_queue(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue("there")
+        b.broker.exchanges.bind("/", Binding("amq.direct", "queue", "there", "k"))
+        await stage(b, [*through("amq.direct", "k", b"x"), *through("amq.direct", "none", b"y", b"z")])
+        with pytest.raises(Unroutable, match=r"2 of 3 messages .* message 1, .* 'amq.direct' .* 'none'") as refused:
+            await commit(b, 1, mandatory=True)
+        assert refused.value.details["unrouted"] == 2
+        assert await b.lease(queue="there") == []
+        b.broker.exchanges.bind("/", Binding("amq.direct", "queue", "there", "none"))
+        done = await commit(b, 1, mandatory=True)  # what was staged is still there
+        assert (done.published, done.unrouted) == (3, 0)
 
     run(scenario)
 

@@ -63,6 +63,26 @@ def test_a_table_is_written_with_everything_its_columns_say(
         assert message.attributes == {"parity": "odd" if n % 2 else "even"}
 
 
+def test_rows_go_through_an_exchange_and_none_does_if_one_would_reach_no_queue(
+    spark: SparkSession, serving: Serving, client: Client
+) -> None:
+    for queue in ("even", "odd"):
+        client.put_queue(queue)
+        client.bind("amq.topic", queue, f"*.{queue}")
+    table = spark.range(0, 20, 1, 2).selectExpr(
+        "CAST(id AS STRING) AS body", "IF(id % 2 = 0, 'number.even', 'number.odd') AS routing_key"
+    )
+    written = table.write.format("laneway").mode("append").options(url=serving.url, exchange="amq.topic")
+    client.unbind("amq.topic", "odd", "*.odd")
+    with pytest.raises(Exception, match="unroutable: 10 of 20 messages reach no queue"):
+        written.save()
+    assert received(client, "even") == Counter()
+    client.bind("amq.topic", "odd", "*.odd")
+    written.save()
+    assert received(client, "even") == Counter(str(n) for n in range(0, 20, 2))
+    assert received(client, "odd") == Counter(str(n) for n in range(1, 20, 2))
+
+
 def test_a_mistake_is_told_before_anything_is_written(spark: SparkSession, serving: Serving, client: Client) -> None:
     client.put_queue("untouched")
     options = {"url": serving.url, "queue": "untouched"}

@@ -60,6 +60,7 @@ def payloads(client: Client, queue: str) -> list[object]:
         ({"url": URL, "queue": "q", "exchange": "x"}, "exchange", "one of the two"),
         ({"url": URL, "queue": "q", "routingKey": "k"}, "routingKey", "for an exchange"),
         ({"url": URL, "token": "t", "user": "u"}, "token", "not both"),
+        ({"url": URL, "unrouted": "keep"}, "unrouted", "fail or ignore"),
         ({"url": URL, "batchId": "-1"}, "batchId", "from 0 on"),
         ({"url": URL, "batchId": "one"}, "batchId", "from 0 on"),
         ({"url": URL, "chunkBytes": "0"}, "chunkBytes", "from 1 on"),
@@ -327,6 +328,23 @@ def test_a_full_queue_is_waited_for(serving: Serving, client: Client, queue: str
     finally:
         Client.commit_batch = commit  # type: ignore[method-assign]
     assert len(tries) == 2 and payloads(client, queue) == [b"1"]
+
+
+def test_rows_that_reach_no_queue_fail_their_batch_or_are_counted_in_a_warning(
+    serving: Serving, client: Client, queue: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def written(**options: str) -> None:
+        made = writer({"url": serving.url, "exchange": "amq.default", **options}, BODY, False)
+        made.commit([made.write(rows(b"1", b"2", b"3", routing_key=[queue, "nowhere", "nor here"]))])
+
+    with pytest.raises(PipelineError, match=r"unroutable: 2 of 3 messages reach no queue, .* routing key 'nowhere'"):
+        written()
+    assert payloads(client, queue) == [] and not caplog.records
+    written(unrouted="ignore")
+    assert payloads(client, queue) == [b"1"]
+    assert [record.getMessage().split(": ")[1] for record in caplog.records] == [
+        "2 messages reached no queue and are gone"
+    ]
 
 
 def test_every_option_and_column_is_on_the_page() -> None:

@@ -82,6 +82,8 @@ def test_a_batch_goes_through_exchanges_and_to_other_virtual_hosts(http: httpx.C
         {"vhost": "elsewhere", "queue": name, "body": b"3"},
     ]
     assert stage(http, name, "0", batch).status_code == 201
+    refused = commit(http, name, 1, "0", mandatory=True)
+    assert error(refused)[:2] == (409, "unroutable") and refused.json()["error"]["unrouted"] == 1
     answer = commit(http, name, 1, "0").json()
     assert (answer["published"], answer["unrouted"]) == (2, 1)
     assert len(dequeue(http, queue, max_messages=5)) == 1

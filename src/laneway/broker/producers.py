@@ -21,7 +21,15 @@ from laneway.broker.staging import Addressed, Stage, Staging, StagingLimits, Tar
 from laneway.core.batches import Share, check_shares, of_message, publish_shares
 from laneway.core.events import DocumentPut, DocumentRemoved, Event
 from laneway.core.message import Receipt
-from laneway.errors import BatchFenced, InvalidInput, LanewayError, LimitExceeded, PartsMissing, ProducerNotFound
+from laneway.errors import (
+    BatchFenced,
+    InvalidInput,
+    LanewayError,
+    LimitExceeded,
+    PartsMissing,
+    ProducerNotFound,
+    Unroutable,
+)
 
 if TYPE_CHECKING:
     from laneway.broker.broker import Broker
@@ -124,12 +132,14 @@ class Producers:
         owner: str,
         *,
         temporary: bool = False,
+        mandatory: bool = False,
         may: Callable[[set[Target]], None] | None = None,
     ) -> BatchOutcome:
         """Publish these parts in this order and raise the fence, in one commit; return when it is durable.
 
         `may` is asked whether messages may go where they are to go, and raises if not. A temporary producer is one
-        that commits a single batch and will not come back: its fence goes after a day."""
+        that commits a single batch and will not come back: its fence goes after a day. A mandatory batch is refused if
+        one of its messages reaches no queue."""
         broker = self._broker
         broker.begin_change(adds=True)
         check_producer_name(producer)
@@ -148,7 +158,7 @@ class Producers:
         if done is None:
             if parts and self._staging.find((producer, stage)) is None:
                 raise PartsMissing("the stage was committed or given up meanwhile", field="stage")
-            done = self._publish(producer, batch, messages, owner, temporary)
+            done = self._publish(producer, batch, messages, owner, temporary=temporary, mandatory=mandatory)
         self._staging.drop((producer, stage))
         await broker.durable()
         return done
@@ -167,13 +177,22 @@ class Producers:
         return BatchOutcome(batch, fence.published, fence.unrouted, fence.duplicates, already=True)
 
     def _publish(
-        self, producer: str, batch: int, messages: Sequence[Addressed], owner: str, temporary: bool
+        self,
+        producer: str,
+        batch: int,
+        messages: Sequence[Addressed],
+        owner: str,
+        *,
+        temporary: bool,
+        mandatory: bool,
     ) -> BatchOutcome:
         if producer not in self._fences and len(self._fences) >= MAX_PRODUCERS:
             raise LimitExceeded(f"{MAX_PRODUCERS} producers are remembered already; delete some", field="producer")
         if not messages and producer not in self._fences:
             return BatchOutcome(batch, 0, 0, 0)  # nothing was ever published that a fence would have to guard
         shares, unrouted = self._shares(messages)
+        if unrouted and mandatory:
+            raise _unroutable(messages, unrouted)
         results: list[Receipt | LanewayError] = []
         now_ms = self._broker.now()
 
@@ -182,7 +201,7 @@ class Producers:
             duplicates = sum(1 for result in results if isinstance(result, Receipt) and result.duplicate)
             known = self._fences.get(producer)
             whose = owner if known is None else known.owner
-            fence = Fence(whose, batch, now_ms, len(results) - duplicates, unrouted, duplicates, temporary)
+            fence = Fence(whose, batch, now_ms, len(results) - duplicates, len(unrouted), duplicates, temporary)
             yield DocumentPut(now_ms, COLLECTION, producer, msgspec.json.encode(fence))
             self._fences[producer] = fence
 
@@ -193,11 +212,11 @@ class Producers:
             self._temporary[producer] = now_ms + TEMPORARY_MS
         return BatchOutcome(batch, fence.published, fence.unrouted, fence.duplicates)
 
-    def _shares(self, messages: Sequence[Addressed]) -> tuple[builtins.list[Share], int]:
-        """What each queue gets, and how many messages reach none."""
+    def _shares(self, messages: Sequence[Addressed]) -> tuple[builtins.list[Share], builtins.list[int]]:
+        """What each queue gets, and which messages reach none."""
         broker = self._broker
         shares: dict[int, Share] = {}
-        unrouted = 0
+        unrouted: builtins.list[int] = []
         for place, message in enumerate(messages):
             try:
                 if message.queue is not None:
@@ -208,7 +227,8 @@ class Producers:
                         message.vhost, message.exchange, message.routing_key, message.draft
                     )
                     drafts = [(queue, fitting(draft, queue)) for queue in queues]
-                    unrouted += not queues
+                    if not queues:
+                        unrouted.append(place)
             except LanewayError as error:
                 raise of_message(place, error) from None
             for queue, each in drafts:
@@ -276,6 +296,16 @@ class Producers:
     def _on_timer(self) -> None:
         self._timer = None
         self._plan_tidying()
+
+
+def _unroutable(messages: Sequence[Addressed], places: Sequence[int]) -> Unroutable:
+    first = messages[places[0]]
+    return Unroutable(
+        f"{len(places)} of {len(messages)} messages reach no queue, and nothing was published; the first is message "
+        f"{places[0]}, through exchange {first.exchange!r} with routing key {first.routing_key!r}",
+        field="exchange",
+        unrouted=len(places),
+    )
 
 
 def _info(name: str, fence: Fence | None, stages: Sequence[Stage]) -> ProducerInfo:

@@ -377,10 +377,18 @@ class Client:
         )
 
     def commit_batch(
-        self, producer: str, batch: int, stage: str, parts: Sequence[str], *, temporary: bool = False
+        self,
+        producer: str,
+        batch: int,
+        stage: str,
+        parts: Sequence[str],
+        *,
+        temporary: bool = False,
+        mandatory: bool = False,
     ) -> dict[str, Any]:
-        """Publish staged parts, in this order, in one commit; once, however often it is asked for."""
-        body = {"stage": stage, "parts": list(parts), "temporary": temporary}
+        """Publish staged parts, in this order, in one commit; once, however often it is asked for. Mandatory: nothing
+        of it if a message would reach no queue."""
+        body = {"stage": stage, "parts": list(parts), "temporary": temporary, "mandatory": mandatory}
         path = f"/producers/{_quoted(producer)}/batches/{batch}/commit"
         return dict(self._call("POST", path, body=body, repeatable=True))
 

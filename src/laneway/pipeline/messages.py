@@ -25,6 +25,7 @@ WRITE_OPTIONS = {
     "queue": "where messages go that name nothing else in their columns",
     "exchange": "the same through an exchange",
     "routingKey": "for that exchange, where the column `routing_key` says nothing",
+    "unrouted": "fail or ignore: what becomes of a batch with rows that an exchange leads to no queue",
     "vhost": "the virtual host of these; / unless said",
     "contentType": "of bodies whose column `content_type` says nothing; text/plain for strings otherwise",
     "chunkBytes": "about how large the parts are that a task stages; 4 MiB",
@@ -76,6 +77,7 @@ class WriteOptions:
     queue: str | None = None
     exchange: str | None = None
     routing_key: str = ""
+    unrouted: str = "fail"
     vhost: str = "/"
     content_type: str | None = None
     chunk_bytes: int = DEFAULT_CHUNK_BYTES
@@ -109,6 +111,7 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
         queue=named.get("queue"),
         exchange=named.get("exchange"),
         routing_key=named.get("routingKey", ""),
+        unrouted=_unrouted(named),
         vhost=named.get("vhost", "/"),
         content_type=named.get("contentType"),
         chunk_bytes=_number(named, "chunkBytes", lowest=1) or DEFAULT_CHUNK_BYTES,
@@ -124,6 +127,13 @@ def _number(named: Mapping[str, str], name: str, *, lowest: int) -> int | None:
     if not (text.isascii() and text.isdigit() and lowest <= int(text) < 1 << 63):
         raise InvalidInput(f"{name} is a whole number from {lowest} on, not {text!r}", field=name)
     return int(text)
+
+
+def _unrouted(named: Mapping[str, str]) -> str:
+    text = named.get("unrouted", "fail").lower()
+    if text not in ("fail", "ignore"):
+        raise InvalidInput(f"unrouted is fail or ignore, not {text!r}", field="unrouted")
+    return text
 
 
 def _seconds(named: Mapping[str, str], name: str, default: float) -> float:

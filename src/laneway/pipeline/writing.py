@@ -15,13 +15,14 @@ another writer, in another process: what is needed there travels in the messages
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
+
+log = logging.getLogger("laneway.pipeline")
 
 #: The server cannot be reached, has no room, or is starting: worth another try. Everything else stays as it is.
 WORTH_ANOTHER_TRY = (0, 429, 503, 507)
@@ -109,14 +112,17 @@ class Stager:
 
     def commit_parts(
         self, producer: str, batch: int, messages: Sequence[WriterCommitMessage | None], *, temporary: bool
-    ) -> dict[str, Any]:
+    ) -> None:
         staged = sorted((m for m in messages if isinstance(m, Staged)), key=lambda m: m.partition)
         stages = {m.stage for m in staged if m.parts} or {self.stage}
         if len(stages) != 1:
             raise PipelineError(f"batch {batch} was staged in {len(stages)} places, which cannot be")
         parts = [part for m in staged for part in m.parts]
+        how = {"temporary": temporary, "mandatory": self.options.unrouted == "fail"}
         with self.client() as client:
-            return self.insist(partial(client.commit_batch, producer, batch, stages.pop(), parts, temporary=temporary))
+            done = self.insist(partial(client.commit_batch, producer, batch, stages.pop(), parts, **how))
+        if done["unrouted"]:
+            log.warning("batch %d of %s: %d messages reached no queue and are gone", batch, producer, done["unrouted"])
 
     def give_up(self, producer: str, messages: Sequence[WriterCommitMessage | None]) -> None:
         """As far as it can be reached: what is left behind ends with its lifetime on the server."""

@@ -69,6 +69,7 @@ class CommitRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     temporary: Annotated[
         bool, Meta(description="no other batch will come from this producer: it is forgotten after a day")
     ] = False
+    mandatory: Annotated[bool, Meta(description="publish nothing if a message would reach no queue")] = False
 
 
 #: A part is decoded and checked in one go, and nobody else is served meanwhile.
@@ -197,6 +198,7 @@ class Producers:
             body.parts,
             call.account.name,
             temporary=body.temporary,
+            mandatory=body.mandatory,
             may=partial(self._check_targets, call),
         )
         return Reply(
