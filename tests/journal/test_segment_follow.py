@@ -192,10 +192,10 @@ def test_queues_are_known_by_name_after_they_were_changed_and_deleted() -> None:
     core = Core()
     core.put("a")
     core.put("b", tier="critical")
-    core.put("a", tier="low")
+    core.put("a", tier="low", max_messages=5)
     core.run(iter([QueueDeleted(core["b"].number, core.now_ms, core_document(core, "b"))]))
     put_all(core, journal)
-    assert follow.catalogue(FOLDER, files=files) == {1: ("/", "a", "low"), 2: ("/", "b", "critical")}
+    assert follow.catalogue(FOLDER, files=files) == {1: ("/", "a", "low", 5), 2: ("/", "b", "critical", None)}
     assert follow.store(FOLDER, files=files) == (77, TAG)
     journal.close()
 
@@ -221,7 +221,7 @@ def test_a_snapshot_tells_what_dropped_events_no_longer_do() -> None:
     core.put("b", tier="normal")
     core.put("c")
     put_all(core, journal, done)
-    expected = {1: ("/", "a", "low"), 2: ("/", "b", "normal"), 3: ("/", "c", "normal")}
+    expected = {1: ("/", "a", "low", None), 2: ("/", "b", "normal", None), 3: ("/", "c", "normal", None)}
     assert follow.catalogue(FOLDER, files=files) == expected
     assert follow.store(FOLDER, files=files) == (77, TAG)
     # A snapshot that cannot be read is no reason to know nothing.

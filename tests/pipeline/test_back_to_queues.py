@@ -195,20 +195,41 @@ def test_what_a_server_has_dropped_is_no_violation(spark: SparkSession, tmp_path
     assert "position_gap" not in types and "never_published" not in types
 
 
-def test_a_server_is_archived_and_a_cursor_holds_what_is_not_in_yet(place: Place, tmp_path: Path) -> None:
-    def archive() -> Result:
-        return run(JOBS["archive"], place.spark, Options(place.serving.url, Warehouse(tmp_path)))
+def test_a_server_is_archived_and_a_cursor_of_each_lake_holds_what_is_not_in_yet(place: Place, tmp_path: Path) -> None:
+    def archive(lake: str) -> Result:
+        return run(JOBS["archive"], place.spark, Options(place.serving.url, Warehouse(tmp_path / lake)))
 
     source = ServerSource(place.serving.url)
-    first = archive()
-    held = source.cursor("archive")
-    assert held is not None and held["position"] == first.facts["next_position"] > 1
+    first = archive("one")
+    (cursor,) = source.cursors()
+    assert source.cursors()[cursor]["position"] == first.facts["next_position"] > 1
     place.client.publish("copies", "one more")
-    second = archive()
-    held = source.cursor("archive")
-    assert held is not None and held["position"] == second.facts["next_position"] > first.facts["next_position"]
-    lake = place.spark.read.parquet(str(tmp_path / "events"))
+    other = archive("other")  # which is further than the first one, and must not let go what that one has not got
+    assert source.cursors()[cursor]["position"] == first.facts["next_position"] < other.facts["next_position"]
+    second = archive("one")
+    assert len(source.cursors()) == 2
+    assert source.cursors()[cursor]["position"] == second.facts["next_position"] > first.facts["next_position"]
+    lake = place.spark.read.parquet(str(tmp_path / "one" / "events"))
     places = [(row["position"], row["index"]) for row in lake.select("position", "index").collect()]
     assert len(places) == len(set(places)) == second.facts["events"]
     assert {position for position, _ in places} == set(range(1, second.facts["next_position"]))
-    source.delete_cursor("archive")
+    for name in source.cursors():
+        source.delete_cursor(name)
+
+
+def test_dead_letters_of_a_server_go_to_the_lake_after_a_day(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deleted(source: str, **settings: Any) -> int:
+        options = Options(source, Warehouse(tmp_path), server=place.serving.url, settings=settings)
+        return int(run(JOBS["archive"], place.spark, options).facts["dead_letters_deleted"])
+
+    place.client.publish("copies", {"n": 0})
+    (message,) = place.client.receive("copies", 1)
+    place.client.reject("copies", message)
+    assert archive.DEAD_LETTERS_AFTER_HOURS == 24
+    assert deleted(place.serving.url) == 0
+    monkeypatch.setattr(archive, "DEAD_LETTERS_AFTER_HOURS", float(SOON_HOURS))
+    assert deleted(place.serving.url, dead_letters_after="none") == 0
+    assert deleted(str(place.folder / "data")) == 0  # of which it is not known who serves it
+    assert deleted(place.serving.url) == 1

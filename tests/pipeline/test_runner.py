@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 from pyspark.sql import SparkSession
 
-from laneway.errors import InvalidInput, JobFailed, NotFound, PipelineError
+from laneway.errors import InvalidInput, JobFailed, LanewayError, NotFound, PipelineError
 from laneway.pipeline.lake import Warehouse
 from laneway.pipeline.runner import (
     JOBS,
@@ -71,6 +71,36 @@ def test_a_job_reads_what_was_asked_for(spark: SparkSession, counting: ModuleTyp
     assert next(runs).rows == next(runs).rows == [(1, 0.25)]
     forever = run_every(COUNT, spark, Options("lake", warehouse, since=at(0), typed=("1s", None)), 0.001)
     assert next(forever).rows == [(0, 0.5)], "a second ago is so in every run, not when the first was asked for"
+
+
+def test_run_after_run_goes_on_after_a_failure_but_for_the_first(
+    spark: SparkSession, counting: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answers: list[Result | LanewayError] = []
+
+    def run_next(spark: SparkSession, options: Options) -> Result:
+        answer = answers.pop(0)
+        if isinstance(answer, LanewayError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(counting, "run", run_next)
+    waits: list[float] = []
+    options = Options("lake", lake(spark, tmp_path))
+    answers[:] = [Result(notes=["a"]), PipelineError("out of reach"), Result(notes=["b"]), InvalidInput("no such")]
+    runs = run_every(COUNT, spark, options, 60, waits.append)
+    seen = [next(runs) for _ in range(3)]
+    assert [one.message if isinstance(one, PipelineError) else one.notes for one in seen] == [
+        ["a"],
+        "out of reach",
+        ["b"],
+    ]
+    assert len(waits) == 2 and all(59 < wait <= 60 for wait in waits)
+    with pytest.raises(InvalidInput):  # which another try does not mend
+        next(runs)
+    answers[:] = [PipelineError("out of reach")]
+    with pytest.raises(PipelineError):
+        next(run_every(COUNT, spark, options, 60, waits.append))
 
 
 def test_a_lake_without_an_archive_or_without_bodies_is_named(spark: SparkSession, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import click
 
 from laneway.cli.session import FailingGroup, Failure, Session, names_a_server, pass_session, prints_json
 from laneway.cli.show import age, print_json, print_table, size
-from laneway.errors import InvalidInput, PipelineUnavailable
+from laneway.errors import InvalidInput, PipelineError, PipelineUnavailable
 from laneway.pipeline.lake import Warehouse
 from laneway.pipeline.runner import JOBS, REDRIVE, Job, Options, Result, Setting, moment, run, run_every
 
@@ -157,8 +157,8 @@ def teller(session: Session) -> Any:
     return lambda line: click.echo(f"{time.monotonic() - begun:7.1f} s  {line}", err=True)
 
 
-def job_command(job: Job, *, repeats: bool = True) -> click.Command:
-    """The command that runs one job. `repeats`: it may be told to do so again and again."""
+def job_command(job: Job) -> click.Command:
+    """The command that runs one job."""
 
     @click.option("--once", is_flag=True, help="One run, then end: the default.")
     @click.option("--every", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Run after run.")
@@ -188,14 +188,17 @@ def job_command(job: Job, *, repeats: bool = True) -> click.Command:
                 print_result(session, job, run(job, spark, options))
             else:
                 for result in run_every(job, spark, options, every):
-                    print_result(session, job, result)
+                    if isinstance(result, PipelineError):
+                        click.echo(f"laneway: {result.message}; the next run is another try", err=True)
+                    else:
+                        print_result(session, job, result)
         finally:
             spark.stop()
 
     made = click.command(job.name, short_help=job.help, help=f"{job.help}\n\ndocs/pipeline.md explains its tables.")(
         command
     )
-    if not repeats:
+    if not job.repeats:
         made.params = [one for one in made.params if one.name not in ("once", "every")]
     made.params.extend(_setting_option(setting) for setting in job.settings)
     return made
@@ -242,8 +245,8 @@ def shown(cell: Any) -> str:
 
 for _job in JOBS.values():
     run_.add_command(job_command(_job))
-pipeline.add_command(job_command(REDRIVE, repeats=False))
-pipeline.add_command(job_command(JOBS["replay"], repeats=False))
+pipeline.add_command(job_command(REDRIVE))
+pipeline.add_command(job_command(JOBS["replay"]))
 
 
 @pipeline.command("list", short_help="List the jobs, and the tables there are.")

@@ -1,4 +1,4 @@
-"""The names of queues as the history tells them: rows know a queue by its number alone.
+"""What the history tells of queues, first of all their names: rows know a queue by its number alone.
 
 For whoever reads a journal without having a State.
 """
@@ -13,17 +13,22 @@ import msgspec
 class QueueName(NamedTuple):
     vhost: str
     name: str
-    tier: str
+    tier: str  # as last known, like the next
+    max_messages: int | None = None
 
 
 class _Settings(msgspec.Struct, frozen=True):
     tier: str = "normal"
+    max_messages: int | None = None
 
 
 class _Document(msgspec.Struct):
     vhost: str
     name: str
     settings: _Settings = _Settings()
+
+    def named(self) -> QueueName:
+        return QueueName(self.vhost, self.name, self.settings.tier, self.settings.max_messages)
 
 
 class _Numbered(_Document):
@@ -37,11 +42,10 @@ class _Head(msgspec.Struct):
 
 def of_document(document: bytes) -> QueueName:
     """What the event that put or deleted a queue says of it."""
-    found = msgspec.json.decode(document, type=_Document)
-    return QueueName(found.vhost, found.name, found.settings.tier)
+    return msgspec.json.decode(document, type=_Document).named()
 
 
 def of_snapshot(first_chunk: bytes) -> tuple[int, dict[int, QueueName]]:
     """The tag of the store's message ids and the queues there were, from a snapshot's first chunk (snapshot.py)."""
     head = msgspec.msgpack.decode(first_chunk, type=_Head)
-    return head.tag, {q.number: QueueName(q.vhost, q.name, q.settings.tier) for q in head.queues}
+    return head.tag, {q.number: q.named() for q in head.queues}

@@ -38,6 +38,7 @@ class Archived(msgspec.Struct, frozen=True):
     events: int = 0
     bodies: str = ""  # by which policy the last batch was written
     dead_letters_until_ms: int = 0  # dead letters up to then were deleted from their queues
+    cursor: str = ""  # holds back a server's journal for it
 
 
 class Archive:

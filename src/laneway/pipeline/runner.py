@@ -5,6 +5,7 @@ The registry names modules and imports one only to run it, so that listing jobs 
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from laneway.errors import InvalidInput, JobFailed, LanewayError, NotFound
+from laneway.errors import InvalidInput, JobFailed, LanewayError, NotFound, PipelineError
 from laneway.pipeline.lake import Warehouse, new_run_id
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Job:
     module: str
     settings: tuple[Setting, ...] = ()
     reads_source: bool = True  # False: the lake, whatever the source is
+    repeats: bool = True  # False: what it does it does once; run again, it would do it again
 
     def load(self) -> Callable[[SparkSession, Options], Result]:
         """The job's run(spark, options)."""
@@ -194,12 +196,22 @@ def run(job: Job, spark: SparkSession, options: Options) -> Result:
         raise
 
 
-def run_every(job: Job, spark: SparkSession, options: Options, seconds: float) -> Iterator[Result]:
-    """Run after run, each begun so long after the one before; one that takes longer is followed at once."""
+def run_every(
+    job: Job, spark: SparkSession, options: Options, seconds: float, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[Result | PipelineError]:
+    """Run after run, each begun so long after the one before; one that takes longer is followed at once. Once it has
+    worked, a failure of Spark or of a server out of reach is told, and the next run is another try."""
+    has_worked = False
     while True:
         begun = time.monotonic()
-        yield run(job, spark, options)
-        time.sleep(max(0.0, begun + seconds - time.monotonic()))
+        try:
+            yield run(job, spark, options)
+            has_worked = True
+        except PipelineError as error:
+            if not has_worked:
+                raise
+            yield error
+        sleep(max(0.0, begun + seconds - time.monotonic()))
 
 
 def settled(job: Job, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -266,9 +278,9 @@ def percent(text: str) -> float:
     return float(text)
 
 
-def hours(text: str) -> float | None:
-    """A number above zero, or none."""
-    return None if text == "none" else number(text)
+def hours(text: str) -> float:
+    """A number above zero, or none, which is never."""
+    return math.inf if text == "none" else number(text)
 
 
 def one_of(*words: str) -> Callable[[str], str]:
@@ -336,11 +348,11 @@ _JOBS: tuple[Job, ...] = (
         f"{_MODULES}.archive",
         (
             Setting("bodies", "Of which messages: all, none or dead.", "all", one_of("all", "none", "dead"), "WHICH"),
-            Setting("cursor", "The cursor that holds back a server's journal.", "archive", str, "NAME"),
+            Setting("cursor", "The cursor that holds back a server's journal; none: a lake's own.", None, str, "NAME"),
             Setting("batch_events", "So many events are taken in at once.", 2_000_000, whole, "N"),
             Setting(
                 "dead_letters_after",
-                "Delete dead letters from their queues that died so long ago and are in the lake.",
+                "Delete dead letters that died so long ago and are in the lake from their queues; of a server: 24.",
                 None,
                 hours,
                 "HOURS|none",
@@ -359,6 +371,7 @@ _JOBS: tuple[Job, ...] = (
             Setting("name", "Of the run: begun again under the same name, it goes on.", None, str, "NAME"),
         ),
         reads_source=False,
+        repeats=False,
     ),
     Job(
         "report",
@@ -379,6 +392,7 @@ REDRIVE = Job(
         Setting("to", "Into this queue; none: the one each first died in.", None, str, "QUEUE"),
         Setting("max_per_second", "So many a second at most.", None, whole, "N"),
     ),
+    repeats=False,
 )
 
 JOBS: dict[str, Job] = {one.name: one for one in _JOBS}

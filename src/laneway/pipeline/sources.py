@@ -186,7 +186,8 @@ class ServerSource:
         return found
 
     def catalogue(self) -> Catalogue:
-        return {q["number"]: QueueName(q["vhost"], q["name"], q["tier"]) for q in self._get("/journal/queues")}
+        found = self._get("/journal/queues")
+        return {q["number"]: QueueName(q["vhost"], q["name"], q["tier"], q["max_messages"]) for q in found}
 
     def epoch(self, segment: int) -> int:
         return _Served(self, segment).epoch

@@ -65,6 +65,7 @@ class NamedQueueAnswer(Answer):
     vhost: str
     name: str
     tier: str
+    max_messages: int | None
 
 
 class CursorAnswer(Answer):

@@ -9,6 +9,8 @@ On a server, a named cursor holds back the journal from the first position that 
 
 from __future__ import annotations
 
+import math
+import secrets
 import time
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 BODIES = ("all", "none", "dead")
 DEATHS = ("expired", "rejected", "max_receives", "overflow")
 CURSOR = "archive"
+DEAD_LETTERS_AFTER_HOURS = 24.0
 
 
 def is_death() -> Column:
@@ -90,8 +93,9 @@ def run(spark: SparkSession, options: Options) -> Result:
             options.say(f"archive: {state.events - begun.events} events, up to position {state.next_position - 1}")
         state = archive.state()
         deleted = 0
-        if options["dead_letters_after"] is not None:
-            deleted = _let_go(spark, options, archive, begun_s)
+        hours = _dead_letters_after(options, source)
+        if hours is not None:
+            deleted = _let_go(spark, options, archive, hours, begun_s)
             notes.append(f"{deleted} dead letters are in the lake and were deleted from their queues")
     facts = {
         "archived": state.events - begun.events,
@@ -114,7 +118,10 @@ def _batches(spark: SparkSession, options: Options, archive: Archive, source: So
     first = source.first_position()
     if not state.store or (state.next_position < first and options["allow_gap"]):
         state = msgspec.structs.replace(state, store=store, next_position=max(first, state.next_position))
-    _hold(source, options["cursor"], state.next_position)
+    if isinstance(source, ServerSource):
+        state = msgspec.structs.replace(state, cursor=_cursor(options, archive.state()))
+        archive.save(state)  # before the first batch, so that a run that dies leaves no cursor nobody knows of
+    _hold(source, state.cursor, state.next_position)
     while state.next_position < end.position:
         place = source.place(state.next_position)
         until = source.advance(place, end, options["batch_events"])
@@ -126,7 +133,7 @@ def _batches(spark: SparkSession, options: Options, archive: Archive, source: So
             state, next_position=until.position, events=state.events + count, bodies=options["bodies"]
         )
         archive.take_in(staged, first, state)
-        _hold(source, options["cursor"], state.next_position)
+        _hold(source, state.cursor, state.next_position)
         yield state
 
 
@@ -145,6 +152,15 @@ def _events(spark: SparkSession, options: Options, schema: str, first: int | Non
     if first is not None:
         reader = reader.option("startPosition", str(first))
     return reader.option("endPosition", str(end)).load()
+
+
+def _cursor(options: Options, state: Archived) -> str:
+    """Each lake has a cursor of its own: were it shared, one would let history go that another has not taken in."""
+    if options["cursor"]:
+        return str(options["cursor"])
+    if state.cursor or not state.store:
+        return state.cursor or f"{CURSOR}-{secrets.token_hex(4)}"
+    return CURSOR  # of lakes that were begun when all had the same
 
 
 def _hold(source: Source, cursor: str, position: int) -> None:
@@ -167,6 +183,15 @@ def _row_count(folder: object) -> int:
 # Dead letters
 
 
+def _dead_letters_after(options: Options, source: Source) -> float | None:
+    """After how many hours dead letters leave their queues for the lake. Unless it is said, a day where the source is a
+    server; a folder is read and nothing more."""
+    given: float | None = options["dead_letters_after"]
+    if given is None:
+        return DEAD_LETTERS_AFTER_HOURS if isinstance(source, ServerSource) else None
+    return None if math.isinf(given) else given
+
+
 def letters(events: DataFrame, since_ms: int, until_ms: int) -> DataFrame:
     """(vhost, queue, message_id) of dead letters that died in this time, are still there as far as the lake knows, and
     whose body is in it. The queue is the one that keeps them."""
@@ -184,11 +209,10 @@ def letters(events: DataFrame, since_ms: int, until_ms: int) -> DataFrame:
     return there.select("vhost", "queue", "message_id").distinct()
 
 
-def _let_go(spark: SparkSession, options: Options, archive: Archive, begun_s: float) -> int:
+def _let_go(spark: SparkSession, options: Options, archive: Archive, hours: float, begun_s: float) -> int:
     """Delete dead letters from their queues that had been dead for long enough when the run began and are in the lake;
     how many. Those that were redriven or deleted meanwhile are not there any more, which is for the server to see."""
     state = archive.state()
-    hours = options["dead_letters_after"]
     until_ms = int((begun_s - hours * 3600) * 1000)
     if not any(True for _ in archive.files()):
         return 0

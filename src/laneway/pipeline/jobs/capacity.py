@@ -11,13 +11,11 @@ import math
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
-import httpx
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from laneway.errors import JobFailed
+from laneway.pipeline.options import read_options
 from laneway.pipeline.runner import Options, Result
 from laneway.pipeline.stays import COLUMNS, KINDS, stays
 
@@ -246,26 +244,12 @@ def run(spark: SparkSession, options: Options) -> Result:
 
 
 def _limits(spark: SparkSession, options: Options, queues: list[tuple[str, str]]) -> DataFrame:
-    """What is configured: max_messages of each queue if a server can be asked, else what the option says."""
-    told = _max_messages(options) if options.is_server else {}
+    """What is configured: max_messages of each queue as the journal last tells it, else what the option says. The lake
+    knows the names of queues alone."""
+    told: dict[tuple[str, str], int | None] = {}
+    if not options.is_lake:
+        for source in read_options(options.source_options()).sources:
+            told.update({(one.vhost, one.name): one.max_messages for _, one in sorted(source.catalogue().items())})
     usual: int | None = options["backlog_limit"]
-    return limits_of(spark, [(*queue, told.get(queue) or usual) for queue in queues])
-
-
-def _max_messages(options: Options) -> dict[tuple[str, str], int | None]:
-    """Of every queue that the account sees."""
-    found: dict[tuple[str, str], int | None] = {}
-    headers = {"Authorization": f"Bearer {options.key}"} if options.key else {}
-    auth = (options.user, options.password or "") if options.user else None
-    try:
-        with httpx.Client(base_url=options.source, headers=headers, auth=auth, timeout=30) as client:
-            for vhost in client.get("/vhosts").raise_for_status().json()["vhosts"]:
-                path = f"/vhosts/{quote(vhost['vhost'], safe='')}/queues"
-                page = {"next_cursor": ""}
-                while page["next_cursor"] is not None:
-                    asked = {"cursor": page["next_cursor"]} if page["next_cursor"] else {}
-                    page = client.get(path, params=asked).raise_for_status().json()
-                    found.update({(one["vhost"], one["queue_name"]): one["max_messages"] for one in page["queues"]})
-    except httpx.HTTPError as error:
-        raise JobFailed(f"{options.source} does not tell the settings of its queues: {error}") from error
-    return found
+    limits = [usual if (told_of := told.get(queue)) is None else told_of for queue in queues]
+    return limits_of(spark, [(*queue, limit) for queue, limit in zip(queues, limits, strict=True)])
