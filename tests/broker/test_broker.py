@@ -403,6 +403,44 @@ def test_a_redrive_by_ids_goes_on_after_a_restart_with_those_that_are_left(run: 
     run(scenario)
 
 
+def test_a_redrive_that_goes_on_after_a_restart_takes_ages_as_they_were_when_it_began(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        await b.publish(*(b"%d" % i for i in range(4)))
+        await b.settle("reject", await b.lease(3))
+        b.pass_time(10_000)
+        await b.settle("reject", await b.lease())
+        old = RedriveRequest(filter=DeadLetterFilter(older_than_ms=5_000), max_per_second=2)
+        slow = await b.broker.start_redrive("/", "q", old)
+        while b.broker.task(slow.task_id).moved == 0:
+            await asyncio.sleep(0)
+        b.clock.ms += 10_000  # while it is down
+        await b.restart()
+        while (resumed := b.broker.task(slow.task_id)).state == "running":
+            await asyncio.sleep(0)
+        assert (resumed.state, resumed.moved, resumed.matched) == ("completed", 3, 3)
+        assert b.broker.stats("/", "q").dead == 1
+
+    run(scenario)
+
+
+def test_a_redrive_ends_when_its_queue_is_deleted_also_if_there_is_a_new_one(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        await b.publish(*(b"%d" % i for i in range(4)))
+        await b.settle("reject", await b.lease())
+        task = await b.broker.start_redrive("/", "q", RedriveRequest(max_per_second=2))
+        while b.broker.task(task.task_id).moved == 0:
+            await asyncio.sleep(0)
+        await b.broker.delete_queue("/", "q")
+        await b.queue()
+        assert await finish(b, task.task_id) == "failed"
+        ended = b.broker.task(task.task_id)
+        assert (ended.moved, ended.failed, ended.error) == (2, 0, "queue 'q' was deleted")
+
+    run(scenario)
+
+
 def test_a_redrive_that_cannot_be_kept_is_no_task(run: Run) -> None:
     async def scenario(b: Bench) -> None:
         await b.queue()

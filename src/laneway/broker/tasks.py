@@ -1,7 +1,7 @@
 """Redrives as tasks: dead letters moved in small durable steps, with progress, a rate limit and a way to stop.
 
 A task is kept as a document of the journal, so one that was running when the node stopped goes on at the next start;
-what it had moved by then is moved and counted, and the filter finds the rest.
+what it had moved by then is moved and counted, and the filter finds the rest: ages are those when the task began.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Redrives:
         request = task.request
         queue = broker.find_queue(task.vhost, task.queue)
         matched: list[int] = []
-        for batch in peeking.dead_letters(broker.engine, queue, request.filter, broker.now()):
+        for batch in peeking.dead_letters(broker.engine, queue, request.filter, task.created_at_ms):
             matched += batch
             await asyncio.sleep(0)  # picking may read many records: let others have their turn
         self._note(task_id, matched=task.moved + task.failed + len(matched))
@@ -121,7 +121,7 @@ class Redrives:
         loop = asyncio.get_running_loop()
         started_s, moved = loop.time(), 0
         for i in range(0, len(matched), step):
-            if task.queue != broker.find_queue(task.vhost, task.queue).name:
+            if broker.find_queue(task.vhost, task.queue) is not queue:
                 raise QueueNotFound(f"queue {task.queue!r} was deleted")
             target = None if request.target is None else broker.find_queue(task.vhost, request.target)
             moved += await broker.redrive_batch(queue, matched[i : i + step], target, partial(self._advance, task_id))
