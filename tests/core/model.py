@@ -475,6 +475,7 @@ class Model:
                 m.deaths = [dataclasses.replace(d, is_over=True) for d in m.deaths]
                 self._move(m, home, now_ms)
                 queue.totals["redriven"] += 1
+        self._push_out([q for number in to_move for q in self.queues.values() if q.number == number], now_ms)
         return failed
 
     def delete_dead(self, name: str, numbers: list[int]) -> int:

@@ -207,6 +207,36 @@ def test_dead_letters_may_go_to_another_queue() -> None:
     assert core["other"].ready == 1 and core["q"].dead_elsewhere == 0
 
 
+@pytest.mark.parametrize("recover", ["replay", "snapshot"])
+def test_a_redrive_keeps_to_the_bounds_of_the_queue_it_goes_to(recover: str) -> None:
+    core = Core()
+    core.put("dead")
+    core.put(dead_letter_queue="dead")
+    core.fill(4)
+    core.settle(*[Settlement("reject", t) for _, t in core.take()])
+    core.put(max_messages=2, overflow="drop_oldest", dead_letter_queue="dead")
+    core.fill(2)
+    events, failed = core.redrive([5, 6, 7], "dead")
+    assert [(type(e), e.seqs, e.cause) for e in events] == [  # type: ignore[union-attr]
+        (Moved, [5, 6, 7], Cause.REDRIVEN),
+        (Moved, [9, 10, 11], Cause.OVERFLOW),
+    ]
+    assert (failed, core["q"].ready, core["dead"].ready) == ([], 2, 4)
+    core.restart(recover)
+    check_invariants(core.state)
+    assert core.waiting() == [12, 13]
+
+
+def test_a_redrive_fills_a_queue_that_would_refuse_beyond_its_bound() -> None:
+    core = Core()
+    core.put()
+    core.fill(3)
+    core.settle(*[Settlement("reject", t) for _, t in core.take()])
+    core.put(max_messages=2)
+    events, failed = core.redrive([1, 2, 3])
+    assert (len(events), failed, core["q"].ready) == (1, [], 3)
+
+
 def test_only_dead_letters_are_redriven_or_deleted() -> None:
     core = with_dead_letter_queue()
     core.publish(b"published there", queue="dead")

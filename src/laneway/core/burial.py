@@ -269,7 +269,8 @@ def is_dead_letter(state: State, queue: Queue, seq: int) -> bool:
 def redrive(
     state: State, queue: Queue, seqs: Sequence[int], target: Queue | None, now_ms: int, failed: list[int]
 ) -> Iterator[Event]:
-    """Dead letters back to their origins, or all to one queue, as fresh messages with their history kept."""
+    """Dead letters back to their origins, or all to one queue, as fresh messages with their history kept. Queues that
+    grow too long by it push out messages."""
     by_target: dict[int, list[int]] = {}
     seen: set[int] = set()
     for seq in seqs:
@@ -286,6 +287,10 @@ def redrive(
     for number, group in by_target.items():
         first, whose = state.table.next_seq, _tenants(state, queue, group, number)
         yield Moved(queue.number, now_ms, group, Cause.REDRIVEN, number, first, tenants=whose)
+    wave = _Wave()
+    wave.is_first = False
+    wave.grown = dict.fromkeys(by_target)
+    yield from _push_out(state, wave, now_ms)
 
 
 def delete_dead(state: State, queue: Queue, seqs: Sequence[int], now_ms: int) -> Iterator[Event]:
