@@ -24,6 +24,9 @@ from laneway.core.message import (
     message_ids,
     parse_message_id,
     record_is_intact,
+    records_are_intact,
+    split_record,
+    split_records,
 )
 from laneway.errors import InvalidInput
 
@@ -73,6 +76,17 @@ def test_each_flipped_bit_of_a_record_is_noticed() -> None:
             damaged = bytearray(record)
             damaged[at] ^= 1 << bit
             assert not record_is_intact(bytes(damaged)), f"bit {bit} of byte {at}"
+
+
+@given(st.lists(st.tuples(st.binary(max_size=3), st.binary(max_size=3), st.integers(0, 2**48)), min_size=1))
+def test_records_taken_apart_together_are_those_taken_apart_one_by_one(made: list[tuple[bytes, bytes, int]]) -> None:
+    records = [encode_record(seq, at_ms, props, body) for seq, (props, body, at_ms) in enumerate(made)]
+    assert records_are_intact(records)
+    assert list(zip(*split_records(records), strict=True)) == [split_record(record) for record in records]
+    for at in range(len(records)):
+        spoilt = bytearray(records[at])
+        spoilt[-1] ^= 1
+        assert not records_are_intact([*records[:at], bytes(spoilt), *records[at + 1 :]])
 
 
 def test_a_record_that_is_cut_or_longer_is_noticed() -> None:

@@ -23,6 +23,7 @@ from laneway.core.message import (
     message_id_prefix,
     record_is_intact,
     split_record,
+    split_records,
     token,
 )
 from laneway.core.state import State, runs
@@ -113,6 +114,14 @@ class ContentCache:
         if slab is None or not 0 <= i < len(slab.bodies) or slab.bodies[i] is None:
             return None
         return slab.at_ms[i], slab.props[i], slab.bodies[i]  # type: ignore[return-value]
+
+    def keeps_some(self, first: int, count: int) -> bool:
+        """Whether any of these neighbours of one slab is kept."""
+        slab = self._slabs.get(first >> SLAB_BITS)
+        if slab is None:
+            return False
+        kept = slab.bodies[max(first - slab.start, 0) : max(first - slab.start + count, 0)]
+        return kept.count(None) != len(kept)
 
     def run(self, first: int, count: int) -> tuple[list[int], list[bytes], list[bytes]] | None:
         """The columns of neighbours of one slab, if all are kept."""
@@ -233,17 +242,28 @@ class Engine:
         bodies: list[bytes | None] = []
         stories = self.state.stories
         for first, count in runs(seqs):
-            kept = self.cache.run(first, count) if not stories else None
-            if kept is not None:
-                at_ms += kept[0]
-                props += kept[1]
-                bodies += kept[2]
+            found = (self.cache.run(first, count) or self._read_run(first, count)) if not stories else None
+            if found is not None:
+                at_ms += found[0]
+                props += found[1]
+                bodies += found[2]
                 continue
             for content in self._contents(range(first, first + count)):
                 at_ms.append(content[0])
                 props.append(content[1])
                 bodies.append(content[2])
         return at_ms, props, bodies
+
+    def _read_run(self, first: int, count: int) -> tuple[list[int], list[bytes], list[bytes]] | None:
+        """Hot: the columns of neighbours of one slab, from the journal; None if some are kept in memory, or damaged."""
+        if self.cache.keeps_some(first, count):
+            return None
+        slab, i = self.state.table.slabs[first >> SLAB_BITS], first & SLAB_MASK
+        try:
+            records = self.journal.read(slab.location[i : i + count], slab.size[i : i + count])
+        except JournalDamaged:
+            return None
+        return split_records(records)
 
     def props(self, seqs: Sequence[int]) -> list[bytes | None]:
         """The props of messages; None where the record is damaged."""

@@ -275,10 +275,36 @@ def _prefix_struct(size: int) -> struct.Struct:
     return struct.Struct(f"<IQQ{size}s")
 
 
+@lru_cache(maxsize=256)
+def _record_struct(props_size: int, body_size: int) -> struct.Struct:
+    """A record of this shape: the size of its props, when it came, the props, the body."""
+    return struct.Struct(f"<4xI8xQ{props_size}s{body_size}s")
+
+
 def record_is_intact(record: bytes) -> bool:
     if len(record) < RECORD_PREFIX_BYTES:
         return False
     return bool(_U32.unpack_from(record)[0] == _hash(record[4:]) & 0xFFFFFFFF)
+
+
+def records_are_intact(records: Sequence[bytes]) -> bool:
+    """Hot: as record_is_intact, of all of these."""
+    if min(map(len, records)) < RECORD_PREFIX_BYTES:
+        return False
+    sums = struct.unpack(f"<{len(records)}I", b"".join([record[:4] for record in records]))
+    return sums == tuple([_hash(record[4:]) & 0xFFFFFFFF for record in records])
+
+
+def split_records(records: Sequence[bytes]) -> tuple[list[int], list[bytes], list[bytes]]:
+    """Hot: (enqueued_at_ms, props, bodies) of records, as columns."""
+    _, props_size, _, _ = _unpack_prefix(records[0])
+    size = len(records[0]) - RECORD_PREFIX_BYTES - props_size
+    if set(map(len, records)) == {len(records[0])} and size >= 0:
+        sizes, at_ms, props, bodies = zip(*map(_record_struct(props_size, size).unpack, records), strict=True)
+        if sizes.count(props_size) == len(records):
+            return list(at_ms), list(props), list(bodies)
+    at_ms, props, bodies = zip(*map(split_record, records), strict=True)
+    return list(at_ms), list(props), list(bodies)
 
 
 def split_record(record: bytes) -> tuple[int, bytes, bytes]:

@@ -9,8 +9,9 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from operator import add
 
-from laneway.core.message import record_is_intact
+from laneway.core.message import record_is_intact, records_are_intact
 from laneway.journal.segments.files import FileSystem
 from laneway.journal.segments.format import segment_name
 from laneway.journal.segments.recovery import missing
@@ -51,27 +52,35 @@ class RecordReader:
         first, count = 0, len(locations)
         while first < count:
             start = locations[first]
-            end = start + sizes[first]
-            furthest = start + MAX_READ_BYTES
-            after = first + 1
-            while after < count:
-                at = locations[after]
-                stop = at + sizes[after]
-                if at > end + MAX_GAP_BYTES or stop > furthest:
-                    break
-                if stop > end:
-                    end = stop
-                after += 1
+            after, end = self._reach(locations, sizes, first)
             data = self._fetch(start, end - start)
-            for index in range(first, after):
-                at = locations[index] - start
-                record = data[at : at + sizes[index]]
-                if not record_is_intact(record):
-                    path = self._path(start >> 32)
-                    raise damaged(path, locations[index] & _OFFSET, "the message record does not check out")
-                records.append(record)
+            places = zip(locations[first:after], sizes[first:after], strict=True)
+            some = [data[place - start : place - start + size] for place, size in places]
+            if not records_are_intact(some):
+                bad = first + next(i for i, record in enumerate(some) if not record_is_intact(record))
+                path = self._path(start >> 32)
+                raise damaged(path, locations[bad] & _OFFSET, "the message record does not check out")
+            records += some
             first = after
         return records
+
+    @staticmethod
+    def _reach(locations: Sequence[int], sizes: Sequence[int], first: int) -> tuple[int, int]:
+        """How far one read goes that begins with the record `first`: behind which record, and where it ends."""
+        start, count = locations[first], len(locations)
+        end = locations[-1] + sizes[-1]
+        if first == 0 and end - start <= MAX_READ_BYTES and end - start - sum(sizes) <= MAX_GAP_BYTES:
+            return count, max(map(add, locations, sizes))  # all of them, since all gaps together are that small
+        end, after = start + sizes[first], first + 1
+        while after < count:
+            at = locations[after]
+            stop = at + sizes[after]
+            if at > end + MAX_GAP_BYTES or stop > start + MAX_READ_BYTES:
+                break
+            if stop > end:
+                end = stop
+            after += 1
+        return after, end
 
     def _fetch(self, location: int, size: int) -> bytes:
         number, offset = location >> 32, location & _OFFSET
