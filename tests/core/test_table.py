@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from laneway.core import commands, snapshot
 from laneway.core.invariants import check_invariants
 from laneway.core.message import Settlement
 from laneway.core.state import Seqs, runs
-from laneway.core.table import COLUMNS, FREE, LEASED, READY, SLAB_ROWS, Slab, Table
+from laneway.core.table import COLUMNS, FREE, LEASED, READY, SLAB_BITS, SLAB_MASK, SLAB_ROWS, Slab, Table
 from tests.core.runner import Core, draft
 
 
@@ -171,3 +175,13 @@ def test_when_a_message_was_published_takes_memory_only_where_its_age_counts_fro
     table.append([1, 2], [1, 1], 700, 1, [5, 5], READY)
     assert list(second.enqueued_ms[-4:]) == [123, 600, 700, 700]
     assert len(second.enqueued_ms) == len(second.state)
+
+
+@given(st.lists(st.tuples(st.integers(1, 3 * SLAB_ROWS), st.integers(1, 40)), max_size=6), st.booleans())
+def test_runs_are_the_neighbours_of_each_slab_in_the_given_order(parts: list[tuple[int, int]], known: bool) -> None:
+    seqs = [first + i for first, count in parts for i in range(count)]
+    found = runs(Seqs(seqs) if known else seqs)
+    assert [first + i for first, count in found for i in range(count)] == seqs
+    assert all(first >> SLAB_BITS == first + count - 1 >> SLAB_BITS for first, count in found)
+    for (first, count), (following, _) in pairwise(found):
+        assert following != first + count or not following & SLAB_MASK

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -305,11 +305,9 @@ class Broker:
         at_ms = places[0][1]
         seqs: Sequence[int] = range(places[0][0], places[0][0] + len(priorities))
         if not isinstance(order, range):
-            numbers = [0] * len(order)
-            given = [first + i for (first, _), run in zip(places, runs, strict=True) for i in range(len(run[3]))]
-            for i, seq in zip(order, given, strict=True):
-                numbers[i] = seq
-            seqs = numbers
+            given = [range(first, first + len(run[3])) for (first, _), run in zip(places, runs, strict=True)]
+            numbers = dict(zip(order, chain.from_iterable(given), strict=True))
+            seqs = list(map(numbers.__getitem__, range(len(order))))
         done(Receipts(self._state.tag, seqs, priorities, at_ms))
 
     def publish_now(

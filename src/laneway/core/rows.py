@@ -203,8 +203,8 @@ def _encode_published(e: Published, offset: int) -> tuple[bytes, Sequence[bytes]
     if others.count(first) == count - 1:
         words[8::8] = array("Q", (words[8] | first << 16,)) * (count - 1)
     else:
-        same = words[8]
-        words[8::8] = array("Q", [same | priority << 16 for priority in others])
+        beginnings = {priority: words[8] | priority << 16 for priority in set(others)}
+        words[8::8] = array("Q", map(beginnings.__getitem__, others))
     for i in e.groups:
         words[8 * i] |= HAS_GROUP << 24
     for i in e.dedups:

@@ -16,9 +16,10 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby, islice
+from operator import sub
 from typing import Any
 
 import msgspec
@@ -100,20 +101,24 @@ def runs(seqs: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _runs(seqs: Sequence[int]) -> list[tuple[int, int]]:
+    end = len(seqs)
+    if end and seqs[-1] - seqs[0] == end - 1 and list(seqs) == list(range(seqs[0], seqs[0] + end)):
+        return list(_by_slab(seqs[0], end))
     found: list[tuple[int, int]] = []
-    at, end = 0, len(seqs)
-    while at < end:
-        first = seqs[at]
-        most = min(end - at, SLAB_ROWS - (first & SLAB_MASK))
-        if seqs[at + most - 1] - first == most - 1 and list(seqs[at : at + most]) == list(range(first, first + most)):
-            count = most
-        else:
-            count = 1
-            while count < most and seqs[at + count] == first + count:
-                count += 1
-        found.append((first, count))
-        at += count
+    at = 0
+    for gap, alike in groupby(map(sub, seqs, range(end))):  # neighbours are all equally far from their place
+        size = len(list(alike))
+        found += _by_slab(gap + at, size)
+        at += size
     return found
+
+
+def _by_slab(first: int, size: int) -> Iterator[tuple[int, int]]:
+    while size:
+        some = min(size, SLAB_ROWS - (first & SLAB_MASK))
+        yield first, some
+        first += some
+        size -= some
 
 
 class QueueDocument(msgspec.Struct):

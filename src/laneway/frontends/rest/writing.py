@@ -56,7 +56,7 @@ def _column(keys: Sequence[_K], make: Callable[[_K], bytes]) -> list[bytes]:
     if keys.count(keys[0]) == len(keys):
         return [make(keys[0])] * len(keys)
     made = {key: make(key) for key in set(keys)}
-    return [made[key] for key in keys]
+    return list(map(made.__getitem__, keys))
 
 
 class Writer:
