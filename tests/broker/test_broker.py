@@ -454,6 +454,23 @@ def test_a_redrive_that_cannot_be_kept_is_no_task(run: Run) -> None:
     run(scenario)
 
 
+def test_what_only_looks_is_answered_while_nothing_can_be_written(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        await b.publish(b"1")
+        b.broker.committer.stuck = True
+        with pytest.raises(DiskFull):
+            await b.lease()
+        b.clock.ms += 30 * 86_400_000  # what is due waits: it could not be written
+        assert b.broker.stats("/", "q").ready == 1
+        assert b.broker.describe_queue("/", "q").name == "q"
+        assert [g.body for g in b.broker.peek("/", "q", PeekQuery())[0]] == [b"1"]
+        b.broker.committer.stuck = False
+        assert b.broker.stats("/", "q").ready == 0
+
+    run(scenario)
+
+
 def test_queues_are_listed_in_order_by_prefix_and_page(run: Run) -> None:
     async def scenario(b: Bench) -> None:
         for name in ("b", "a2", "a1", "c"):

@@ -753,7 +753,7 @@ class Broker:
         return queue.settings if queue is not None else None
 
     def describe_queue(self, vhost: str, name: str) -> QueueInfo:
-        return self._info(self.open_queue(vhost, name))
+        return self._info(self._queue_to_look_at(vhost, name))
 
     @staticmethod
     def _info(q: Queue) -> QueueInfo:
@@ -784,8 +784,7 @@ class Broker:
             yield self._names[i]
 
     def stats(self, vhost: str, name: str) -> QueueStats:
-        q = self.open_queue(vhost, name)
-        self.tick_if_due()
+        q = self._queue_to_look_at(vhost, name)
         now_ms = self.now()
         table = self._state.table
         heads = [lane.peek(table) for lane in q.lanes.values() if lane.count]
@@ -814,8 +813,7 @@ class Broker:
     # Looking and dead letters
 
     def peek(self, vhost: str, name: str, query: PeekQuery) -> tuple[list[Glimpse], str | None]:
-        self.tick_if_due()
-        return peeking.peek(self.engine, self.open_queue(vhost, name), query, self.now())
+        return peeking.peek(self.engine, self._queue_to_look_at(vhost, name), query, self.now())
 
     async def delete_dead_letters(self, vhost: str, name: str, filter: DeadLetterFilter) -> int:
         queue = self.open_queue(vhost, name)
@@ -899,6 +897,15 @@ class Broker:
         self.run_gathered()
         return commands.find_queue(self._state, vhost, name)
 
+    def _queue_to_look_at(self, vhost: str, name: str) -> Queue:
+        """For calls that change nothing: they are answered also while nothing can be written, with how things stand."""
+        if self._phase != "ready":
+            raise self._not_ready()
+        if not self.committer.stuck:
+            self.run_gathered()
+            self.tick_if_due()
+        return commands.find_queue(self._state, vhost, name)
+
     def _open_for_writing(self, vhost: str, name: str) -> Queue:
         self.check_writable()
         return commands.find_queue(self._state, vhost, name)
@@ -911,9 +918,12 @@ class Broker:
     def find_queue(self, vhost: str, name: str) -> Queue:
         return commands.find_queue(self._state, vhost, name)
 
+    def _not_ready(self) -> Unavailable:
+        return Unavailable(f"the node is {self._phase}; try again later")
+
     def _check_open(self) -> None:
         if self._phase != "ready":
-            raise Unavailable(f"the node is {self._phase}; try again later")
+            raise self._not_ready()
         if self.committer.stuck:
             raise DiskFull("the disk is full and nothing can be written; free some space, then try again")
 
