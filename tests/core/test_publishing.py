@@ -429,3 +429,13 @@ def test_a_missing_queue_is_named() -> None:
         commands.find_queue(core.state, "/", "nowhere")
     with pytest.raises(QueueNotFound, match="in virtual host 'other'"):
         commands.find_queue(core.state, "other", "nowhere")
+
+
+def test_a_clock_set_back_does_not_make_a_younger_key_expire_first() -> None:
+    core = Core()
+    core.put("q")
+    remember_key(core, "old", "id")
+    core.now_ms -= 60_000
+    (event,) = remember_key(core, "young", "id")
+    assert isinstance(event, KeyRemembered) and event.expires_ms == core.now_ms + 60_000 + KEY_LIFE_MS
+    check_invariants(core.state)

@@ -473,7 +473,9 @@ def remember_key(
     """The oldest keys are forgotten, if together they would have been answered with more ids than that."""
     document = msgspec.msgpack.encode((key, fingerprint, ids))
     forget_ms = state.keys.crowded_until(max_ids - len(ids))
-    yield KeyRemembered(queue.number, now_ms, now_ms + KEY_LIFE_MS, document, forget_ms)
+    # A clock that was set back between two starts does not make a younger key expire before an older one.
+    expires_ms = max(now_ms + KEY_LIFE_MS, state.keys.youngest_ms())
+    yield KeyRemembered(queue.number, now_ms, expires_ms, document, forget_ms)
 
 
 # Leasing and settling

@@ -56,6 +56,10 @@ class Keys:
                 del self.by_queue[queue]
         return 0
 
+    def youngest_ms(self) -> int:
+        """When the youngest expires, 0 if there is none."""
+        return next(reversed(self._known.values())).expires_ms if self._known else 0
+
     def crowded_until(self, id_count: int) -> int:
         """Until when those expire that must go so that no more than so many ids are left; 0 if none must."""
         until_ms, excess = 0, self.id_count - id_count
