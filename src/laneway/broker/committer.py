@@ -25,6 +25,7 @@ DISK_FULL_RETRY_S = 0.25
 SPOT_BYTES = 64 * 1024
 SPOT_S = 0.0005
 LATER_S = 0.01
+CLOCK_S = 0.001  # timers are no finer than that
 GATHER_S = 0.001  # how long a commit is held open at most while more keeps coming
 
 Done = Callable[[Any], None]
@@ -119,11 +120,14 @@ class Committer:
         self._waiting: list[tuple[Done, Any]] = []  # to be told when the commit now gathering is durable
         self._told: list[tuple[Done, Any]] = []  # … the commit now being written
         self._writing: Commit | None = None
+        self._last_position = 0  # of the last commit sealed
         self._writing_next_seq = 0
         self._is_planned = False  # a flush is on its way
         self._planned_s = 0.0
         self._touches = 0
+        self._sealed_touches = 0  # at the last seal: were there more since, somebody wants the next commit
         self._later: asyncio.TimerHandle | None = None
+        self._later_s: float | None = None  # since when something waits for whichever commit comes next
         self.durable_next_seq = engine.state.table.next_seq  # messages below this number are durable
         self.stuck = False  # the disk is so full that not even acks can be written
         self.failed: BaseException | None = None
@@ -131,6 +135,7 @@ class Committer:
         self._awaiting: set[asyncio.Future[None]] = set()  # of durable(): they must hear of a failure too
         self._is_telling = False
         self._after: list[Callable[[], None]] = []  # what those who are told want to do when all have been told
+        self._last: list[Callable[[], None]] = []  # … and what can wait until that is done too
         engine.on_broken = self._give_up
         self._writer = new_writer(engine.journal, loop, self._written)
 
@@ -147,13 +152,20 @@ class Committer:
 
     def touch_later(self) -> None:
         """Something is to be written that nobody waits for: with the next commit, or after a while on its own."""
-        if self._later is None:
-            self._later = self._loop.call_later(LATER_S, self._touch_now)
+        if self._later_s is None:
+            self._later_s = self._loop.time()
+            if self._later is None:
+                self._later = self._loop.call_later(LATER_S, self._touch_now)
 
     def _touch_now(self) -> None:
+        """Unless what the timer was set for has long gone with another commit, and what waits now came after it."""
         self._later = None
-        if self._journal.staged_bytes():
-            self.touch()
+        if self._later_s is not None:
+            left_s = self._later_s + LATER_S - self._loop.time()
+            if left_s > CLOCK_S:
+                self._later = self._loop.call_later(left_s, self._touch_now)
+            else:
+                self.touch()
 
     def _plan(self, touches: int) -> None:
         self._is_planned = True
@@ -170,7 +182,7 @@ class Committer:
             self._loop.call_soon(self._flush_when_quiet, self._touches)
 
     def _flush(self) -> None:
-        if self._is_busy() or self._has_failed():
+        if self._is_busy() or self._has_failed() or not self._is_wanted():
             self._is_planned = False
             return
         try:
@@ -180,6 +192,8 @@ class Committer:
         self._is_planned = False
         if self._has_failed():
             return
+        self._sealed_touches = self._touches
+        self._later_s = None
         commit = self._journal.seal()
         if commit is None:
             told, self._waiting = self._waiting, []
@@ -187,6 +201,7 @@ class Committer:
             self._tell(told)  # nothing was staged since the last durable commit
             return
         self._writing = commit
+        self._last_position = commit.position
         self._writing_next_seq = self._table.next_seq
         self._told, self._waiting = self._waiting, []
         self._on_sealed(commit)
@@ -194,6 +209,17 @@ class Committer:
 
     def _is_busy(self) -> bool:
         return self._writing is not None
+
+    def _is_wanted(self) -> bool:
+        """If nobody waits for what is staged, it stays for whichever commit comes next: one of its own would only be
+        in the way of that."""
+        if self._touches != self._sealed_touches:
+            return True
+        if self._journal.staged_bytes():
+            self.touch_later()
+        else:
+            self._mark_later()
+        return False
 
     def _has_failed(self) -> bool:
         return self.failed is not None
@@ -238,17 +264,27 @@ class Committer:
     def _mark_later(self) -> None:
         """Once nothing was written for a while, leave a mark: under load the next commit proves as much."""
         if self._idle_timer is None:
-            self._idle_timer = self._loop.call_later(self._idle_s, self._mark)
+            self._idle_timer = self._loop.call_later(self._idle_s, self._mark, self._last_position)
 
-    def _mark(self) -> None:
+    def _mark(self, position: int) -> None:
         self._idle_timer = None
         if self._writing is None and self.failed is None:
-            self._writer.put(_MARK)
+            if position == self._last_position:
+                self._writer.put(_MARK)
+            else:
+                self._mark_later()
 
     def soon(self, call: Callable[[], None]) -> None:
         """In the next turn of the loop; in this one if a commit has just become durable, once all have been told."""
         if self._is_telling:
             self._after.append(call)
+        else:
+            self._loop.call_soon(call)
+
+    def last(self, call: Callable[[], None]) -> None:
+        """As soon() does, but behind all that: confirms are on their way before their messages are handed out."""
+        if self._is_telling:
+            self._last.append(call)
         else:
             self._loop.call_soon(call)
 
@@ -259,9 +295,11 @@ class Committer:
                 done(result)
             except Exception:
                 log.exception("a caller failed to take its answer")
-        while self._after:
-            after, self._after = self._after, []
-            for call in after:
+        while self._after or self._last:
+            calls, self._after = self._after, []
+            if not calls:
+                calls, self._last = self._last, []
+            for call in calls:
                 try:
                     call()
                 except Exception:

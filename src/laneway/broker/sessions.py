@@ -333,7 +333,7 @@ class Sessions:
 
     def _plan(self, number: int) -> None:
         if not self._planned:
-            self._broker.call_soon(self._dispatch_planned)
+            self._broker.committer.last(self._dispatch_planned)
         self._planned.add(number)
 
     def _dispatch_planned(self) -> None:
