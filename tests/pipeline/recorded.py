@@ -32,6 +32,7 @@ class Recorded(Core):
 
     def __init__(self) -> None:
         self.rows: Rows = []
+        self.ids: dict[int, str] = {}  # by the number that a message has or had
         self.position = 0
         super().__init__()
 
@@ -57,9 +58,10 @@ class Recorded(Core):
             for i, props in enumerate(event.props):
                 properties = decode_props(props)
                 seq = event.first_seq + i
+                self.ids[seq] = message_id(event.at_ms, self.state.tag, seq)
                 yield base | {
                     "message": seq,
-                    "message_id": message_id(event.at_ms, self.state.tag, seq),
+                    "message_id": self.ids[seq],
                     "priority": event.priorities[i],
                     "tenant": properties.tenant or None,
                     "group": properties.group or None,
@@ -72,7 +74,7 @@ class Recorded(Core):
             yield base
             return
         for i, seq in enumerate(event.seqs):
-            row = base | {"message": seq, "message_id": f"id of {seq}"}
+            row = base | {"message": seq, "message_id": self.ids[seq]}
             if kind == "leased":
                 row |= {"lease": event.first_lease + i, "receive_count": event.receives[i]}
             elif kind == "acked":
@@ -81,6 +83,7 @@ class Recorded(Core):
                 row["visible_at"] = at(event.due_ms[i] or event.at_ms)
             elif kind in ("moved", "copied"):
                 vhost, name = queues[event.target]
+                self.ids[event.first_seq + i] = self.ids[seq]
                 row |= {
                     "target_vhost": vhost,
                     "target_queue": name,
@@ -110,8 +113,8 @@ QUEUES: dict[str, dict[str, Any]] = {
 }
 
 
-def traffic(seed: int, steps: int) -> Recorded:
-    """All kinds of operations, drawn from the seed."""
+def traffic(seed: int, steps: int, *, grouped: float = 0.15) -> Recorded:
+    """All kinds of operations, drawn from the seed; such a share of the messages is in a group."""
     random = Random(seed)
     core = Recorded()
     for name, settings in QUEUES.items():
@@ -123,11 +126,11 @@ def traffic(seed: int, steps: int) -> Recorded:
         core.run(topology_commands.bind(core.state, "/", binding, core.now_ms, max_bindings=10))
     held: list[tuple[str, str]] = []
     for _ in range(steps):
-        _step(core, random, held)
+        _step(core, random, held, grouped)
     return core
 
 
-def _step(core: Recorded, random: Random, held: list[tuple[str, str]]) -> None:
+def _step(core: Recorded, random: Random, held: list[tuple[str, str]], grouped: float) -> None:
     core.now_ms += random.choice((0, 0, 1, 20, 300))
     names = [name for name in QUEUES if ("/", name) in core.state.by_name]
     queue = random.choice(names)
@@ -137,7 +140,8 @@ def _step(core: Recorded, random: Random, held: list[tuple[str, str]]) -> None:
     )[0]
     if what == "publish":
         core.publish(
-            *[_draft(random, core[queue].settings.max_priority) for _ in range(random.randint(1, 8))], queue=queue
+            *[_draft(random, core[queue].settings.max_priority, grouped) for _ in range(random.randint(1, 8))],
+            queue=queue,
         )
     elif what == "lease":
         held += [(queue, token) for _, token in core.take(random.randint(1, 6), queue)]
@@ -171,10 +175,10 @@ def _step(core: Recorded, random: Random, held: list[tuple[str, str]]) -> None:
                 core.put(name, **settings)
 
 
-def _draft(random: Random, top: int) -> Draft:
+def _draft(random: Random, top: int, grouped: float) -> Draft:
     chance = random.random()
     properties = Properties(
-        group=random.choice("ab") if chance < 0.15 else "", tenant=random.choice("xy") if chance > 0.9 else ""
+        group=random.choice("ab") if chance < grouped else "", tenant=random.choice("xy") if chance > 0.9 else ""
     )
     return Draft(
         b"x" * random.randint(1, 30),

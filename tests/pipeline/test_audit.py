@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from laneway.core.message import Draft, Properties, message_id
 from laneway.core.queue import TOTALS, Queue
 from laneway.pipeline.jobs.audit import audit
 from laneway.pipeline.jobs.lives import FATES
@@ -46,11 +47,26 @@ def moved(time: float, message: int, to: int, kind: str = "moved", **given: Any)
     return row(time, kind, message, reason="rejected", **target, **given)
 
 
+def batch(time: float, position: int, first_lease: int, *messages: int, count: int = 1, **given: Any) -> list[Row]:
+    """Leased in one commit."""
+    numbered = enumerate(messages)
+    return [leased(time, m, first_lease + i, count, position=position, index=i, **given) for i, m in numbered]
+
+
+def released(time: float, message: int, **given: Any) -> Row:
+    return row(time, "released", message, reason="released", **given)
+
+
 def opened() -> Row:
     return row(0, "opened", queue=None, vhost=None, queue_number=None)
 
 
+def ids(number: int) -> str:
+    return message_id(0, 0, number)
+
+
 DEAD = {"queue": "dead", "queue_number": 2}
+GROUPED = {"group": "g"}
 
 #: Histories by hand, each with what is wrong with it: (type, position, message).
 CASES: dict[str, tuple[list[Row], list[tuple[str, int, int | None]]]] = {
@@ -254,6 +270,124 @@ CASES: dict[str, tuple[list[Row], list[tuple[str, int, int | None]]]] = {
         ],
         [],
     ),
+    "leased before it was visible": (
+        [published(0, 1, visible_at=3), leased(2.635, 1, 10)],
+        [("early", 2, 1)],
+    ),
+    "leased again before it was visible": (
+        [published(0, 1), leased(1, 1, 10), released(2, 1, visible_at=5), leased(4, 1, 11, 2)],
+        [("early", 4, 1)],
+    ),
+    "leased as soon as it was visible": (
+        [published(0, 1, visible_at=3), leased(3, 1, 10), released(4, 1, visible_at=5), leased(5, 1, 11, 2)],
+        [],
+    ),
+    "a released one still waited when a later one was first leased": (
+        [published(0, 1), published(0, 2), leased(1, 1, 10), released(2, 1), leased(3, 2, 11), leased(4, 1, 12, 2)],
+        [("order", 5, 1)],
+    ),
+    "one released with a delay may be overtaken": (
+        [published(0, 1), published(0, 2), leased(1, 1, 10), released(2, 1, visible_at=9), leased(3, 2, 11)],
+        [],
+    ),
+    "a lower priority while a released one of a higher priority waited": (
+        [
+            published(0, 1, priority=9),
+            published(0, 2, priority=1),
+            leased(1, 1, 10),
+            released(2, 1),
+            opened(),
+            leased(3, 2, 11),
+        ],
+        [("inversion", 6, 2)],
+    ),
+    "a group's messages of a tenant do not wait for the tenant's turn": (
+        [published(0, 1, tenant="t"), published(0, 2, tenant="t", **GROUPED), leased(1, 2, 10)],
+        [],
+    ),
+    "a group, batch after batch": (
+        [
+            published(0, 1, priority=1, **GROUPED),
+            published(0, 2, priority=9, **GROUPED),
+            published(0, 3, visible_at=6, **GROUPED),
+            *batch(1, 4, 10, 1, 2),
+            released(2, 1, position=5),
+            acked(3, 2, 11) | {"position": 6},
+            leased(4, 1, 12, 2, position=7),
+            row(5, "dead_lettered", 1, reason="rejected", position=8),
+            leased(6, 3, 13, position=9),
+        ],
+        [],
+    ),
+    "groups of two names, or in two queues, know nothing of each other": (
+        [
+            published(0, 1, **GROUPED),
+            published(0, 2, group="h"),
+            published(0, 3, **GROUPED | DEAD),
+            leased(1, 3, 10, **DEAD),
+            leased(1, 1, 11),
+            leased(1, 2, 12),
+        ],
+        [],
+    ),
+    "a later one of a group first": (
+        [published(0, 1, **GROUPED), published(0, 2, **GROUPED), leased(1, 2, 10)],
+        [("group_order", 3, 1)],
+    ),
+    "a later one of a group first in its batch": (
+        [published(0, 1, **GROUPED), published(0, 2, **GROUPED), *batch(1, 3, 10, 2, 1)],
+        [("group_order", 3, 1)],
+    ),
+    "the first of a group is delayed, and the next one leased": (
+        [published(0, 1, visible_at=9, **GROUPED), published(0, 2, **GROUPED), leased(1, 2, 10)],
+        [("group_order", 3, 1)],
+    ),
+    "a group's next one while its elder is held": (
+        [published(0, 1, **GROUPED), published(0, 2, **GROUPED), leased(1, 1, 10), leased(2, 2, 11)],
+        [("group_held", 4, 2)],
+    ),
+    "a released member goes out while one of its batch is held": (
+        [
+            published(0, 1, **GROUPED),
+            published(0, 2, **GROUPED),
+            *batch(1, 3, 10, 1, 2),
+            released(2, 1, position=4),
+            leased(3, 1, 12, 2, position=5),
+        ],
+        [("group_held", 5, 1)],
+    ),
+    "a released member is passed over by a new one": (
+        [
+            published(0, 1, **GROUPED),
+            published(0, 2, **GROUPED),
+            leased(1, 1, 10),
+            released(2, 1, visible_at=9),
+            leased(3, 2, 11),
+        ],
+        [("group_order", 5, 1)],
+    ),
+    "a released member is passed over by one of its batch": (
+        [
+            published(0, 1, **GROUPED),
+            published(0, 2, **GROUPED),
+            *batch(1, 3, 10, 1, 2),
+            released(2, 1, position=4),
+            released(2, 2, position=5),
+            leased(3, 2, 12, 2, position=6),
+        ],
+        [("group_order", 6, 1)],
+    ),
+    "a dead letter takes its group along": (
+        [
+            published(0, 1, message_id=ids(1), **GROUPED),
+            published(0, 2, message_id=ids(2), **GROUPED),
+            *batch(1, 3, 10, 1, 2),
+            moved(2, 1, 3, message_id=ids(1), position=4),
+            moved(2, 2, 4, message_id=ids(2), position=5),
+            leased(3, 4, 12, message_id=ids(2), position=6, **DEAD),
+        ],
+        [("group_order", 6, 3)],
+    ),
 }
 
 
@@ -286,6 +420,7 @@ class Judged:
 def cores() -> dict[str, Recorded]:
     """Histories of the core, with the last event at the time up to which all was done that time alone does."""
     made = {f"seed {seed}": traffic(seed, 400) for seed in SEEDS}
+    made |= {f"groups, seed {seed}": traffic(seed, 400, grouped=0.8) for seed in SEEDS}
     for core in made.values():
         core.tick(0)
         core.put("last")
@@ -298,6 +433,7 @@ def judged(request: pytest.FixtureRequest, spark: SparkSession, cores: dict[str,
     histories |= {name: core.rows for name, core in cores.items()}
     histories |= damaged(cores["seed 1"])
     histories |= swapped(taken_one_by_one())
+    histories |= planted(GROUPED_CORE.rows, DELAYED_CORE.rows)
     return Judged(spark, histories, request.param)
 
 
@@ -316,6 +452,10 @@ def test_words_say_what_is_wrong(judged: Judged) -> None:
     assert words("receive counts jump") == "leased: receive count 3 after 1"
     assert words("a commit is missing") == "positions 2 to 4 are missing"
     assert words("a number left out") == "messages 2 to 3 were never published"
+    assert words("leased before it was visible") == "leased: 365 ms before it was visible"
+    later = "leased: a later message of group 'g', while this one waited"
+    assert words("a later one of a group first") == later
+    assert words("a group's next one while its elder is held") == "leased: 1 of group 'g' were held"
     assert words("a lower priority first") == "leased: priority 1 while 1 of a higher one waited"
 
 
@@ -430,16 +570,21 @@ def taken_one_by_one(messages: int = 40) -> list[Row]:
 def swapped(rows: list[Row]) -> dict[str, list[Row]]:
     leases = [i for i, one in enumerate(rows) if one["kind"] == "leased"]
 
-    def exchanged(first: int, second: int) -> list[Row]:
-        """With the messages of two leases, and of their acks, exchanged."""
-        out = list(rows)
-        for offset in (0, 1):
-            i, j = leases[first] + offset, leases[second] + offset
-            out[i] = rows[i] | {name: rows[j][name] for name in ("message", "message_id")}
-            out[j] = rows[j] | {name: rows[i][name] for name in ("message", "message_id")}
-        return out
+    return {
+        "in order": rows,
+        "order swapped": exchanged(rows, leases[3], leases[4]),
+        "priority inverted": exchanged(rows, leases[19], leases[20]),
+    }
 
-    return {"in order": rows, "order swapped": exchanged(3, 4), "priority inverted": exchanged(19, 20)}
+
+def exchanged(rows: list[Row], first: int, second: int) -> list[Row]:
+    """With the messages of two leases, and of their acks, exchanged."""
+    out = list(rows)
+    for offset in (0, 1):
+        i, j = first + offset, second + offset
+        out[i] = rows[i] | {name: rows[j][name] for name in ("message", "message_id")}
+        out[j] = rows[j] | {name: rows[i][name] for name in ("message", "message_id")}
+    return out
 
 
 def test_swapped_order_and_inverted_priority_are_found(judged: Judged) -> None:
@@ -451,3 +596,74 @@ def test_swapped_order_and_inverted_priority_are_found(judged: Judged) -> None:
     assert [one[:3] for one in judged.found["priority inverted"]] == [
         ("inversion", leases[19]["position"], leases[20]["message"]),
     ]
+
+
+def of_groups(messages: int = 20) -> Recorded:
+    """Messages of two groups in turn, each acked before the next one is leased."""
+    core = Recorded()
+    core.put("q")
+    for i in range(messages):
+        core.publish(Draft(b"x", properties=Properties(group="gh"[i % 2]), priority=i % 3))
+    while taken := core.take(1):
+        core.ack(taken[0][1])
+    return core
+
+
+def of_delays() -> Recorded:
+    """Two messages that become visible 365 ms after one another, each leased at that moment."""
+    core = Recorded()
+    core.put("q")
+    for delay_ms in (1_000, 1_365):
+        core.publish(Draft(b"x", delay_ms=delay_ms))
+    for wait_ms in (1_000, 365):
+        core.tick(wait_ms)
+        core.ack(core.take(1)[0][1])
+    return core
+
+
+GROUPED_CORE, DELAYED_CORE = of_groups(), of_delays()
+
+
+def leases_of(rows: list[Row], *messages: int) -> list[int]:
+    return [i for i, one in enumerate(rows) if one["kind"] == "leased" and (not messages or one["message"] in messages)]
+
+
+def planted(grouped: list[Row], delayed: list[Row]) -> dict[str, list[Row]]:
+    """Violations of groups and delays, in histories of the core that have none."""
+    third, fifth = leases_of(grouped, 3, 5)
+    late = list(grouped)  # the ack of message 3 comes only after the lease of message 5
+    for name in ("position", "time"):
+        late[third + 1] = late[third + 1] | {name: grouped[fifth][name]}
+        late[fifth] = late[fifth] | {name: grouped[third + 1][name]}
+    return {
+        "groups": grouped,
+        "a group swapped": exchanged(grouped, third, fifth),
+        "an elder still held": late,
+        "delays": delayed,
+        "delays swapped": exchanged(delayed, *leases_of(delayed)),
+    }
+
+
+def test_planted_violations_of_groups_and_delays_are_found(judged: Judged) -> None:
+    grouped, delayed = GROUPED_CORE.rows, DELAYED_CORE.rows
+    third, first = leases_of(grouped, 3)[0], leases_of(delayed)[0]
+    assert judged.found["groups"] == judged.found["delays"] == []
+    assert ("group_order", grouped[third]["position"], 3) in [one[:3] for one in judged.found["a group swapped"]]
+    assert ("group_held", grouped[third + 1]["position"], 5) in [one[:3] for one in judged.found["an elder still held"]]
+    assert ("early", delayed[first]["position"], 2) in [one[:3] for one in judged.found["delays swapped"]]
+    assert judged.types("a group swapped") <= {"group_order", "order", "inversion"}
+
+
+def test_walks_with_groups_have_what_the_audit_looks_at(cores: dict[str, Recorded]) -> None:
+    """Members that were leased again, that were delayed, and that came as dead letters or were redriven."""
+    seen: Counter[str] = Counter()
+    for core in (core for name, core in cores.items() if name.startswith("groups")):
+        in_group = {one["message"] for one in core.rows if one.get("group")}
+        for one in core.rows:
+            if one["message"] in in_group if "message" in one else False:
+                seen["again"] += one["kind"] == "leased" and one["receive_count"] > 1
+                seen["delayed"] += "visible_at" in one and one["visible_at"] > one["time"]
+                if one["kind"] in ("moved", "copied"):
+                    in_group.add(one["target_message"])
+                    seen[one["reason"]] += 1
+    assert min(seen[name] for name in ("again", "delayed", "redriven", "max_receives", "expired")) > 10

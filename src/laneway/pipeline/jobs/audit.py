@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
+from laneway.pipeline.jobs import groups, order
 from laneway.pipeline.jobs import lives as lives_
-from laneway.pipeline.jobs import order
 from laneway.pipeline.jobs.lives import FATES, INDEX_BITS, READ
 from laneway.pipeline.options import read_options
 from laneway.pipeline.runner import Options, Result
@@ -45,11 +46,19 @@ def audit(events: DataFrame, *, block_rows: int = order.BLOCK_ROWS) -> Iterator[
                 F.max("position").alias("last"),
                 F.max("ms").alias("until_ms"),
                 F.count("*").alias("events"),
+                F.count("group").alias("grouped"),
+                F.count_if(F.col("kind") == "released").alias("released"),
             )
             .collect()
         )
         whole = [span["partition"] for span in spans if span["first"] == 1]
-        found = _violations(rows, lives, whole, block_rows).persist(StorageLevel.DISK_ONLY)
+        checks = _checks(rows, lives, whole, block_rows)
+        if any(span["released"] for span in spans):
+            checks.append(order.passed_over_again(lives, block_rows=block_rows))
+        if any(span["grouped"] for span in spans):
+            kept.append(groups.members(lives).persist(StorageLevel.DISK_ONLY))
+            checks.append(groups.out_of_order(kept[-1], block_rows=block_rows))
+        found = reduce(DataFrame.unionByName, checks).persist(StorageLevel.DISK_ONLY)
         kept.append(found)
         count = found.count()
         named = _named(found, rows, events) if count else _named(found, rows, None)
@@ -67,14 +76,14 @@ def _until_ms(spans: Sequence[Row]) -> Column:
     return F.create_map(*ends)[F.col("partition")] if ends else F.lit(None)
 
 
-def _violations(rows: DataFrame, lives: DataFrame, whole: Sequence[int], block_rows: int) -> DataFrame:
-    return (
-        lives_.impossible_steps(lives, whole)
-        .unionByName(order.passed_over(lives, block_rows=block_rows))
-        .unionByName(order.inversions(lives, block_rows=block_rows))
-        .unionByName(order.gaps(rows))
-        .unionByName(order.number_gaps(lives, whole))
-    )
+def _checks(rows: DataFrame, lives: DataFrame, whole: Sequence[int], block_rows: int) -> list[DataFrame]:
+    return [
+        lives_.impossible_steps(lives, whole),
+        order.passed_over(lives, block_rows=block_rows),
+        order.inversions(lives, block_rows=block_rows),
+        order.gaps(rows),
+        order.number_gaps(lives, whole),
+    ]
 
 
 def _queues(rows: DataFrame) -> DataFrame:
@@ -168,7 +177,7 @@ def whole_since(options: Options) -> int:
 
 def run(spark: SparkSession, options: Options) -> Result:
     warehouse = options.warehouse
-    events, first = options.events(spark, *READ, "message_id"), whole_since(options)
+    events, first = options.events(spark, *READ), whole_since(options)
     if first > 1:
         events = events.where(F.col("position") >= first)
     with audit(events) as findings:

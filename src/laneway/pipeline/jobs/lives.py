@@ -53,7 +53,7 @@ LATER = 1 << 62  # than everything
 #: What is taken from the events table. All the rest is worked out from these.
 READ = (
     "partition position index time kind vhost queue queue_number message priority tenant group lease receive_count "
-    "reason visible_at target_vhost target_queue target_queue_number target_message"
+    "reason visible_at target_vhost target_queue target_queue_number target_message message_id"
 ).split()
 
 VIOLATION = "partition int, at bigint, type string, queue_number int, message bigint, words string"
@@ -64,6 +64,8 @@ def rows(events: DataFrame) -> DataFrame:
     so that all checks see the same history while the journal goes on."""
     ms = F.unix_millis("time")
     visible_ms = F.unix_millis("visible_at")
+    # An id ends with the number that its message was published under, whatever number it has by now.
+    born = F.conv(F.substring("message_id", -12, 12), 16, 10).cast("bigint")
     return events.select(
         F.coalesce("partition", F.lit(0)).alias("partition"),
         "position",
@@ -80,8 +82,9 @@ def rows(events: DataFrame) -> DataFrame:
         "receive_count",
         "reason",
         visible_ms.alias("visible_ms"),
-        F.coalesce(F.col("group").isNull() & (visible_ms <= ms), F.lit(False)).alias("is_plain"),
-        "tenant",
+        "group",
+        F.when(F.col("group").isNull(), F.col("tenant")).alias("tenant"),  # in a group, tenants do not count
+        F.when(F.col("kind").isin("moved", "copied"), born).alias("born"),
         "target_vhost",
         "target_queue",
         "target_queue_number",
@@ -122,13 +125,15 @@ def steps(rows: DataFrame) -> DataFrame:
             "of.step",
             "of.queue_number",
             "at",
+            "ms",
             "lease",
             "receive_count",
             "reason",
             "visible_ms",
             F.when(F.col("of.step") == PUBLISHED, F.col("priority")).alias("priority"),
-            "is_plain",
             "tenant",
+            "group",
+            F.when(F.col("of.step").isin(MOVED_IN, COPIED_IN), F.col("born")).alias("born"),
         )
     )
 
@@ -138,11 +143,16 @@ def lives(rows: DataFrame) -> DataFrame:
     what the message was published with, and how its queue ended it, if it did so while the message waited here.
 
     `ended_at`: a purge or the deletion of the queue, before the next step or after the last one.
+    `is_plain`: from this step on it waits, visible at once, in no group, under the number it was published with;
+    `was_plain`: so it did before this step. `early_ms`: leased so long before it was visible.
+    `batch`, `last_batch`: what is leased in one event has the same, this time or the last time.
     """
     life = Window.partitionBy("partition", "message").orderBy("at", "step")
     before = life.rowsBetween(Window.unboundedPreceding, -1)
     step = F.col("step")
     of_lease = F.when(step == LEASED, F.col("lease"))
+    batch = F.when(step == LEASED, F.col("at") - F.col("lease"))  # both go up by one from message to message
+    is_ready, visible_before = F.col("visible_ms") <= F.col("ms"), F.lag("visible_ms").over(life)
     known = steps(rows).withColumns(
         {
             "previous": F.lag("step").over(life),
@@ -153,10 +163,20 @@ def lives(rows: DataFrame) -> DataFrame:
             "first_queue": F.first("queue_number").over(life),
             "priority": F.first("priority").over(life),
             "tenant": F.first("tenant").over(life),
-            "is_plain": F.first("is_plain").over(life),
+            "group": F.first("group").over(life),
+            "born": F.first("born").over(life),
+            "is_plain": is_ready,
+            "was_plain": F.lag(is_ready).over(life),
+            "early_ms": F.when((step == LEASED) & (visible_before > F.col("ms")), visible_before - F.col("ms")),
+            "batch": batch,
+            "last_batch": F.last(batch, ignorenulls=True).over(before),
             "last_lease": F.last(of_lease, ignorenulls=True).over(before),
             "last_count": F.last("receive_count", ignorenulls=True).over(before),
         }
+    )
+    of_no_group = F.col("group").isNull() & (F.col("first") == PUBLISHED)
+    known = known.withColumns(
+        {name: F.coalesce(F.col(name) & of_no_group, F.lit(False)) for name in ("is_plain", "was_plain")}
     )
     later = F.coalesce("next_at", F.lit(LATER))
 
@@ -170,7 +190,7 @@ def lives(rows: DataFrame) -> DataFrame:
         .withColumn("purged_at", purged)
         .withColumn("ended_at", F.coalesce("purged_at", F.when(deleted == 1, F.col("deleted_at"))))
         .withColumn("queue_deleted_at", F.col("deleted_at"))
-        .drop("purges", "deleted_at")
+        .drop("purges", "deleted_at", "ms")
     )
 
 
@@ -205,6 +225,11 @@ def impossible_steps(lives: DataFrame, whole: Sequence[int]) -> DataFrame:
         ("event_after_end", gone & ~begins & (step != LEASED) & ~_has_ended(step), _after(previous)),
         ("after_queue_deleted", F.col("at") > F.col("queue_deleted_at"), F.lit("its queue had been deleted")),
         ("delivered_twice", (step == LEASED) & _is_held(previous), F.lit("another lease of it had not ended")),
+        (
+            "early",
+            F.col("early_ms").isNotNull(),
+            F.concat("early_ms", F.lit(" ms before it was visible")),
+        ),
         ("delivered_dead", (step == LEASED) & (previous == DEAD), F.lit("it was dead")),
         (
             "not_leased",

@@ -1,11 +1,13 @@
 """Whether messages were leased in the right order, and whether history has gaps.
 
 The rule (core/queue.py, Queue.select): the highest priority first, inside a priority the lowest number first. It is
-looked at from the side of a *plain* message: published visible at once, in no group, never leased so far. While such a
-message waits, nothing that comes behind it may be leased. Not looked at: messages in groups and those that were
-delayed, released or moved in (these wait for something that is no event, go back to a place in the middle, or have a
-priority that the target's settings cut), and, inside a priority, what tenants take from one another: a fair queue
-lets the quiet ones go first.
+looked at from the side of a *plain* message: published here, in no group, and now visible, because it was so at once
+when it was published or released. While such a message waits, nothing that comes behind it may be leased.
+
+Not looked at: messages with a delay while it may last (the clock ends it, no event says when), messages that were moved
+in (the target's settings cut their priority), and, inside a priority, what tenants take from one another: a fair queue
+lets the quiet ones go first. A plain message that was released is compared inside its priority with plain ones that are
+leased for the first time, not with others that were released. Groups have an order of their own: groups.py.
 
 A connection gets only what is durable, and one commit may be on its way to the disk while the next one gathers. So a
 message of commit n may rightly be passed over by *lower priorities* in n and n + 1, and is looked at from n + 2 on.
@@ -23,58 +25,105 @@ from itertools import pairwise
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F
 
-from laneway.pipeline.jobs.lives import INDEX_BITS, LATER, LEASED, PUBLISHED
+from laneway.pipeline.jobs.lives import INDEX_BITS, LATER, LEASED, PUBLISHED, RELEASED
 
 #: A block has about so many rows, and they are sorted in one task.
 BLOCK_ROWS = 1 << 20
 DURABLE_AFTER_COMMITS = 2
 
 QUEUE = ("partition", "queue_number")
+LANE = (*QUEUE, "priority", "tenant")
 
 
 def passed_over(lives: DataFrame, *, block_rows: int = BLOCK_ROWS) -> DataFrame:
-    """Plain messages that still waited when a later one of the same queue and priority was leased; those of a tenant,
-    one of the same tenant, because it may have been noisy and let the others of a fair queue go first."""
-    lane = (*QUEUE, "priority", "tenant")
-    anybody, is_plain = F.lit("").alias("tenant"), F.col("is_plain").alias("waits")
-    of_tenant = F.array(F.struct(anybody, F.lit(False).alias("waits")), F.struct("tenant", is_plain))
-    lanes = F.when(F.col("tenant").isNull(), F.array(F.struct(anybody, is_plain))).otherwise(of_tenant)
-    published = lives.where(F.col("step") == PUBLISHED).select(
-        *QUEUE,
-        "priority",
-        F.inline(lanes),
-        "message",
-        _left_at().alias("left_at"),
-        F.when((F.col("next") == LEASED), F.col("next_at")).alias("leased_at"),
-        F.expr(f"message div {block_rows}").alias("block"),
+    """Plain messages that waited when a later one of the same queue and priority was leased."""
+    step = F.col("step")
+    row = (*QUEUE, "priority", _lanes(), "message", "at", left_at().alias("left_at"))
+    published = lives.where(step == PUBLISHED).select(
+        *row, F.when(F.col("next") == LEASED, F.col("next_at")).alias("leased_at")
     )
+    return _overtaken(overtaken_afresh(published, LANE, block_rows))
+
+
+def passed_over_again(lives: DataFrame, *, block_rows: int = BLOCK_ROWS) -> DataFrame:
+    """Released messages that waited when a later one of the same queue and priority was leased for the first time."""
+    step = F.col("step")
+    is_back = (step == RELEASED) & F.col("is_plain")
+    is_first_lease = (step == LEASED) & (F.col("previous") == PUBLISHED) & F.col("was_plain")
+    moments = lives.where(is_back | is_first_lease).select(
+        *QUEUE, "priority", _lanes(), "message", "at", left_at().alias("left_at"), is_back.alias("is_back")
+    )
+    moments = moments.where("waits or not is_back").withColumn("waits", F.col("is_back")).drop("is_back")
+    return _overtaken(overtaken_again(moments, LANE, block_rows))
+
+
+def _lanes() -> Column:
+    """A message of a tenant is compared with those of the same tenant, which may have been noisy and let the others of
+    a fair queue go first; all others with all. So it stands in two lanes, and waits in one of them."""
+    anybody, waits = F.lit("").alias("tenant"), F.col("is_plain").alias("waits")
+    of_tenant = F.array(F.struct(anybody, F.lit(False).alias("waits")), F.struct("tenant", waits))
+    return F.inline(F.when(F.col("tenant").isNull(), F.array(F.struct(anybody, waits))).otherwise(of_tenant))
+
+
+def overtaken_afresh(arrived: DataFrame, lane: tuple[str, ...], block_rows: int) -> DataFrame:
+    """Those that wait since they arrived (`waits`), and still did so when a later one of their lane was first leased.
+    Arrived are all of the lane: whatever is later has a higher number, and could not be leased before they waited."""
+    cut = arrived.withColumn("block", F.expr(f"message div {block_rows}"))
     within = Window.partitionBy(*lane, "block").orderBy(F.desc("message"))
-    blocks = published.groupBy(*lane, "block").agg(F.min("leased_at").alias("leased_at"))
+    blocks = cut.groupBy(*lane, "block").agg(F.min("leased_at").alias("leased_at"))
     behind = Window.partitionBy(*lane).orderBy(F.desc("block")).rowsBetween(Window.unboundedPreceding, -1)
     later_blocks = blocks.select(*lane, "block", F.min("leased_at").over(behind).alias("leased_behind")).where(
         "leased_behind is not null"
     )
     first_behind = F.least(F.min("leased_at").over(within.rowsBetween(Window.unboundedPreceding, -1)), "leased_behind")
     return (
-        published.join(later_blocks, [*lane, "block"], "left")
+        cut.join(later_blocks, [*lane, "block"], "left")
         .withColumn("overtaken_at", first_behind)
         .where("waits and overtaken_at < left_at")
-        .select(
-            "partition",
-            F.col("overtaken_at").alias("at"),
-            F.lit("order").alias("type"),
-            "queue_number",
-            "message",
-            F.concat(F.lit("leased: a later message of priority "), "priority", F.lit(", while this one waited")).alias(
-                "words"
-            ),
-        )
+        .select(*lane, "message", "overtaken_at")
     )
 
 
-def _left_at() -> Column:
-    """When a message that was just published stopped waiting."""
+def overtaken_again(moments: DataFrame, lane: tuple[str, ...], block_rows: int) -> DataFrame:
+    """Those that came back (`waits`), and still waited when a later one of their lane was first leased: the other
+    moments. First leases go by number, so the next one after a message came back is the one to look at."""
+    sizes = moments.groupBy(*lane).agg(
+        F.count("*").alias("count"), F.min("at").alias("low"), F.max("at").alias("high"), F.max("waits").alias("waits")
+    )
+    width = F.expr(f"(high - low) div ceil(count / {block_rows}) + 1").alias("width")
+    cut = moments.join(sizes.where("waits").select(*lane, "low", width), [*lane]).withColumn(
+        "block", F.expr("(at - low) div width")
+    )
+    lease = F.when(~F.col("waits"), F.struct("at", "message"))
+    within = Window.partitionBy(*lane, "block").orderBy(F.desc("at")).rowsBetween(Window.unboundedPreceding, -1)
+    blocks = cut.groupBy(*lane, "block").agg(F.min(lease).alias("lease"))
+    behind = Window.partitionBy(*lane).orderBy(F.desc("block")).rowsBetween(Window.unboundedPreceding, -1)
+    later_blocks = blocks.select(*lane, "block", F.min("lease").over(behind).alias("lease_behind")).where(
+        "lease_behind is not null"
+    )
+    return (
+        cut.join(later_blocks, [*lane, "block"], "left")
+        .withColumn("following", F.coalesce(F.min(lease).over(within), "lease_behind"))
+        .where("waits and following.message > message and following.at < left_at")
+        .select(*lane, "message", F.col("following.at").alias("overtaken_at"))
+    )
+
+
+def left_at() -> Column:
+    """When a message that began to wait with this step stopped waiting."""
     return F.least(F.coalesce("next_at", F.lit(LATER)), F.coalesce("ended_at", F.lit(LATER)))
+
+
+def _overtaken(found: DataFrame) -> DataFrame:
+    words = F.concat(F.lit("leased: a later message of priority "), "priority", F.lit(", while this one waited"))
+    return found.select(
+        "partition",
+        F.col("overtaken_at").alias("at"),
+        F.lit("order").alias("type"),
+        "queue_number",
+        "message",
+        words.alias("words"),
+    )
 
 
 def inversions(lives: DataFrame, *, block_rows: int = BLOCK_ROWS) -> DataFrame:
@@ -98,24 +147,19 @@ def inversions(lives: DataFrame, *, block_rows: int = BLOCK_ROWS) -> DataFrame:
 
 def _moments(lives: DataFrame) -> DataFrame:
     """When plain messages begin and cease to wait (change +1, -1), and the leases."""
-    durable_at = F.shiftleft(F.shiftright("at", INDEX_BITS) + DURABLE_AFTER_COMMITS, INDEX_BITS) - 1
-    left_at = _left_at()
-    is_published = F.col("step") == PUBLISHED
-    counts = is_published & F.col("is_plain") & (left_at > durable_at)
+    durable_at = _durable_after(F.col("at"))
+    left = left_at()
+    counts = F.col("is_plain") & (left > durable_at)
     is_lease = (F.col("step") == LEASED) & F.col("priority").isNotNull()
-    # The first lease of a plain message is also the moment it ceases to wait: one row says both. It is known from the
-    # row before whether the message counted at all.
-    was_counted = (
-        (F.col("previous") == PUBLISHED)
-        & F.col("is_plain")
-        & (F.col("at") > F.shiftleft(F.shiftright("previous_at", INDEX_BITS) + DURABLE_AFTER_COMMITS, INDEX_BITS) - 1)
-    )
+    # The lease of a plain message is also the moment it ceases to wait: one row says both. It is known from the row
+    # before whether the message counted at all.
+    was_counted = F.col("was_plain") & (F.col("at") > _durable_after(F.col("previous_at")))
 
     def moment(at: Column, change: Column, leased: bool) -> Column:
         return F.struct(at.alias("at"), change.alias("change"), F.lit(leased).alias("is_lease"))
 
-    left_otherwise = (left_at < LATER) & ~((F.col("next") == LEASED) & (left_at == F.col("next_at")))
-    begin, end = moment(durable_at, F.lit(1), False), moment(left_at, F.lit(-1), False)
+    left_otherwise = (left < LATER) & ~((F.col("next") == LEASED) & (left == F.col("next_at")))
+    begin, end = moment(durable_at, F.lit(1), False), moment(left, F.lit(-1), False)
     lease = moment(F.col("at"), F.when(was_counted, -1).otherwise(0), True)
     return (
         lives.where(counts | is_lease)
@@ -123,12 +167,16 @@ def _moments(lives: DataFrame) -> DataFrame:
             "moment",
             F.explode(
                 F.when(is_lease, F.array(lease))
-                .when(F.coalesce(left_otherwise, left_at < LATER), F.array(begin, end))
+                .when(F.coalesce(left_otherwise, left < LATER), F.array(begin, end))
                 .otherwise(F.array(begin))
             ),
         )
         .select(*QUEUE, "message", "priority", "moment.*")
     )
+
+
+def _durable_after(at: Column) -> Column:
+    return F.shiftleft(F.shiftright(at, INDEX_BITS) + DURABLE_AFTER_COMMITS, INDEX_BITS) - 1
 
 
 def _running(moments: DataFrame, levels: list[int], share: tuple[str, ...]) -> DataFrame:
