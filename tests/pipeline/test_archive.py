@@ -12,7 +12,10 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from laneway.core.events import Births, Cause, DeadLettered
 from laneway.errors import Conflict, InvalidInput
+from laneway.journal.segments import follow
+from laneway.journal.segments.format import segment_name
 from laneway.pipeline.archive import STATE, Archive, Archived
 from laneway.pipeline.jobs.archive import archived, folder, letters, with_bodies_of_the_dead
 from laneway.pipeline.lake import Warehouse
@@ -21,7 +24,7 @@ from laneway.pipeline.schema import EVENTS
 from tests.pipeline.drivers import ROOT, environment
 from tests.pipeline.events import at, row
 from tests.pipeline.histories import expected, write
-from tests.pipeline.traffic import FIRST_COMMITS, NOON_MS, QUEUES, ROWS_A_ROUND, traffic
+from tests.pipeline.traffic import FIRST_COMMITS, NOON_MS, QUEUES, ROWS_A_ROUND, published, traffic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -131,6 +134,43 @@ def test_history_is_archived_once_and_more_of_it_later(spark: SparkSession, tmp_
     write(other, traffic(1))
     with pytest.raises(InvalidInput, match="is of another journal than"):
         archive_once(spark, other, warehouse)
+
+
+def test_with_bodies_of_the_dead_a_reader_is_never_stopped_in_the_middle(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, warehouse = tmp_path / "data", tmp_path / "lake"
+    write(source, traffic(1))
+    dead, births = range(1_000, 1_003), Births([NOON_MS + 60_000] * 3, {})
+    died = DeadLettered(1, NOON_MS + 61_000, dead, Cause.REJECTED, "", births)
+    write(source, [[published(1, NOON_MS + 60_000, 1_000)], [died]])
+
+    def stops(*_: object) -> bool:
+        raise AssertionError("Spark stops a reader once it has a row, and its Python tells of a broken pipe")
+
+    monkeypatch.setattr(type(spark.range(1)), "isEmpty", stops)
+    archive_once(spark, source, warehouse, bodies="dead")
+    kept = [one for one in lake_rows(spark, warehouse) if one["body"] is not None]
+    assert [(one["kind"], one["body"]) for one in kept] == [("dead_lettered", b"body %d" % seq) for seq in dead]
+
+
+def test_what_is_no_single_journal_is_not_archived_and_what_had_gone_is_told(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    source, other = tmp_path / "data", tmp_path / "other"
+    write(source, traffic(4), segment_bytes=16 << 10)
+    gone = follow.segments(str(source))[:-1]
+    write(source, traffic(1, 4, epoch=2), segment_bytes=16 << 10)
+    write(other, traffic(1))
+    both = Options(f"{source},{other}", Warehouse(tmp_path / "lake"))
+    with pytest.raises(InvalidInput, match="an archive is of one journal, and 2 are given"):
+        run(JOBS["archive"], spark, both)
+    for one in gone:
+        (source / segment_name(one.number)).unlink()
+    first = follow.first_position(str(source))
+    result = archive_once(spark, source, tmp_path / "lake")
+    assert result.notes == [f"history from position 1 to {first - 1} had gone before it was archived"]
+    assert archive_once(spark, source, tmp_path / "lake").notes == []
 
 
 def test_every_event_is_there_once_though_a_task_dies_and_the_driver_is_killed(

@@ -380,6 +380,14 @@ def test_a_hole_in_history_is_an_error_unless_it_may_be_lost(own: Path) -> None:
     assert [place for one in batches for place in one] == all_places(own)
 
 
+def test_a_stream_with_a_wrong_option_says_so_when_it_is_first_asked(folder: Path) -> None:
+    source = LanewayDataSource({"path": str(folder), "endPosition": "3"})
+    reader = source.streamReader(chosen("position"))  # Spark shows a mistake of its own if this fails
+    for ask in (reader.initialOffset, lambda: reader.partitions({}, {})):
+        with pytest.raises(InvalidInput, match="endPosition is for batch reads"):
+            ask()
+
+
 def test_a_journal_that_ends_before_the_checkpoint_is_another_one(folder: Path) -> None:
     reader = stream(folder)
     beyond = {"segment": 9, "offset": 64, "position": ALL_COMMITS + 100}

@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from laneway.errors import Gone, InvalidInput, JournalGap
+from laneway.errors import Gone, InvalidInput, JournalGap, LanewayError
 from laneway.journal.interface import Place
 from laneway.pipeline.options import LATEST, ReadOptions, flag, read_options
 from laneway.pipeline.planning import Journal, Portion, between, placed, portions, read, survey
@@ -57,7 +57,10 @@ class LanewayDataSource(DataSource):
         return kind(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return StreamReader(read_options(self.options), schema)
+        try:
+            return StreamReader(read_options(self.options), schema)
+        except LanewayError as refusal:
+            return RefusedStream(refusal)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         return writer(self.options, schema, overwrite)
@@ -235,6 +238,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if len(found) != count:
             raise InvalidInput(f"the checkpoint is of {len(found)} journals, and {count} are given", field="path")
         return [Place(one["segment"], one["offset"], one["position"]) for one in found]
+
+
+class RefusedStream(DataSourceStreamReader):
+    """Says what was wrong when it is first asked for something. If making a reader fails, Spark 4.3 stumbles over the
+    missing reader while it fails, and shows that mistake of its own as the reason."""
+
+    def __init__(self, refusal: LanewayError) -> None:
+        self._refusal = refusal
+
+    def initialOffset(self) -> dict[str, Any]:
+        raise self._refusal
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        raise self._refusal
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        raise self._refusal
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        raise self._refusal
 
 
 def column_names(schema: StructType) -> list[str]:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 BODIES = ("all", "none", "dead")
 DEATHS = ("expired", "rejected", "max_receives", "overflow")
+DEATH_KINDS = "dead_lettered,moved,copied"
 CURSOR = "archive"
 DEAD_LETTERS_AFTER_HOURS = 24.0
 
@@ -83,13 +84,13 @@ def run(spark: SparkSession, options: Options) -> Result:
             "the archive is what this job makes: give the folder or the URL of a journal", field="source"
         )
     archive = Archive(options.warehouse.events, options.warehouse.path / ".staging" / "archive")
-    source = read_options(options.source_options()).sources[0]
+    source = _one_journal(options)
     begun_s = time.time()  # what happens from now on may not be in the lake in the end
     with archive.locked():
         cleaned = archive.clean()
         notes = [f"{cleaned} files of a run that died were removed"] if cleaned else []
         begun = archive.state()
-        for state in _batches(spark, options, archive, source):
+        for state in _batches(spark, options, archive, source, notes):
             options.say(f"archive: {state.events - begun.events} events, up to position {state.next_position - 1}")
         state = archive.state()
         deleted = 0
@@ -106,9 +107,19 @@ def run(spark: SparkSession, options: Options) -> Result:
     return Result(list(facts), [list(facts.values())], notes, {"events": state.events}, facts=facts)
 
 
-def _batches(spark: SparkSession, options: Options, archive: Archive, source: Source) -> Iterator[Archived]:
-    """Take in batch after batch, until all is in that was there in the beginning."""
-    state, end = archive.state(), source.end()
+def _one_journal(options: Options) -> Source:
+    sources = read_options(options.source_options()).sources
+    if len(sources) != 1:
+        raise InvalidInput(
+            f"an archive is of one journal, and {len(sources)} are given: archive each into a warehouse of its own",
+            field="source",
+        )
+    return sources[0]
+
+
+def _begin(options: Options, archive: Archive, source: Source, notes: list[str]) -> Archived:
+    """Where to go on, which is behind a gap where there may be one: always for an archive that is new."""
+    state = archive.state()
     store = f"{source.identity()[0]:016x}"
     if state.store not in ("", store):
         raise InvalidInput(
@@ -116,8 +127,18 @@ def _batches(spark: SparkSession, options: Options, archive: Archive, source: So
             field="warehouse",
         )
     first = source.first_position()
-    if not state.store or (state.next_position < first and options["allow_gap"]):
-        state = msgspec.structs.replace(state, store=store, next_position=max(first, state.next_position))
+    if state.next_position < first and (not state.store or options["allow_gap"]):
+        notes.append(f"history from position {state.next_position} to {first - 1} had gone before it was archived")
+        state = msgspec.structs.replace(state, next_position=first)
+    return msgspec.structs.replace(state, store=store)
+
+
+def _batches(
+    spark: SparkSession, options: Options, archive: Archive, source: Source, notes: list[str]
+) -> Iterator[Archived]:
+    """Take in batch after batch, until all is in that was there in the beginning."""
+    end = source.end()
+    state = _begin(options, archive, source, notes)
     if isinstance(source, ServerSource):
         state = msgspec.structs.replace(state, cursor=_cursor(options, archive.state()))
         archive.save(state)  # before the first batch, so that a run that dies leaves no cursor nobody knows of
@@ -141,10 +162,18 @@ def _read(spark: SparkSession, options: Options, first: int, end: int) -> DataFr
     policy = options["bodies"]
     wanted = [one for one in EVENTS if one.name != "body" or policy == "all"]
     events = _events(spark, options, ", ".join(f"`{one.name}` {one.type}" for one in wanted), first, end)
-    if policy != "dead" or events.where(is_death()).isEmpty():
+    if policy != "dead" or not _deaths(spark, options, first, end):
         return events
     published = _events(spark, options, "message_id string, body binary", None, end, kinds="published")
     return with_bodies_of_the_dead(events, published)
+
+
+def _deaths(spark: SparkSession, options: Options, first: int, end: int) -> int:
+    """All of them are counted: a question that is answered by the first would stop the reader in the middle, which its
+    Python tells of as a broken pipe."""
+    return (
+        _events(spark, options, "kind string, reason string", first, end, kinds=DEATH_KINDS).where(is_death()).count()
+    )
 
 
 def _events(spark: SparkSession, options: Options, schema: str, first: int | None, end: int, **more: str) -> DataFrame:
