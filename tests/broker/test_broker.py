@@ -18,7 +18,7 @@ from laneway.broker.values import (
     RedriveRequest,
     Settlement,
 )
-from laneway.core import commands
+from laneway.core import lease_commands
 from laneway.core.events import Event, Kind
 from laneway.core.invariants import check_invariants
 from laneway.errors import (
@@ -657,7 +657,7 @@ def test_one_lease_hands_out_a_bounded_number_of_bytes(run: Run) -> None:
         for i in range(8):
             await b.publish(*[b"%d" % (i * 10 + k) + b"." * 250_000 for k in range(10)])
         first, second = await b.lease(80), await b.lease(80)
-        assert 0 < len(first) < 80 and sum(len(d.body) for d in first) <= commands.MAX_LEASE_BYTES
+        assert 0 < len(first) < 80 and sum(len(d.body) for d in first) <= lease_commands.MAX_LEASE_BYTES
         assert [int(d.body.partition(b".")[0]) for d in (*first, *second)] == list(range(80))
         check_invariants(b.engine.state)
 

@@ -15,7 +15,7 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 
-from laneway.core import commands, tenants
+from laneway.core import lease_commands, tenants
 from laneway.core.deadlines import coarse
 from laneway.core.settings import QueueSettings
 from laneway.core.stories import MAX_DEATHS
@@ -271,7 +271,7 @@ class Model:
                 break
             held = [*taken, *(m for m in here if m.state == "leased")]
             best = min(free, key=lambda m: (-m.priority, self._is_noisy(m, held), m.number))
-            if taken and sum(m.size for m in taken) + best.size > commands.MAX_LEASE_BYTES:
+            if taken and sum(m.size for m in taken) + best.size > lease_commands.MAX_LEASE_BYTES:
                 break
             taken.append(best)
         for m in taken:

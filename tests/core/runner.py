@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from laneway.core import births, burial, clockwork, commands, rows, snapshot
+from laneway.core import births, burial, clockwork, commands, lease_commands, rows, snapshot
 from laneway.core.deadlines import TTL
 from laneway.core.events import Event, Kind, Opened, Published, Relocated
 from laneway.core.message import PLAIN, Draft, Properties, Receipt, Settlement, split_record, token
@@ -128,11 +128,11 @@ class Core:
         self.publish(*[Draft(b"x", **draft) for _ in range(count)], queue=queue)
 
     def lease(self, limit: int = 10, queue: str = "q", lease_ms: int | None = None, consumer: str = "") -> list[Event]:
-        return self.run(commands.lease(self.state, self[queue], limit, lease_ms, consumer, self.now_ms))
+        return self.run(lease_commands.lease(self.state, self[queue], limit, lease_ms, consumer, self.now_ms))
 
     def lease_refused(self, limit: int = 10, queue: str = "q") -> list[int]:
         """A lease whose event the journal does not take; what it would have been."""
-        command = commands.lease(self.state, self[queue], limit, None, "", self.now_ms)
+        command = lease_commands.lease(self.state, self[queue], limit, None, "", self.now_ms)
         seqs = [seq for event in islice(command, 1) for seq in event.seqs]
         command.close()  # what becomes of a generator that nobody goes on with
         return seqs
@@ -169,7 +169,7 @@ class Core:
 
     def settle(self, *settlements: Settlement, queue: str = "q") -> tuple[list[Event], list[int | LanewayError]]:
         results: list[int | LanewayError] = []
-        return self.run(commands.settle(self.state, self[queue], settlements, self.now_ms, results)), results
+        return self.run(lease_commands.settle(self.state, self[queue], settlements, self.now_ms, results)), results
 
     def ack(self, *tokens: str, queue: str = "q") -> tuple[list[Event], list[int | LanewayError]]:
         return self.settle(*[Settlement("ack", t) for t in tokens], queue=queue)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from laneway.core import commands
-from laneway.core.commands import MAX_BACKOFF_MS, MAX_LEASE_MS, check_lease, parse_tokens
+from laneway.core import lease_commands
 from laneway.core.events import Acked, Cause, DeadLettered, Extended, Leased, Moved, Opened, Released
 from laneway.core.invariants import check_invariants
+from laneway.core.lease_commands import MAX_BACKOFF_MS, MAX_LEASE_MS, check_lease, parse_tokens
 from laneway.core.message import Settlement, message_id, token
 from laneway.errors import InvalidInput
 from tests.core.runner import START_MS, TAG, Core, codes, draft
@@ -60,7 +60,7 @@ def test_a_lease_may_be_longer_or_shorter_than_the_queue_says() -> None:
 
 
 def test_one_lease_hands_out_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "MAX_LEASE_BYTES", 100)  # a record is 24 bytes and the body
+    monkeypatch.setattr(lease_commands, "MAX_LEASE_BYTES", 100)  # a record is 24 bytes and the body
     core = one_queue()
     core.publish(b"x" * 26, b"x" * 26, b"x", b"x" * 500, b"x")
     core.publish(draft(b"", group="g"), draft(b"", group="g"))  # 57 bytes each

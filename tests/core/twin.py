@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from laneway.core import burial, commands, snapshot, topology_commands
+from laneway.core import burial, commands, lease_commands, snapshot, topology_commands
 from laneway.core.commands import MAX_SCHEDULE_MS
 from laneway.core.events import Cause, Copied, DeadLettered, Event, Moved, Released, Removed
 from laneway.core.exchanges import Binding
@@ -369,7 +369,7 @@ class Twin:
             for _ in range(1000):
                 queue = other.by_name["/", name]
                 given: list[int] = []
-                for event in commands.lease(other, queue, limit, 1000, "", self.now_ms):
+                for event in lease_commands.lease(other, queue, limit, 1000, "", self.now_ms):
                     other.apply(event)
                     given += event.seqs
                 assert given == [m.number for m in model.lease(name, limit, 1000, self.now_ms)]

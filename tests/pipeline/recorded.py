@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from laneway.core import commands, topology_commands
+from laneway.core import commands, lease_commands, topology_commands
 from laneway.core.burial import delete_dead
 from laneway.core.events import Cause, Event
 from laneway.core.exchanges import Binding, ExchangeSettings
@@ -168,7 +168,7 @@ def _step(core: Recorded, random: Random, held: list[tuple[str, str]], grouped: 
     elif what == "restart":
         core.restart(random.choice(("replay", "snapshot")))
         core.run(topology_commands.drop_transient(core.state, core.now_ms))
-        core.run(commands.end_sessions(core.state, core.now_ms))
+        core.run(lease_commands.end_sessions(core.state, core.now_ms))
     else:
         for name, settings in QUEUES.items():
             if ("/", name) not in core.state.by_name:

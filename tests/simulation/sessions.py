@@ -14,7 +14,7 @@ import msgspec
 
 from laneway.broker.audiences import Credit, Subscription
 from laneway.broker.values import Batch as Columns
-from laneway.core import commands
+from laneway.core import lease_commands
 from laneway.core.message import Delivery, Draft, Properties, Settlement, decode_props, encode_props, message_id, token
 from laneway.core.settings import QueueSettings
 from laneway.core.stories import fill_in
@@ -292,7 +292,7 @@ class SessionWorkload:
         good: list[bool] | None = [False] * len(holds)
         if queue is not None:
             node.catch_up()
-            good = commands.still_held(node.engine.state, queue, seqs, leases) or [True] * len(holds)
+            good = lease_commands.still_held(node.engine.state, queue, seqs, leases) or [True] * len(holds)
         entries = []
         for hold, expectation, is_good in zip(holds, expectations, good, strict=True):
             result = now_ms + EXTEND_MS if is_good else LeaseStale("not held")

@@ -19,7 +19,7 @@ from laneway.broker.cursors import Cursors
 from laneway.broker.engine import Engine
 from laneway.broker.sessions import Sessions
 from laneway.broker.upkeep import Upkeep
-from laneway.core import commands, rows, snapshot, table
+from laneway.core import commands, lease_commands, rows, snapshot, table
 from laneway.core.events import Acked, Event, Kind, Moved, Opened, Relocated, Removed
 from laneway.core.keys import Keys
 from laneway.core.lane import Lane
@@ -135,7 +135,7 @@ def new_epoch_not_synced() -> Plant:
 
 def stale_token_taken() -> Plant:
     """A token is looked at for its message alone."""
-    original = commands._held
+    original = lease_commands._held
 
     def held(state: Any, queue: Any, s: Any, now_ms: int) -> tuple[int, int]:
         seq = int(s.token[16:], 16)
@@ -143,7 +143,7 @@ def stale_token_taken() -> Plant:
             return seq, state.table.owned(seq).lease[seq & table.SLAB_MASK]
         return original(state, queue, s, now_ms)
 
-    return mock.patch.multiple(commands, _held=held, _ack_plain=lambda state, queue, rest, *_: rest)
+    return mock.patch.multiple(lease_commands, _held=held, _ack_plain=lambda state, queue, rest, *_: rest)
 
 
 def ack_not_journaled() -> Plant:
@@ -157,7 +157,7 @@ def ack_not_journaled() -> Plant:
 
 def dead_letter_not_in_one_step() -> Plant:
     """Taken from its queue in one commit and put nowhere."""
-    original = commands.bury
+    original = lease_commands.bury
 
     def bury(*args: Any) -> Iterator[Event]:
         for event in original(*args):
@@ -167,7 +167,7 @@ def dead_letter_not_in_one_step() -> Plant:
                 event.seqs = event.seqs[:1]
             yield event
 
-    return mock.patch.object(commands, "bury", bury)
+    return mock.patch.object(lease_commands, "bury", bury)
 
 
 def delivered_before_it_is_durable() -> Plant:
@@ -265,7 +265,7 @@ def disk_full_is_never_over() -> Plant:
 
 
 def connections_of_before_keep_what_they_held() -> Plant:
-    return mock.patch.object(commands, "end_sessions", lambda state, now_ms: iter(()))
+    return mock.patch.object(lease_commands, "end_sessions", lambda state, now_ms: iter(()))
 
 
 def transaction_in_two_commits() -> Plant:
@@ -328,7 +328,7 @@ def lease_ids_not_compared() -> Plant:
     def still_held(state: Any, queue: Any, seqs: Any, leases: Any) -> list[bool]:
         return [seq in state.table and state.table.state(seq) == table.LEASED for seq in seqs]
 
-    return mock.patch.object(commands, "still_held", still_held)
+    return mock.patch.object(lease_commands, "still_held", still_held)
 
 
 def history_dropped_before_it_is_known_who_reads_it() -> Plant:

@@ -37,7 +37,7 @@ from laneway.broker.values import (
 )
 from laneway.broker.vhosts import Vhosts
 from laneway.broker.waiting import Waiter
-from laneway.core import burial, commands
+from laneway.core import burial, commands, lease_commands
 from laneway.core.events import DocumentPut, DocumentRemoved, Event, Extended, Kind, Leased, Published
 from laneway.core.message import (
     PLAIN,
@@ -360,7 +360,7 @@ class Broker:
         if self._settlements:
             settlements, self._settlements = self._settlements, {}
             for number, (batch, told_of, at_ms) in settlements.items():
-                self._run_batch(commands.settle, number, batch, told_of, at_ms)
+                self._run_batch(lease_commands.settle, number, batch, told_of, at_ms)
         if self._acks:
             acks, self._acks = self._acks, {}
             for number, (tokens, askers, at_ms) in acks.items():
@@ -385,7 +385,7 @@ class Broker:
         results: list[list[int | LanewayError]] = []
         told = [done for _, done in askers]
         try:
-            acked = commands.ack_tokens(self._state, queue, tokens, at_ms)
+            acked = lease_commands.ack_tokens(self._state, queue, tokens, at_ms)
             if acked is not None:
                 events = self.engine.run(iter((acked,)))
                 results = [[0] * count for count, _ in askers]
@@ -394,7 +394,7 @@ class Broker:
                 for count, _ in askers:
                     outcome: list[int | LanewayError] = []
                     batch = [Settlement("ack", token) for token in islice(rest, count)]
-                    events += self.engine.run(commands.settle(self._state, queue, batch, at_ms, outcome))
+                    events += self.engine.run(lease_commands.settle(self._state, queue, batch, at_ms, outcome))
                     results.append(outcome)
         except LanewayError as wrong:  # the journal takes no more
             results += [[wrong] * count for count, _ in askers[len(results) :]]
@@ -451,7 +451,7 @@ class Broker:
 
     def _open_for_leasing(self, vhost: str, queue: str, lease_ms: int | None, consumer: str) -> Queue:
         source = self.open_queue(vhost, queue)
-        commands.check_lease(lease_ms, consumer)
+        lease_commands.check_lease(lease_ms, consumer)
         self._check_shared(source)
         if source.settings.expires_ms is not None:
             self.sessions.used(source)
@@ -467,7 +467,9 @@ class Broker:
         self.run_gathered()
         self.tick_if_due()
         out: list[Delivery] = []
-        for event in self.run_now(commands.hold_again(self._state, source, tokens, deadline_ms, lease_ms, self.now())):
+        for event in self.run_now(
+            lease_commands.hold_again(self._state, source, tokens, deadline_ms, lease_ms, self.now())
+        ):
             assert isinstance(event, Extended)
             for seq in event.seqs:
                 slab, i = self._state.table.slabs[seq >> SLAB_BITS], seq & SLAB_MASK
@@ -489,7 +491,7 @@ class Broker:
         """`durable_only`: pass over messages that are not durable yet, unless there are groups."""
         below = self.committer.durable_next_seq if durable_only else 0
         now_ms = self.now()
-        command = commands.lease(
+        command = lease_commands.lease(
             self._state, queue, limit, lease_ms, consumer, now_ms, of_session=of_session, below=below
         )
         for event in self.engine.run(command):
@@ -611,7 +613,7 @@ class Broker:
             raise InvalidInput(f"a batch has 1 to {MAX_BATCH} entries, not {len(settlements)}")
         self.tick_if_due()
         results: list[int | LanewayError] = []
-        events = self.engine.run(commands.settle(self._state, source, settlements, self.now(), results))
+        events = self.engine.run(lease_commands.settle(self._state, source, settlements, self.now(), results))
         if events:
             self._wake(events)
             self._set_timer()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 
 import msgspec
 
-from laneway.core import births, clockwork, commands, snapshot
+from laneway.core import births, clockwork, lease_commands, snapshot
 from laneway.core.events import Event, Kind, Leased, Opened
 from laneway.core.message import (
     PLAIN,
@@ -166,7 +166,7 @@ class Engine:
         left, so what belonged to them goes, and what they held goes back."""
         recovery = self.replay(now_ms)
         self.run(drop_transient(self.state, now_ms))
-        self.run(commands.end_sessions(self.state, now_ms))
+        self.run(lease_commands.end_sessions(self.state, now_ms))
         return recovery
 
     def replay(self, now_ms: int) -> Recovery:

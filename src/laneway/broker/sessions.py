@@ -14,7 +14,7 @@ import msgspec
 
 from laneway.broker.audiences import Audience, Cancelled, Credit, Deliver, Subscription
 from laneway.broker.values import Batch, QueueInfo
-from laneway.core import commands
+from laneway.core import commands, lease_commands
 from laneway.core.events import Acked, Event, Leased
 from laneway.core.message import Draft, Receipt
 from laneway.core.queue import Queue
@@ -414,7 +414,7 @@ class Sessions:
         queue = self._broker.engine.state.queues.get(number)
         if queue is not None and not self._broker.engine.closed:
             lease_ms = queue.settings.lease_ms if lease_ms is None else lease_ms
-            command = commands.settle_held(
+            command = lease_commands.settle_held(
                 self._broker.engine.state, queue, seqs, leases, action, self._broker.now(), lease_ms
             )
             self._broker.run_now(command)

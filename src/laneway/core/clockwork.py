@@ -9,9 +9,9 @@ from array import array
 from collections.abc import Iterable, Iterator
 
 from laneway.core.burial import bury
-from laneway.core.commands import give_back
 from laneway.core.deadlines import DEDUP, DELAY, KEYS, LEASE, RETENTION, TTL
 from laneway.core.events import Cause, Event, Removed
+from laneway.core.lease_commands import give_back
 from laneway.core.queue import Queue
 from laneway.core.state import State
 from laneway.core.table import DELAYED, LEASED, OVERDUE, READY, SCHEDULED, SLAB_BITS, SLAB_MASK

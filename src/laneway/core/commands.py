@@ -6,8 +6,6 @@ event of the same command sees what the earlier one did. What cannot be done is 
 
 from __future__ import annotations
 
-import struct
-from array import array
 from collections.abc import Iterator, Sequence
 from itertools import islice, repeat
 from operator import attrgetter, is_
@@ -17,58 +15,43 @@ import msgspec
 
 from laneway.core import queue as q_
 from laneway.core.burial import bury, shed
-from laneway.core.deadlines import coarse
 from laneway.core.events import (
-    Acked,
     Cause,
     Event,
-    Extended,
     KeyRemembered,
-    Leased,
     Published,
     QueueDeleted,
     QueuePurged,
     QueuePut,
-    Released,
     Removed,
 )
 from laneway.core.message import (
     PLAIN,
     RECORD_PREFIX_BYTES,
-    TOKEN_CHARS,
     Draft,
     Receipt,
-    Settlement,
     encode_props,
     message_ids,
 )
 from laneway.core.queue import Queue
-from laneway.core.settings import DAY_MS, RANGES, SECOND_MS, QueueSettings, check_queue_name, check_settings
-from laneway.core.state import SESSION_LEASE, QueueDocument, Seqs, State, queue_document, runs
-from laneway.core.table import LEASED, OVERDUE, SLAB_BITS, SLAB_MASK
+from laneway.core.settings import DAY_MS, RANGES, QueueSettings, check_queue_name, check_settings
+from laneway.core.state import QueueDocument, State, queue_document
+from laneway.core.table import LEASED
 from laneway.errors import (
     Conflict,
     IdempotencyConflict,
     InvalidInput,
     LanewayError,
-    LeaseStale,
     LimitExceeded,
     MessageTooLarge,
     QueueFull,
     QueueInUse,
     QueueNotFound,
-    ReceiptInvalid,
 )
 
 MAX_DELAY_MS = RANGES["delay_ms"][1]
 MAX_SCHEDULE_MS = 90 * DAY_MS
 MAX_TTL_MS = RANGES["message_ttl_ms"][1]
-MAX_LEASE_MS = RANGES["lease_ms"][1]
-#: Deliveries of one lease hold at most so many bytes, unless a single message is larger.
-MAX_LEASE_BYTES = 16 * 1024 * 1024
-MAX_BACKOFF_MS = 900 * SECOND_MS
-MAX_REASON_BYTES = 1024
-MAX_CONSUMER_BYTES = 256
 KEY_LIFE_MS = DAY_MS
 
 
@@ -476,358 +459,3 @@ def remember_key(
     # A clock that was set back between two starts does not make a younger key expire before an older one.
     expires_ms = max(now_ms + KEY_LIFE_MS, state.keys.youngest_ms())
     yield KeyRemembered(queue.number, now_ms, expires_ms, document, forget_ms)
-
-
-# Leasing and settling
-
-
-def lease(
-    state: State,
-    queue: Queue,
-    limit: int,
-    lease_ms: int | None,
-    consumer: str,
-    now_ms: int,
-    *,
-    of_session: bool = False,
-    below: int = 0,
-) -> Iterator[Leased]:
-    """`of_session`: whoever gets them is a connection that gives back what it did not settle when it ends, at the
-    latest when the store is opened again. Its deadlines are far away and rounded, so that many share one. `below`: as
-    in Queue.select."""
-    if lease_ms is None:
-        lease_ms = queue.settings.lease_ms
-    deadline_ms, first_lease = now_ms + lease_ms, state.next_lease
-    if of_session:
-        deadline_ms, first_lease = coarse(deadline_ms, now_ms), first_lease | SESSION_LEASE
-    seqs: list[int] = Seqs(queue.select(limit, state.table, below))
-    if seqs:
-        slabs = state.table.slabs
-        neighbours = [(slabs[first >> SLAB_BITS], first & SLAB_MASK, count) for first, count in runs(seqs)]
-        total_bytes = sum([sum(slab.size[i : i + count]) for slab, i, count in neighbours])
-        receives: list[int] = []
-        for slab, i, count in neighbours:
-            before = slab.receives[i : i + count]
-            receives += [n + 1 for n in before] if any(before) else [1] * count
-        if total_bytes > MAX_LEASE_BYTES:
-            seqs = _cut(state, queue, seqs)
-            receives = receives[: len(seqs)]
-        try:
-            yield Leased(queue.number, now_ms, seqs, receives, first_lease, deadline_ms, consumer)
-        except GeneratorExit:  # the journal did not take it: they are next again
-            queue.unselect(seqs, state.table)
-            raise
-
-
-def _cut(state: State, queue: Queue, seqs: list[int]) -> list[int]:
-    """As many of the first as may go out at once, and at least one; the others are next again."""
-    total = 0
-    for at, seq in enumerate(seqs):
-        total += state.table.slabs[seq >> SLAB_BITS].size[seq & SLAB_MASK]
-        if total > MAX_LEASE_BYTES and at:
-            queue.unselect(seqs[at:], state.table)
-            return seqs[:at]
-    return seqs
-
-
-def check_lease(lease_ms: int | None, consumer: str) -> None:
-    if lease_ms is not None and not 0 <= lease_ms <= MAX_LEASE_MS:
-        raise InvalidInput(
-            f"a lease is from 0 to {MAX_LEASE_MS // 1000} seconds, not {lease_ms / 1000:g}", field="lease_ms"
-        )
-    if len(consumer.encode()) > MAX_CONSUMER_BYTES:
-        raise InvalidInput(f"a consumer's name has at most {MAX_CONSUMER_BYTES} bytes", field="consumer")
-
-
-_SEQ_MASK = (1 << 48) - 1
-
-
-class _Settling:
-    """What a batch of settlements adds up to, gathered per kind so that each kind becomes one event."""
-
-    def __init__(self) -> None:
-        self.seen: set[int] = set()
-        self.acked: list[int] = []
-        self.leases: list[int] = []
-        self.released: list[int] = []
-        self.due_ms: list[int] = []
-        self.extended: dict[int, list[int]] = {}
-        self.buried: dict[tuple[Cause, str], list[int]] = {}
-
-
-def settle(
-    state: State, queue: Queue, settlements: Sequence[Settlement], now_ms: int, results: list[int | LanewayError]
-) -> Iterator[Event]:
-    batch = _Settling()
-    rest = settlements
-    if len(settlements) > 1 and all(s.action == "ack" and s.message_id is None for s in settlements):
-        rest = _ack_plain(state, queue, settlements, now_ms, batch)
-        results += [0] * len(batch.acked)
-    seen = batch.seen
-    for s in rest:
-        try:
-            seq, lease_id = _held(state, queue, s, now_ms)
-            if seq in seen:
-                raise LeaseStale("this receipt handle was settled earlier in the same batch", field="token")
-            if s.action == "ack":
-                batch.acked.append(seq)
-                batch.leases.append(lease_id)
-                results.append(0)
-            else:
-                results.append(_settle_otherwise(state, queue, s, seq, batch, now_ms))
-            seen.add(seq)
-        except LanewayError as wrong:
-            results.append(wrong)
-    if batch.acked:
-        yield Acked(queue.number, now_ms, batch.acked, batch.leases)
-    if batch.released:
-        yield Released(queue.number, now_ms, batch.released, batch.due_ms, Cause.RELEASED)
-    for deadline_ms, seqs in batch.extended.items():
-        yield Extended(queue.number, now_ms, seqs, deadline_ms)
-    for (cause, detail), seqs in batch.buried.items():
-        yield from bury(state, queue, seqs, cause, detail, now_ms)
-
-
-_TOKEN = struct.Struct(">QHI")
-
-
-def parse_tokens(texts: Sequence[str]) -> tuple[list[int], list[int]] | None:
-    """(message numbers, lease ids) of many receipt handles at once; None if one of them is none, or comes twice."""
-    if set(map(len, texts)) != {TOKEN_CHARS}:
-        return None
-    try:
-        joined = bytes.fromhex("".join(texts))
-    except ValueError:
-        return None
-    if 2 * len(joined) != TOKEN_CHARS * len(texts):  # blanks, which fromhex() passes over
-        return None
-    leases, highs, lows = zip(*_TOKEN.iter_unpack(joined), strict=True)
-    seqs = Seqs(lows if not any(highs) else [high << 32 | low for high, low in zip(highs, lows, strict=True)])
-    return (seqs, list(leases)) if len(set(seqs)) == len(seqs) else None
-
-
-def ack_tokens(state: State, queue: Queue, tokens: Sequence[str], now_ms: int) -> Acked | None:
-    """The event that acks all of these; None if one of them is no token, comes twice, or is not held any more."""
-    parsed = parse_tokens(sorted(tokens))  # what was leased together then stands together
-    if parsed is None or still_held(state, queue, *parsed) is not None:
-        return None
-    seqs, leases = parsed
-    slabs = state.table.slabs
-    for first, count in runs(seqs):
-        i = first & SLAB_MASK
-        if min(slabs[first >> SLAB_BITS].due_ms[i : i + count]) <= now_ms:
-            return None
-    return Acked(queue.number, now_ms, seqs, leases)
-
-
-def settle_held(
-    state: State, queue: Queue, seqs: Sequence[int], leases: Sequence[int], action: str, now_ms: int, lease_ms: int = 0
-) -> Iterator[Event]:
-    """Settle by number and lease id what a session holds: ack, release, reject or extend. What is no longer held is
-    passed over: the session is not to blame for a lease that ran out."""
-    seqs = Seqs(seqs)
-    held = still_held(state, queue, seqs, leases)
-    if held is not None:
-        kept = [(seq, lease) for seq, lease, good in zip(seqs, leases, held, strict=True) if good]
-        seqs, leases = [seq for seq, _ in kept], [lease for _, lease in kept]
-    if not seqs:
-        return
-    if action == "ack":
-        yield Acked(queue.number, now_ms, seqs, leases)
-    elif action == "extend":
-        yield Extended(queue.number, now_ms, seqs, coarse(now_ms + lease_ms, now_ms))
-    elif action == "reject":
-        yield from bury(state, queue, seqs, Cause.REJECTED, "", now_ms)
-    else:
-        yield from give_back(state, queue, seqs, Cause.RELEASED, now_ms)
-
-
-def hold_again(
-    state: State, queue: Queue, tokens: Sequence[str], deadline_ms: int, lease_ms: int | None, now_ms: int
-) -> Iterator[Event]:
-    """Begin the leases of a delivery anew, under the ids they have, if it is held as it was given: until that
-    deadline, and by all of these tokens. Nothing otherwise."""
-    parsed = parse_tokens(tokens)
-    if parsed is None or deadline_ms <= now_ms or still_held(state, queue, *parsed) is not None:
-        return
-    slabs = state.table.slabs
-    if all(slabs[seq >> SLAB_BITS].due_ms[seq & SLAB_MASK] == deadline_ms for seq in parsed[0]):
-        lease_ms = queue.settings.lease_ms if lease_ms is None else lease_ms
-        yield Extended(queue.number, now_ms, parsed[0], now_ms + lease_ms)
-
-
-def still_held(state: State, queue: Queue, seqs: Sequence[int], leases: Sequence[int]) -> list[bool] | None:
-    """Which of these are leased under these ids; None if all are, which is told at once for neighbours."""
-    slabs, number = state.table.slabs, queue.number
-    done = 0
-    for first, count in runs(seqs):
-        slab, i = slabs.get(first >> SLAB_BITS), first & SLAB_MASK
-        j = i + count
-        if (
-            slab is None
-            or j > len(slab.state)
-            or not slab.lease
-            or slab.state.count(LEASED, i, j) != count
-            or slab.lease[i:j] != array("Q", leases[done : done + count])
-            or slab.queue[i:j].count(number) != count
-        ):
-            return [_is_held(state, number, seq, lease) for seq, lease in zip(seqs, leases, strict=True)]
-        done += count
-    if len(runs(seqs)) == 1 or len(set(seqs)) == len(seqs):
-        return None
-    return [seq not in seqs[:at] for at, seq in enumerate(seqs)]
-
-
-def _is_held(state: State, number: int, seq: int, lease: int) -> bool:
-    slab, i = state.table.slabs.get(seq >> SLAB_BITS), seq & SLAB_MASK
-    return (
-        slab is not None
-        and i < len(slab.state)
-        and slab.state[i] == LEASED
-        and slab.lease[i] == lease
-        and slab.queue[i] == number
-    )
-
-
-def give_back(state: State, queue: Queue, seqs: Sequence[int], cause: Cause, now_ms: int) -> Iterator[Event]:
-    """Leased messages back to their places, except those that have no try left."""
-    back: list[int] = []
-    dead: dict[Cause, list[int]] = {}
-    for seq in seqs:
-        slab, i = state.table.slabs[seq >> SLAB_BITS], seq & SLAB_MASK
-        end = end_of_tries(queue, slab.receives[i], slab.flags[i])
-        if end is None:
-            back.append(seq)
-        else:
-            dead.setdefault(end, []).append(seq)
-    if back:
-        yield Released(queue.number, now_ms, back, [0] * len(back), cause)
-    for end, group in dead.items():
-        yield from bury(state, queue, group, end, "", now_ms)
-
-
-def end_sessions(state: State, now_ms: int) -> Iterator[Event]:
-    """The connections of before are gone: what they held goes back to its place."""
-    held: dict[int, list[int]] = {}
-    for number in sorted(state.table.slabs):
-        slab = state.table.slabs[number]
-        i = slab.state.find(LEASED) if slab.lease else -1
-        while i >= 0:
-            if slab.lease[i] & SESSION_LEASE:
-                held.setdefault(slab.queue[i], []).append(number << SLAB_BITS | i)
-            i = slab.state.find(LEASED, i + 1)
-    for number, seqs in held.items():
-        yield from give_back(state, state.queues[number], seqs, Cause.RELEASED, now_ms)
-
-
-def _ack_plain(
-    state: State, queue: Queue, settlements: Sequence[Settlement], now_ms: int, batch: _Settling
-) -> Sequence[Settlement]:
-    """Hot: acks that are in order, up to the first that is not; that one and the rest, to be looked at closely."""
-    slabs, number = state.table.slabs, queue.number
-    seen, acked, leases = batch.seen, batch.acked, batch.leases
-    slab_number, slab = -1, None
-    for at, s in enumerate(settlements):
-        text = s.token
-        try:
-            value = int(text, 16)
-        except ValueError:
-            return settlements[at:]
-        seq, lease_id = value & _SEQ_MASK, value >> 48
-        if seq >> SLAB_BITS != slab_number:
-            slab_number = seq >> SLAB_BITS
-            slab = slabs.get(slab_number)
-            if slab is None or not slab.lease:
-                return settlements[at:]
-        i = seq & SLAB_MASK
-        if (
-            slab is None
-            or i >= len(slab.state)
-            or slab.lease[i] != lease_id
-            or slab.state[i] != LEASED
-            or slab.due_ms[i] <= now_ms
-            or slab.queue[i] != number
-            or seq in seen
-            or len(text) != TOKEN_CHARS
-        ):
-            return settlements[at:]
-        seen.add(seq)
-        acked.append(seq)
-        leases.append(lease_id)
-    return ()
-
-
-def _held(state: State, queue: Queue, s: Settlement, now_ms: int) -> tuple[int, int]:
-    """(message number, lease id) of a token whose lease still holds."""
-    text = s.token
-    try:
-        if len(text) != TOKEN_CHARS:
-            raise ValueError
-        value = int(text, 16)
-    except ValueError:
-        raise ReceiptInvalid(f"not a receipt handle: {text[:80]!r}", field="token") from None
-    seq, lease_id = value & _SEQ_MASK, value >> 48
-    slab = state.table.slabs.get(seq >> SLAB_BITS)
-    i = seq & SLAB_MASK
-    if (
-        slab is None
-        or not slab.lease
-        or i >= len(slab.state)
-        or slab.state[i] != LEASED
-        or slab.lease[i] != lease_id
-        or slab.queue[i] != queue.number
-        or slab.due_ms[i] <= now_ms
-    ):
-        raise LeaseStale(
-            "the lease of this receipt handle has ended: it expired, or the message was settled or delivered again",
-            field="token",
-        )
-    if s.message_id is not None:
-        told = state.stories.get(seq)
-        record_seq = told.record_seq if told else seq
-        if len(s.message_id) != 36 or s.message_id[-12:].lower() != f"{record_seq:012x}":
-            raise ReceiptInvalid(f"the receipt handle is not of message {s.message_id[:40]!r}", field="token")
-    return seq, lease_id
-
-
-def _settle_otherwise(state: State, queue: Queue, s: Settlement, seq: int, batch: _Settling, now_ms: int) -> int:
-    if s.action == "reject":
-        if len(s.reason.encode()) > MAX_REASON_BYTES:
-            raise InvalidInput(f"a reason has at most {MAX_REASON_BYTES} bytes", field="reason")
-        batch.buried.setdefault((Cause.REJECTED, s.reason), []).append(seq)
-        return 0
-    if s.action == "extend":
-        if s.lease_ms is None:
-            raise InvalidInput("say how long the lease shall be", field="lease_ms")
-        check_lease(s.lease_ms, "")
-        if s.lease_ms > 0:
-            deadline_ms = now_ms + s.lease_ms
-            batch.extended.setdefault(deadline_ms, []).append(seq)
-            return deadline_ms
-    slab = state.table.slabs[seq >> SLAB_BITS]
-    receives = slab.receives[seq & SLAB_MASK]
-    if s.action == "extend":
-        delay_ms = 0
-    elif s.backoff:
-        delay_ms = min(MAX_BACKOFF_MS, SECOND_MS << min(receives, 20))
-    elif 0 <= s.delay_ms <= MAX_LEASE_MS:
-        delay_ms = s.delay_ms
-    else:
-        raise InvalidInput(
-            f"a delay is from 0 to {MAX_LEASE_MS // 1000} seconds, not {s.delay_ms / 1000:g}", field="delay_ms"
-        )
-    cause = end_of_tries(queue, receives, slab.flags[seq & SLAB_MASK])
-    if cause is not None:
-        batch.buried.setdefault((cause, ""), []).append(seq)
-        return now_ms
-    batch.released.append(seq)
-    batch.due_ms.append(now_ms + delay_ms if delay_ms else 0)
-    return now_ms + delay_ms
-
-
-def end_of_tries(queue: Queue, receives: int, flags: int) -> Cause | None:
-    """Why a message that comes back from a lease dies instead, if it does."""
-    if flags & OVERDUE:
-        return Cause.EXPIRED
-    limit = queue.settings.max_receives
-    return Cause.MAX_RECEIVES if limit is not None and receives >= limit else None
