@@ -27,7 +27,7 @@ from laneway.frontends.sqs.recent import Md5s, md5_of
 from laneway.frontends.sqs.views import Views
 
 BATCH_COUNT = 10
-_REMEMBERED_MD5S = 50_000
+_REMEMBERED_MD5S = 1 << 17
 _ENTRY_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _ENTRY_IDS = re.compile(r"[A-Za-z0-9_-]{1,80}(?:,[A-Za-z0-9_-]{1,80})*")
 _E = TypeVar("_E", bound="w.HandleEntry | w.SendMessageBatchEntry")
@@ -56,7 +56,7 @@ class Messages:
         if isinstance(receipt, LanewayError):
             raise receipt
         if not receipt.duplicate:
-            self._md5s.note({int(receipt.message_id[-12:], 16): sent.md5_body})
+            self._md5s.note((int(receipt.message_id[-12:], 16),), (sent.md5_body,))
         ask.answer(
             w.SendMessageResult(
                 MD5OfMessageBody=sent.md5_body,
@@ -109,7 +109,7 @@ class Messages:
             raise told
         prefix = message_id_prefix(told.enqueued_at_ms, told.tag)
         md5s = list(map(md5_of, bodies))
-        self._md5s.note(dict(zip(told.seqs, md5s, strict=True)))
+        self._md5s.note(told.seqs, md5s)
         results = [
             w.SendMessageBatchResultEntry(Id=entry.Id, MD5OfMessageBody=md5, MessageId=f"{prefix}{seq:012x}")
             for entry, md5, seq in zip(entries, md5s, told.seqs, strict=True)

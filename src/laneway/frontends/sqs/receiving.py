@@ -25,7 +25,7 @@ from laneway.frontends.sqs.views import Views
 
 MOST_MESSAGES = 10
 MAX_WAIT_S = 20
-_REMEMBERED_RECEIVES = 50_000
+_REMEMBERED_RECEIVES = 1 << 16
 _NOTHING: frozenset[str] = frozenset()
 _NOT_WANTED = Wanted([])
 _SYSTEM = frozenset(
@@ -98,7 +98,7 @@ class Receiving:
         #: By queue, length of the lease and consumer; dealt with when this turn of the loop has brought all it has.
         self._gathered: dict[tuple[str, str, int | None, str], list[Receive]] = {}
         #: When messages were first received, as far as this process knows: SQS calls it approximate.
-        self._first_received_ms: Recent[int] = Recent(_REMEMBERED_RECEIVES)
+        self._first_received_ms = Recent(_REMEMBERED_RECEIVES, 8)
 
     def receive(self, ask: Ask, asked: w.ReceiveMessage) -> None:
         name = ask.queue(asked.QueueUrl, "read")
@@ -195,7 +195,8 @@ class Receiving:
         firsts = (
             seqs if d.receives.count(1) == len(seqs) else [s for s, n in zip(seqs, d.receives, strict=True) if n == 1]
         )
-        self._first_received_ms.update(dict.fromkeys(firsts, now_ms))
+        if firsts:
+            self._first_received_ms.note(firsts, now_ms.to_bytes(8, "big") * len(firsts))
         prefixes = {at_ms: message_id_prefix(at_ms, d.tag) for at_ms in set(d.enqueued_at_ms)}
         texts, bodies = _texts(bodies)
         return message_pieces(
@@ -208,8 +209,11 @@ class Receiving:
     def _message(self, one: Receive, d: Delivery) -> w.Message:
         now_ms = self._broker.now()
         number = int(d.message_id[-12:], 16)
-        if d.receives == 1 and self._first_received_ms.get(number) is None:
-            self._first_received_ms.update({number: now_ms})
+        first_received = self._first_received_ms.get(number)
+        if first_received is None:
+            first_received = now_ms.to_bytes(8, "big")
+            if d.receives == 1:
+                self._first_received_ms.note((number,), first_received)
         texts, bodies = _texts((d.body,))
         message = w.Message(
             MessageId=d.message_id,
@@ -219,7 +223,7 @@ class Receiving:
         )
         system, wanted = one.system, one.wanted
         if system:
-            everything = self._system_attributes(one, d, self._first_received_ms.get(number) or now_ms)
+            everything = self._system_attributes(one, d, int.from_bytes(first_received, "big"))
             message.Attributes = (
                 everything if "All" in system else {name: v for name, v in everything.items() if name in system}
             )

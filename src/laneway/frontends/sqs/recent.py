@@ -2,48 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Sequence
 from hashlib import md5
-from typing import Generic, TypeVar
 
-_T = TypeVar("_T")
+_NOBODY = b"\xff" * 8  # where nothing is known yet: no message has this number
 
 
-class Recent(Generic[_T]):
-    """At least so many are remembered, and at most twice as many. In two generations, of which the older goes as a
-    whole: a dict that is emptied from its front gets slow."""
+class Recent:
+    """A few bytes about each message, as many for one as for another, in a ring: a message pushes out the one whose
+    number is `count` less. Neighbours are noted and found together, without a step of Python for each."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, width: int) -> None:
         self._count = count
-        self._newer: dict[int, _T] = {}
-        self._older: dict[int, _T] = {}
+        self._width = width
+        self._numbers = array("Q", _NOBODY * count)  # whom the value in the same place is about
+        self._values = bytearray(count * width)
 
-    def update(self, known: Mapping[int, _T]) -> None:
-        if len(self._newer) >= self._count:
-            self._older, self._newer = self._newer, {}
-        self._newer.update(known)
+    def note(self, numbers: Sequence[int], values: bytes) -> None:
+        """Values one behind the other, in the order of the numbers."""
+        width, size = self._width, len(numbers)
+        at = numbers[0] % self._count
+        if size > 1 and at + size <= self._count:
+            column = array("Q", numbers)
+            if column == array("Q", range(numbers[0], numbers[0] + size)):
+                self._numbers[at : at + size] = column
+                self._values[at * width : (at + size) * width] = values
+                return
+        for place, number in enumerate(numbers):
+            at = number % self._count
+            self._numbers[at] = number
+            self._values[at * width : (at + 1) * width] = values[place * width : (place + 1) * width]
 
-    def get(self, number: int) -> _T | None:
-        found = self._newer.get(number)
-        return self._older.get(number) if found is None else found
+    def get(self, number: int) -> bytes | None:
+        at = number % self._count
+        return bytes(self._values[at * self._width : (at + 1) * self._width]) if self._numbers[at] == number else None
 
-    def take(self, number: int) -> _T | None:
-        """What is known, which is forgotten with that."""
-        found = self._newer.pop(number, None)
-        return self._older.pop(number, None) if found is None else found
+    def get_neighbours(self, numbers: Sequence[int]) -> bytes | None:
+        """Their values one behind the other; None if they do not follow one another, or not all are known."""
+        at = numbers[0] % self._count
+        end = at + len(numbers)
+        if self._numbers[at:end] != array("Q", numbers):
+            return None
+        return bytes(self._values[at * self._width : end * self._width])
 
 
 class Md5s:
     """The MD5s that senders were told, so that those who receive the messages soon cost none of their own."""
 
     def __init__(self, count: int) -> None:
-        self._known: Recent[str] = Recent(count)
-        self.note = self._known.update
+        self._known = Recent(count, _MD5.digest_size)
+
+    def note(self, numbers: Sequence[int], md5s: Sequence[str]) -> None:
+        self._known.note(numbers, bytes.fromhex("".join(md5s)))
 
     def of(self, numbers: Sequence[int], bodies: Sequence[bytes]) -> list[str]:
-        """Those of messages, by their numbers and bodies. Most are received once: what was known is forgotten."""
-        take = self._known.take
-        return [take(number) or md5_of(body) for number, body in zip(numbers, bodies, strict=True)]
+        """Those of messages, by their numbers and bodies."""
+        known = self._known.get_neighbours(numbers)
+        if known is None:
+            get = self._known.get
+            return [
+                md5_of(body) if (one := get(number)) is None else one.hex()
+                for number, body in zip(numbers, bodies, strict=True)
+            ]
+        text, chars = known.hex(), 2 * _MD5.digest_size
+        return [text[at : at + chars] for at in range(0, len(text), chars)]
 
 
 _MD5 = md5(usedforsecurity=False)  # making one from scratch takes longer than copying it
