@@ -70,7 +70,7 @@ def test_what_is_recalled_is_what_would_be_parsed(own: dict[str, str]) -> None:
     recalled = signature_of(shape, values)
     for name in Signature.__slots__:
         assert getattr(recalled, name) == getattr(signature, name), name
-    like = shape.head.like(int(values[b"content-length"]), None)
+    like = shape.head.like(int(values[shape.length_at]), None)
     for name in set(Head.__struct_fields__) - {"authorization", "headers", "plan"}:
         assert getattr(like, name) == getattr(head, name), name
 
@@ -124,3 +124,14 @@ def test_so_many_shapes_are_remembered() -> None:
         shapes.learn(raw, *parsed(raw))
     assert shapes.find(raw_head(more="X-Client: 99\r\n")) is not None
     assert shapes.find(raw_head(more="X-Client: 3\r\n")) is None
+
+
+def test_heads_of_one_length_that_ask_for_different_things_are_told_apart() -> None:
+    shapes = Shapes()
+    targets = ("CreateQueue", "DeleteQueue")
+    for target in targets:
+        shapes.learn(raw_head(target=target), *parsed(raw_head(target=target)))
+    for target in targets * 2:
+        found = shapes.find(raw_head(target=target))
+        assert found is not None
+        assert found[0].head.x_amz_target == f"AmazonSQS.{target}".encode()

@@ -33,7 +33,18 @@ _SHAPE_BYTES = 4096
 class Shape:
     """A head that was parsed, and how to tell others like it."""
 
-    __slots__ = ("fits", "head", "names", "signature", "signed", "signed_names")
+    __slots__ = (
+        "date_at",
+        "fits",
+        "head",
+        "length_at",
+        "names",
+        "sha256_at",
+        "signature",
+        "signature_at",
+        "signed",
+        "signed_at",
+    )
 
     def __init__(self, raw: bytes, head: Head, signature: Signature) -> None:
         self.head = head
@@ -42,15 +53,21 @@ class Shape:
         first, *lines = raw.removesuffix(b"\r\n\r\n").split(b"\r\n")
         pattern = [re.escape(first), *map(self._open, lines)]
         self.fits = re.compile(rb"\r\n".join(pattern) + rb"\r\n\r\n").fullmatch
+        self.length_at, self.date_at = self._at(b"content-length"), self._at(b"x-amz-date")
+        self.signature_at, self.sha256_at = self._at(_AUTHORIZATION), self._at(b"x-amz-content-sha256")
         # What is signed, before the body's hash, with places for the open values.
-        self.signed_names: list[bytes] = []
+        self.signed_at: list[int] = []
         lines = signature.before_body.replace(b"%", b"%%").split(b"\n")
         for at in range(*_SIGNED_HEADERS.indices(len(lines))):
             name = lines[at].partition(b":")[0]
             if name in self.names:
-                self.signed_names.append(name)
+                self.signed_at.append(self._at(name))
                 lines[at] = name + b":%b"
         self.signed = b"\n".join(lines)
+
+    def _at(self, name: bytes) -> int:
+        """Where the value of a header stands among the open ones; -1 if it is none of them."""
+        return self.names.index(name) if name in self.names else -1
 
     def _open(self, line: bytes) -> bytes:
         """The pattern of a header line."""
@@ -70,40 +87,46 @@ class Shape:
 
 
 class Shapes:
-    """Those of the clients of these days, the one used last first."""
+    """Those of the clients of these days. What clients ask for in turn, heads of different lengths ask for: so the shape
+    that a head of the same length had is tried first."""
 
     def __init__(self) -> None:
-        self._known: list[Shape] = []
+        self._known: list[Shape] = []  # the one found last by looking through them first
+        self._by_length: dict[int, Shape] = {}
 
     def learn(self, raw: bytes, head: Head, signature: Signature) -> None:
         if head.chunked or head.expects_continue or not head.keep_alive or len(raw) > _SHAPE_BYTES:
             return
         shape = Shape(raw, head, signature)
-        if not {_AUTHORIZATION, b"content-length", b"x-amz-date"} <= set(shape.names):
+        if min(shape.signature_at, shape.length_at, shape.date_at) < 0:
             return
+        found = shape.fits(raw)
+        if found is None or signature_of(shape, found.groups()).before_body != signature.before_body:
+            return  # a header that comes twice
         self._known.insert(0, shape)
-        found = self.find(raw)
-        if found is None or signature_of(*found).before_body != signature.before_body:  # a header that comes twice
-            del self._known[0]
-        del self._known[_SHAPES:]
+        if len(self._known) > _SHAPES:
+            del self._known[_SHAPES:]
+            self._by_length.clear()  # also of the one that went
 
-    def find(self, raw: bytes) -> tuple[Shape, dict[bytes, bytes]] | None:
-        """The shape that a head has, and its own values by the names of their headers."""
+    def find(self, raw: bytes) -> tuple[Shape, tuple[bytes, ...]] | None:
+        """The shape that a head has, and its own values in their order."""
+        likely = self._by_length.get(len(raw))
+        if likely is not None and (found := likely.fits(raw)) is not None:
+            return likely, found.groups()
         for at, shape in enumerate(self._known):
             found = shape.fits(raw)
             if found is not None:
-                if at:
-                    self._known.insert(0, self._known.pop(at))
-                return shape, dict(zip(shape.names, found.groups(), strict=True))
+                self._known.insert(0, self._known.pop(at))
+                self._by_length[len(raw)] = shape
+                return shape, found.groups()
         return None
 
 
-def signature_of(shape: Shape, values: dict[bytes, bytes]) -> Signature:
+def signature_of(shape: Shape, values: tuple[bytes, ...]) -> Signature:
     """The signature of a head of this shape with these values."""
-    signed = [values[name] for name in shape.signed_names]
     return shape.signature.like(
-        values[b"x-amz-date"].decode(),
-        values[_AUTHORIZATION].decode(),
-        values.get(b"x-amz-content-sha256", b"").decode(),
-        shape.signed % tuple(signed),
+        values[shape.date_at].decode(),
+        values[shape.signature_at].decode(),
+        "" if shape.sha256_at < 0 else values[shape.sha256_at].decode(),
+        shape.signed % tuple(map(values.__getitem__, shape.signed_at)),
     )

@@ -125,7 +125,7 @@ class SqsApi:
             signature = signature_of(shape, values)
         except SqsError:  # the date is none: the long way tells
             return None
-        return shape.head.like(int(values[b"content-length"]), Plan.like(shape.head.plan, signature))
+        return shape.head.like(int(values[shape.length_at]), Plan.like(shape.head.plan, signature))
 
     def handle(self, call: Call) -> None:
         plan: Plan = call.head.plan
