@@ -109,7 +109,9 @@ class Call:
         """Nobody is there to read the answer, or soon will be."""
         return self.connection.is_gone or self.connection.is_closing()
 
-    def answer(self, status: int, body: bytes = b"", headers: bytes = b"", content_type: bytes = JSON) -> None:
+    def answer(
+        self, status: int, body: bytes | bytearray = b"", headers: bytes = b"", content_type: bytes = JSON
+    ) -> None:
         connection = self.connection
         if self.response is not None or connection.is_gone or connection.is_closing():
             return
@@ -137,7 +139,9 @@ class Call:
         application: Application = self.head.application or self.connection.shared.applications[-1]
         self.answer(*application.refusal(error))
 
-    def _special(self, framer: Framer, status: int, body: bytes, headers: bytes, content_type: bytes) -> bytes:
+    def _special(
+        self, framer: Framer, status: int, body: bytes | bytearray, headers: bytes, content_type: bytes
+    ) -> bytes:
         word = b"close" if self.is_last else b"keep-alive" if self.head.version == "1.0" else b""
         return framer.special(
             status, body, headers, connection=word, omit_body=self.head.method == "HEAD", content_type=content_type

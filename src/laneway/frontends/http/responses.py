@@ -38,7 +38,7 @@ class Framer:
     def special(
         self,
         status: int,
-        body: bytes,
+        body: bytes | bytearray,
         headers: bytes,
         *,
         connection: bytes,
@@ -53,7 +53,8 @@ class Framer:
         if status == 204:
             return self._start(status) + headers + b"\r\n"
         start = b"%bContent-Type: %b\r\n%b" % (self._start(status), content_type, headers)
-        return b"%bContent-Length: %d\r\n\r\n%b" % (start, len(body), b"" if omit_body else body)
+        head = b"%bContent-Length: %d\r\n\r\n" % (start, len(body))
+        return head if omit_body else head + body
 
     def _start(self, status: int) -> bytes:
         return b"HTTP/1.1 %d %b\r\nDate: %b\r\n" % (status, HTTPStatus(status).phrase.encode(), self._date)

@@ -87,8 +87,8 @@ class Shape:
 
 
 class Shapes:
-    """Those of the clients of these days. What clients ask for in turn, heads of different lengths ask for: so the shape
-    that a head of the same length had is tried first."""
+    """Those of the clients of these days. A client that asks for this and that in turn does so with heads of different
+    lengths: so the shape that a head of the same length had is tried first."""
 
     def __init__(self) -> None:
         self._known: list[Shape] = []  # the one found last by looking through them first

@@ -88,7 +88,7 @@ class Ask:
     def answer(self, result: Any) -> None:
         self.answer_with(self.form.result(self.action, result, self.request_id))
 
-    def answer_with(self, body: bytes) -> None:
+    def answer_with(self, body: bytes | bytearray) -> None:
         """With a result that is in this form already."""
         self.call.answer(200, body, b"x-amzn-RequestId: %b\r\n" % self.request_id.encode(), self.form.content_type)
 

@@ -11,7 +11,8 @@ from laneway.frontends.sqs.errors import SqsError, decode_error
 
 TARGET_PREFIX = b"AmazonSQS."
 
-_encode = msgspec.json.Encoder().encode
+_ENCODER = msgspec.json.Encoder()
+_encode, _encode_into = _ENCODER.encode, _ENCODER.encode_into
 
 
 class JsonForm:
@@ -42,24 +43,35 @@ class JsonForm:
 # Hot: the answers that are given most often, put together without an object for each message.
 
 
-def message_pieces(
-    id_beginnings: Sequence[str], handles: Sequence[str], md5s: Sequence[str], bodies: Sequence[str]
-) -> list[bytes]:
-    """Messages with nothing but a body, each in two pieces; the end of a handle is the end of its message's id."""
-    heads = [
-        f'}},{{"MessageId":"{beginning}{handle[16:]}","ReceiptHandle":"{handle}","MD5OfBody":"{md5}","Body":'
+def message_heads(id_beginnings: Sequence[str], handles: Sequence[str], md5s: Sequence[str]) -> list[bytes]:
+    """Of messages with nothing but a body, all that stands before it; the end of a handle is the end of its message's
+    id."""
+    return [
+        f'}},{{"MessageId":"{beginning}{handle[16:]}","ReceiptHandle":"{handle}","MD5OfBody":"{md5}","Body":'.encode()
         for beginning, handle, md5 in zip(id_beginnings, handles, md5s, strict=True)
     ]
-    pieces = [b""] * (2 * len(heads))
-    pieces[0::2] = [head.encode() for head in heads]
-    pieces[1::2] = [_encode(body) for body in bodies]
-    return pieces
 
 
-def messages_json(pieces: list[bytes]) -> bytes:
-    """The answer to a receive, of the pieces of its messages."""
-    pieces[0] = b'{"Messages":[' + pieces[0][2:]
-    return b"%b}]}" % b"".join(pieces)
+def messages_json(heads: Sequence[bytes], bodies: Sequence[bytes]) -> bytearray:
+    """The answer to a receive, of such heads and of bodies that are text. Each body is encoded right where it is to
+    stand: kilobytes that live for a moment are dear to allocate."""
+    out = bytearray(b'{"Messages":[')
+    begin = 2  # before the first there is none to end
+    for head, body in zip(heads, bodies, strict=True):
+        out += head[begin:]
+        _encode_into(body.decode(), out, -1)
+        begin = 0
+    out += b"}]}"
+    return out
+
+
+def sent_json(ids: Sequence[str], md5s: Sequence[str], message_ids: Sequence[str]) -> bytes:
+    """The answer to a batch of nothing but bodies that were all taken; of such ids as ids_json takes."""
+    entries = [
+        f'{{"Id":"{one}","MD5OfMessageBody":"{md5}","MessageId":"{message_id}"}}'
+        for one, md5, message_id in zip(ids, md5s, message_ids, strict=True)
+    ]
+    return b'{"Successful":[%b]}' % ",".join(entries).encode()
 
 
 def ids_json(ids: Sequence[str]) -> bytes:

@@ -19,7 +19,7 @@ from laneway.frontends.sqs import wire as w
 from laneway.frontends.sqs.ask import Ask, answers_anyway
 from laneway.frontends.sqs.drafts import Senders, Sent, plain_bodies
 from laneway.frontends.sqs.errors import SqsError, sqs_error, value_invalid
-from laneway.frontends.sqs.json_form import JsonForm, ids_json
+from laneway.frontends.sqs.json_form import JsonForm, ids_json, sent_json
 from laneway.frontends.sqs.message_attributes import sequence_number
 from laneway.frontends.sqs.queue_attributes import MAX_MESSAGE_BYTES, View, visibility_ms
 from laneway.frontends.sqs.receiving import Receiving
@@ -110,9 +110,13 @@ class Messages:
         prefix = message_id_prefix(told.enqueued_at_ms, told.tag)
         md5s = list(map(md5_of, bodies))
         self._md5s.note(told.seqs, md5s)
+        message_ids = [f"{prefix}{seq:012x}" for seq in told.seqs]
+        if isinstance(ask.form, JsonForm):
+            ask.answer_with(sent_json([entry.Id for entry in entries], md5s, message_ids))
+            return
         results = [
-            w.SendMessageBatchResultEntry(Id=entry.Id, MD5OfMessageBody=md5, MessageId=f"{prefix}{seq:012x}")
-            for entry, md5, seq in zip(entries, md5s, told.seqs, strict=True)
+            w.SendMessageBatchResultEntry(Id=entry.Id, MD5OfMessageBody=md5, MessageId=message_id)
+            for entry, md5, message_id in zip(entries, md5s, message_ids, strict=True)
         ]
         ask.answer(w.SendMessageBatchResult(Successful=results))
 

@@ -17,7 +17,7 @@ from laneway.frontends.sqs import wire as w
 from laneway.frontends.sqs.ask import Ask, answers_anyway
 from laneway.frontends.sqs.attempts import AttemptKey, Attempts
 from laneway.frontends.sqs.errors import SqsError, value_invalid
-from laneway.frontends.sqs.json_form import JsonForm, message_pieces, messages_json
+from laneway.frontends.sqs.json_form import JsonForm, message_heads, messages_json
 from laneway.frontends.sqs.message_attributes import Wanted, sequence_number
 from laneway.frontends.sqs.queue_attributes import View, visibility_ms
 from laneway.frontends.sqs.recent import Md5s, Recent
@@ -140,17 +140,18 @@ class Receiving:
 
     def _deal(self, waiting: list[Receive], deliveries: Sequence[Delivery]) -> None:
         """To each in turn as many as it asked for; those for whom nothing is left ask on their own."""
-        pieces: list[bytes] = []
+        heads: list[bytes] = []
+        bodies: Sequence[bytes] = ()
         if isinstance(deliveries, Deliveries) and any(one.is_plain for one in waiting):
-            pieces = self._plain(deliveries)
+            heads, bodies = self._plain(deliveries)
         at, end = 0, len(deliveries)
         for one in waiting:
             call = one.ask.call
             call.waiter = None
             if at >= end:
                 self._lease(one.ask, one)
-            elif pieces and one.is_plain and not call.is_abandoned:
-                one.ask.answer_with(messages_json(pieces[2 * at : 2 * (at + one.count)]))
+            elif heads and one.is_plain and not call.is_abandoned:
+                one.ask.answer_with(messages_json(heads[at : at + one.count], bodies[at : at + one.count]))
             else:
                 self._received(one.ask, one, deliveries[at : at + one.count])
             at += one.count
@@ -184,13 +185,13 @@ class Receiving:
         if one.attempt is not None:
             self._attempts.note(one.attempt, deliveries)
         if one.is_plain and isinstance(deliveries, Deliveries):
-            ask.answer_with(messages_json(self._plain(deliveries)))
+            ask.answer_with(messages_json(*self._plain(deliveries)))
         else:
             ask.answer(w.ReceiveMessageResult(Messages=[self._message(one, d) for d in deliveries]))
 
-    def _plain(self, d: Deliveries) -> list[bytes]:
-        """Hot: messages without their attributes, as the pieces that messages_json takes."""
-        seqs, bodies = d.seqs, d.bodies
+    def _plain(self, d: Deliveries) -> tuple[list[bytes], Sequence[bytes]]:
+        """Hot: messages without their attributes, as messages_json takes them."""
+        seqs, bodies = d.seqs, _shown(d.bodies)
         now_ms = self._broker.now()
         firsts = (
             seqs if d.receives.count(1) == len(seqs) else [s for s, n in zip(seqs, d.receives, strict=True) if n == 1]
@@ -198,13 +199,12 @@ class Receiving:
         if firsts:
             self._first_received_ms.note(firsts, now_ms.to_bytes(8, "big") * len(firsts))
         prefixes = {at_ms: message_id_prefix(at_ms, d.tag) for at_ms in set(d.enqueued_at_ms)}
-        texts, bodies = _texts(bodies)
-        return message_pieces(
+        heads = message_heads(
             [prefixes[at_ms] for at_ms in d.enqueued_at_ms],
             [(lease << 48 | seq).to_bytes(14, "big").hex() for lease, seq in enumerate(seqs, d.first_lease)],
             self._md5s.of(seqs, bodies),
-            texts,
         )
+        return heads, bodies
 
     def _message(self, one: Receive, d: Delivery) -> w.Message:
         now_ms = self._broker.now()
@@ -214,12 +214,12 @@ class Receiving:
             first_received = now_ms.to_bytes(8, "big")
             if d.receives == 1:
                 self._first_received_ms.note((number,), first_received)
-        texts, bodies = _texts((d.body,))
+        bodies = _shown((d.body,))
         message = w.Message(
             MessageId=d.message_id,
             ReceiptHandle=d.token,
             MD5OfBody=self._md5s.of((number,), bodies)[0],
-            Body=texts[0],
+            Body=bodies[0].decode(),
         )
         system, wanted = one.system, one.wanted
         if system:
@@ -266,13 +266,11 @@ class Receiving:
                 pass  # then the leases expire
 
 
-def _texts(bodies: Sequence[bytes]) -> tuple[list[str], Sequence[bytes]]:
-    """Bodies as text, and what the MD5s are of. A body of another protocol that is no text is shown in Base64."""
-    try:
-        return [body.decode() for body in bodies], bodies
-    except UnicodeDecodeError:
-        shown = [body if _is_text(body) else base64.b64encode(body) for body in bodies]
-        return [body.decode() for body in shown], shown
+def _shown(bodies: Sequence[bytes]) -> Sequence[bytes]:
+    """Bodies as they are shown, and as the MD5s are of. One of another protocol that is no text is shown in Base64."""
+    if all(map(bytes.isascii, bodies)):
+        return bodies
+    return [body if _is_text(body) else base64.b64encode(body) for body in bodies]
 
 
 def _is_text(body: bytes) -> bool:
