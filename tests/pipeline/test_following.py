@@ -111,6 +111,41 @@ def test_a_cursor_follows_what_was_read_and_an_idle_server_is_left_in_peace(serv
     assert next(place for one in more for place in one) == (end["position"], 0)
 
 
+def test_a_batch_asks_the_server_for_no_more_than_it_must(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = StreamReader(read_options({"url": address(serving), "cursor": "c"}), chosen("position", "queue"))
+    asked: list[str] = []
+    request = ServerSource._request
+
+    def counted(source: ServerSource, method: str, path: str, **how: Any) -> Any:
+        asked.append(f"{method} {path}")
+        return request(source, method, path, **how)
+
+    monkeypatch.setattr(ServerSource, "_request", counted)
+
+    def turn(start: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        asked.clear()
+        end = reader.latestOffset(start, ReadAllAvailable())
+        parts = reader.partitions(start, end)
+        found = rows(reader, parts)
+        reader.commit(end)
+        return end, found
+
+    with serving.client() as http:
+        end, _ = turn(reader.initialOffset())
+        publish(http, 3)
+        end, found = turn(end)
+        assert {row["queue"] for row in found} - {None} == {"orders"}
+        once = ["GET /journal", "GET /journal/segments/1", "GET /journal/segments/1"]
+        moved = ["GET /journal/cursors", "PUT /journal/cursors/c"]
+        assert asked == once + moved
+        http.put("/queues/later", json={})
+        assert http.post("/queues/later/messages", json=[{"payload": 1}]).status_code == 201
+        publish(http, 3)
+        end, found = turn(end)
+        assert {row["queue"] for row in found} - {None} == {"orders", "later"}
+        assert asked == [once[0], "GET /journal/queues", *once[1:], *moved]
+
+
 def test_two_streams_with_cursors_do_not_keep_one_another_busy(serving: Serving) -> None:
     readers = [reader_of(serving, cursor=name) for name in ("a", "b")]
     offsets = [reader.initialOffset() for reader in readers]

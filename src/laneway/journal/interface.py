@@ -48,6 +48,10 @@ class Extent(NamedTuple):
 class History(Protocol):
     """What was written, for readers: as far as it is durable. Raises JournalGap for what has been dropped."""
 
+    #: No later commit names a queue or deletes one: until it changes, neither does the catalogue. It may not be
+    #: durable yet, and is then behind the end.
+    named_position: int
+
     def store(self) -> int:
         """What tells this journal from others."""
 

@@ -155,21 +155,27 @@ class ServerSource:
         self._user, self._password, self._token = user, password, token
         self._http: Any = None
         self._identity: tuple[int, int] | None = None
+        self._seen: dict[str, Any] = {}  # what the server last said of its journal
+        self._catalogue: tuple[Catalogue, int] | None = None  # and up to which position it is known to be right
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_http": None}
+        return {**self.__dict__, "_http": None, "_seen": {}, "_catalogue": None}
 
     def identity(self) -> tuple[int, int]:
         if self._identity is None:
-            found = self._get("/journal")
+            found = self._seen or self._look()
             self._identity = int(found["store"]), int(found["tag"])
         return self._identity
 
     def end(self) -> Place:
-        return _place(self._get("/journal")["end"])
+        return _place(self._look()["end"])
 
     def first_position(self) -> int:
-        return int(self._get("/journal")["first_position"])
+        return int(self._look()["first_position"])
+
+    def _look(self) -> dict[str, Any]:
+        self._seen = self._get("/journal")
+        return self._seen
 
     def place(self, position: int) -> Place:
         return _place(self._get("/journal/place", position=position))
@@ -179,15 +185,23 @@ class ServerSource:
         return min(found, until, key=lambda one: one.position)
 
     def segments(self, until: Place) -> list[SegmentInfo]:
-        found = [SegmentInfo(*(one[name] for name in SegmentInfo._fields)) for one in self._get("/journal")["segments"]]
+        seen = self._seen  # mostly from when its end was asked for; who reads notices what was dropped since
+        if not seen or seen["end"]["position"] < until.position:
+            seen = self._look()
+        found = [SegmentInfo(*(one[name] for name in SegmentInfo._fields)) for one in seen["segments"]]
         found = [one for one in found if one.number <= until.segment]
         if found and found[-1].number == until.segment:
             found[-1] = found[-1]._replace(used_bytes=until.offset)
         return found
 
     def catalogue(self) -> Catalogue:
-        found = self._get("/journal/queues")
-        return {q["number"]: QueueName(q["vhost"], q["name"], q["tier"], q["max_messages"]) for q in found}
+        """As of the end that was seen last, or later."""
+        seen = self._seen or self._look()
+        if self._catalogue is None or seen["named_position"] >= self._catalogue[1]:
+            found = self._get("/journal/queues")
+            queues = {q["number"]: QueueName(q["vhost"], q["name"], q["tier"], q["max_messages"]) for q in found}
+            self._catalogue = queues, seen["end"]["position"]
+        return self._catalogue[0]
 
     def epoch(self, segment: int) -> int:
         return _Served(self, segment).epoch

@@ -56,6 +56,7 @@ class JournalAnswer(Answer):
     tag: int
     first_position: int
     end: PlaceAnswer
+    named_position: int
     segments: list[SegmentAnswer]
     alarms: list[AlarmAnswer]
 
@@ -109,7 +110,7 @@ class JournalApi:
     async def get_journal(self, call: Call) -> Reply:
         self._access.check_admin(call.account)
         history = self._broker.engine.journal.history
-        end = history.end()
+        named_position, end = history.named_position, history.end()
         segments = await asyncio.to_thread(history.extents)
         first = len(segments) - 1
         while first > 0 and segments[first - 1].number + 1 == segments[first].number:
@@ -119,6 +120,7 @@ class JournalApi:
             tag=self._broker.engine.state.tag,
             first_position=segments[first].first_position if segments else end.position,
             end=PlaceAnswer(*end),
+            named_position=named_position,
             segments=[SegmentAnswer(*one) for one in segments],
             alarms=[self._alarm(alarm) for alarm in self._broker.cursors.alarms()],
         )

@@ -12,10 +12,10 @@ is JournalDamaged, with file and offset.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import pairwise
-from typing import NamedTuple
+from itertools import groupby, pairwise
+from typing import NamedTuple, TypeVar
 
 from laneway.core import catalogue as names
 from laneway.core.catalogue import QueueName
@@ -38,7 +38,7 @@ from laneway.journal.segments.format import (
     snapshot_positions,
 )
 from laneway.journal.segments.recovery import Segment, read_segment
-from laneway.journal.segments.scan import FoundCommit, SegmentScan, damaged
+from laneway.journal.segments.scan import PIECE_BYTES, FoundCommit, SegmentScan, damaged
 from laneway.journal.segments.snapshots import SnapshotDamaged
 
 __all__ = [
@@ -56,6 +56,7 @@ __all__ = [
 ]
 
 _NAMING = (Kind.QUEUE_PUT, Kind.QUEUE_DELETED)
+_SMALL_PIECE_BYTES = 64 << 10  # where only headers are wanted, or a commit here and there
 _TRIES = 4  # a server may take a snapshot away while it is looked for
 
 
@@ -64,6 +65,9 @@ class SegmentInfo(NamedTuple):
     first_position: int
     used_bytes: int  # where its last commit ends
     first_time_ms: int  # of its first event; 0 while it has none
+
+
+_AnySegment = TypeVar("_AnySegment", Segment, SegmentInfo)
 
 
 # --- places ---------------------------------------------------------------------------------------------------------
@@ -111,7 +115,7 @@ def start(folder: str, position: int, *, until: Place | None = None, files: File
     before = [s for s in _headers(files, folder) if s.first_position <= position and s.number <= until.segment]
     try:
         if before:
-            with _opened(files, folder, before[-1].number) as (scan, segment):
+            with _opened(files, folder, before[-1].number, piece_bytes=_SMALL_PIECE_BYTES) as (scan, segment):
                 for place, _ in _walk(scan, Place(segment.number, HEADER_BYTES, segment.first_position)):
                     if place.position == position:
                         return place
@@ -123,7 +127,7 @@ def start(folder: str, position: int, *, until: Place | None = None, files: File
 def advance(folder: str, place: Place, until: Place, max_events: int, *, files: FileSystem | None = None) -> Place:
     """At most so many events (rows) further, but one commit at least; never beyond `until`."""
     taken = 0
-    for at, header, _ in _between(files or RealFiles(), folder, place, until):
+    for at, header, _ in _between(files or RealFiles(), folder, place, until, piece_bytes=_SMALL_PIECE_BYTES):
         if taken and taken + header.row_count > max_events:
             return at
         taken += header.row_count
@@ -145,12 +149,12 @@ def commits(
 
 
 def _between(
-    files: FileSystem, folder: str, place: Place, until: Place
+    files: FileSystem, folder: str, place: Place, until: Place, *, piece_bytes: int = PIECE_BYTES
 ) -> Iterator[tuple[Place, CommitHeader, SegmentScan]]:
     """The headers of the commits between two places, across segments."""
     while place.position < until.position:
         try:
-            with _opened(files, folder, place.segment) as (scan, _):
+            with _opened(files, folder, place.segment, piece_bytes=piece_bytes) as (scan, _):
                 for at, header in _walk(scan, place):
                     if at.position >= until.position:
                         return
@@ -195,18 +199,34 @@ def _next_segment(files: FileSystem, folder: str, place: Place) -> Place:
 # --- what is there --------------------------------------------------------------------------------------------------
 
 
-def segments(folder: str, *, until: Place | None = None, files: FileSystem | None = None) -> list[SegmentInfo]:
-    """Every segment, oldest first. Where their numbers have a gap, history has one too."""
+def segments(
+    folder: str,
+    *,
+    until: Place | None = None,
+    known: Mapping[int, SegmentInfo] | None = None,
+    files: FileSystem | None = None,
+) -> list[SegmentInfo]:
+    """Every segment, oldest first. Where their numbers have a gap, history has one too.
+
+    What was said earlier of others than the last one stays true, and spares opening them.
+    """
     files = files or RealFiles()
     until = until or end(folder, files=files)
-    there = [s for s in _headers(files, folder) if s.number <= until.segment]
-    number = _store(files, folder)
+    known = known or {}
+    there: list[Segment | SegmentInfo] = []
+    for number in _numbers(files, folder):
+        if number <= until.segment:
+            there += [known[number]] if number in known else _headers(files, folder, [number])
+    store = 0 if all(segment.number in known for segment in there) else _store(files, folder)
     found = []
     for segment, following in pairwise([*there, None]):
         assert segment is not None
+        if isinstance(segment, SegmentInfo):
+            found.append(segment)
+            continue
         try:
             with _file(files, folder, segment.number) as (_, file):
-                read = _Headers(files, file, segment.number, number)
+                read = _Headers(files, file, segment.number, store)
                 if segment.number == until.segment:
                     used_bytes = until.offset
                 else:
@@ -222,7 +242,7 @@ def first_position(folder: str, *, files: FileSystem | None = None) -> int:
     return whole_since(_headers(files or RealFiles(), folder))[0].first_position
 
 
-def whole_since(there: list[Segment]) -> list[Segment]:
+def whole_since(there: list[_AnySegment]) -> list[_AnySegment]:
     """Those of the segments that have all others behind them, up to the last one."""
     first = len(there) - 1
     while first > 0 and there[first - 1].number + 1 == there[first].number:
@@ -260,7 +280,9 @@ class _Headers:
         return int(ROW.unpack(row)[6]) if len(row) == ROW_BYTES else 0
 
 
-def _used_bytes(files: FileSystem, folder: str, read: _Headers, segment: Segment, following: Segment | None) -> int:
+def _used_bytes(
+    files: FileSystem, folder: str, read: _Headers, segment: Segment, following: Segment | SegmentInfo | None
+) -> int:
     """Of a segment that was followed by another: its size, unless it could not be cut to what was used."""
     mark = read.at(read.size - HEADER_BYTES)
     if mark is not None and mark.kind == LAST_MARK:
@@ -337,6 +359,24 @@ def named_between(
         for row, blob in _rows_of(scan, at, header, _NAMING):
             if blob:
                 yield ROW.unpack(row)[4], _named(at.position, row, blob)
+
+
+def named_at(folder: str, places: Iterable[Place], *, files: FileSystem | None = None) -> Iterator[tuple[int, Named]]:
+    """The same of the commits that begin at these places alone, in small reads."""
+    files = files or RealFiles()
+    for segment, group in groupby(places, key=lambda place: place.segment):
+        some = list(group)
+        try:
+            with _opened(files, folder, segment, piece_bytes=_SMALL_PIECE_BYTES) as (scan, _):
+                for place in some:
+                    header = scan.header_at(place.offset)
+                    if header is None or header.position != place.position:
+                        raise damaged(scan.path, place.offset, f"commit {place.position} has to be here, and is not")
+                    for row, blob in _rows_of(scan, place, header, _NAMING):
+                        if blob:
+                            yield ROW.unpack(row)[4], _named(place.position, row, blob)
+        except FileNotFoundError:
+            raise _gap(files, folder, some[0].position) from None
 
 
 def _named(position: int, row: bytes, blob: bytes) -> Named:
@@ -419,9 +459,9 @@ def _store(files: FileSystem, folder: str) -> int:
             continue
 
 
-def _headers(files: FileSystem, folder: str) -> list[Segment]:
+def _headers(files: FileSystem, folder: str, numbers: Iterable[int] | None = None) -> list[Segment]:
     found = []
-    for number in _numbers(files, folder):
+    for number in _numbers(files, folder) if numbers is None else numbers:
         try:
             found.append(read_segment(files, folder, number)[0])
         except FileNotFoundError:
@@ -440,10 +480,12 @@ def _file(files: FileSystem, folder: str, number: int) -> Iterator[tuple[str, in
 
 
 @contextmanager
-def _opened(files: FileSystem, folder: str, number: int) -> Iterator[tuple[SegmentScan, Segment]]:
+def _opened(
+    files: FileSystem, folder: str, number: int, *, piece_bytes: int = PIECE_BYTES
+) -> Iterator[tuple[SegmentScan, Segment]]:
     segment, store = read_segment(files, folder, number)
     with _file(files, folder, number) as (path, file):
-        yield SegmentScan(files, path, file, number=number, store=store), segment
+        yield SegmentScan(files, path, file, number=number, store=store, piece_bytes=piece_bytes), segment
 
 
 def _gap(files: FileSystem, folder: str, position: int) -> JournalGap:

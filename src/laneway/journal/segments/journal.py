@@ -17,10 +17,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from laneway.core.events import Event, Opened
+from laneway.core.events import Event, Opened, QueueDeleted, QueuePut
 from laneway.core.rows import ROW_BYTES, encode
 from laneway.errors import JournalDamaged, JournalFailed, JournalLocked, LimitExceeded
-from laneway.journal.interface import Commit, Held
+from laneway.journal.interface import Commit, Held, Place
 from laneway.journal.segments import snapshots
 from laneway.journal.segments.files import FileLocked, FileSystem, RealFiles
 from laneway.journal.segments.format import (
@@ -47,6 +47,9 @@ DEFAULT_RESERVE_BYTES = 32 << 20
 DEFAULT_INTERVAL_MS = 50
 MIN_SEGMENT_BYTES = 1 << 10
 _MOST_STAGED_BYTES = MAX_COMMIT_BYTES - 3 * UNIT_BYTES  # header, padding and mark come on top
+
+#: Events that more is done about than to write them down.
+_NOTICED = frozenset({Opened, QueuePut, QueueDeleted})
 
 log = logging.getLogger("laneway.journal")
 
@@ -148,6 +151,7 @@ class SegmentJournal:
         yield from replay.commits()
         self._space.snapshot_bytes = snapshot.file_bytes if snapshot else 0
         self._writer.open(found, replay, self._draw_store)
+        self.history.named_position = replay.position  # or any one before it
         self._location = self._writer.written_location
         self._next_position = replay.position + 1
         self._epoch = replay.epoch
@@ -209,8 +213,8 @@ class SegmentJournal:
             )
         if not self._rows:
             self._begin_commit()
-        if type(event) is Opened:
-            self._begin_epoch(event.epoch)
+        if type(event) in _NOTICED:
+            self._notice(event)
         self._rows.append(rows)
         self._row_bytes = row_bytes
         self._event_count += 1
@@ -262,6 +266,13 @@ class SegmentJournal:
             return
         if self._space.has_spare or left_bytes < self._roll_floor_bytes:
             self._location = ((self._location >> 32) + 1) << 32 | HEADER_BYTES
+
+    def _notice(self, event: Event) -> None:
+        if type(event) is Opened:
+            self._begin_epoch(event.epoch)
+        else:
+            location = self._location
+            self.history.note_naming(Place(location >> 32, location & 0xFFFFFFFF, self._next_position))
 
     def _begin_epoch(self, epoch: int) -> None:
         if epoch < self._epoch:

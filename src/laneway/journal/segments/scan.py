@@ -55,11 +55,14 @@ def damaged(path: str, offset: int, what: str) -> JournalDamaged:
 
 
 class SegmentScan:
-    def __init__(self, files: FileSystem, path: str, file: int, *, number: int, store: int) -> None:
+    def __init__(
+        self, files: FileSystem, path: str, file: int, *, number: int, store: int, piece_bytes: int = PIECE_BYTES
+    ) -> None:
         self._files = files
         self._file = file
         self._store = store
         self._extent = number << 32
+        self._piece_bytes = piece_bytes
         self._piece = b""
         self._piece_at = 0
         self.path = path
@@ -70,7 +73,7 @@ class SegmentScan:
         start = offset - self._piece_at
         if start < 0 or start + size > len(self._piece):
             try:
-                self._piece = self._files.read(self._file, max(size, PIECE_BYTES), offset)
+                self._piece = self._files.read(self._file, max(size, self._piece_bytes), offset)
             except OSError as error:
                 raise damaged(self.path, offset, f"it cannot be read ({error})") from error
             self._piece_at, start = offset, 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 
 from laneway.core.catalogue import QueueName
@@ -11,6 +12,8 @@ from laneway.journal.interface import Extent, Place
 from laneway.journal.segments import follow
 from laneway.journal.segments.files import FileSystem
 from laneway.journal.segments.format import HEADER_BYTES, segment_name
+
+_MOST_NOTED = 4096  # commits that name queues; if nobody asks for so long, the history is searched for them
 
 
 class ServedHistory:
@@ -21,6 +24,20 @@ class ServedHistory:
         self._store = store
         self._names: dict[int, follow.Named] = {}
         self._names_until: Place | None = None
+        self._naming: deque[Place] = deque()  # commits that name queues, noted as they are gathered
+        self._not_noted = 0  # the last of them that there was no room for
+        self._known: dict[int, follow.SegmentInfo] = {}
+        self.named_position = 0
+
+    def note_naming(self, place: Place) -> None:
+        """The commit that is being gathered will begin here, and names a queue or deletes one. Called on the loop."""
+        if place.position == self.named_position:
+            return
+        if len(self._naming) < _MOST_NOTED:
+            self._naming.append(place)
+        else:
+            self._not_noted = place.position
+        self.named_position = place.position
 
     def store(self) -> int:
         return self._store()
@@ -29,7 +46,13 @@ class ServedHistory:
         return self._end()
 
     def extents(self) -> list[Extent]:
-        return [Extent(*info) for info in follow.segments(self._folder, until=self._end(), files=self._files)]
+        return [Extent(*info) for info in self._segments()]
+
+    def _segments(self) -> list[follow.SegmentInfo]:
+        end = self._end()
+        found = follow.segments(self._folder, until=end, known=self._known, files=self._files)
+        self._known = {info.number: info for info in found if info.number < end.segment}  # the last one still grows
+        return found
 
     def place(self, position: int) -> Place:
         return follow.start(self._folder, position, until=self._end(), files=self._files)
@@ -71,14 +94,21 @@ class ServedHistory:
             if self._names_until is None:
                 self._names = follow.named_queues(self._folder, files=self._files)
             else:
-                more = follow.named_between(self._folder, self._names_until, end, files=self._files)
-                self._names.update(dict(more))
+                self._names.update(self._named_since(self._names_until, end))
         except JournalGap:  # nobody asked for so long that what came since is dropped
             self._names.update(follow.named_queues(self._folder, files=self._files))
         self._names_until = end
-        first = follow.first_position(self._folder, files=self._files)
+        while self._naming and self._naming[0].position < end.position:
+            self._naming.popleft()
+        first = follow.whole_since(self._segments())[0].first_position
         self._names = {n: named for n, named in self._names.items() if not named.is_deleted or named.position >= first}
         return {number: named.name for number, named in sorted(self._names.items())}
+
+    def _named_since(self, since: Place, end: Place) -> dict[int, follow.Named]:
+        if self._not_noted >= since.position:
+            return dict(follow.named_between(self._folder, since, end, files=self._files))
+        noted = [place for place in tuple(self._naming) if since.position <= place.position < end.position]
+        return dict(follow.named_at(self._folder, noted, files=self._files))
 
 
 #: Where a journal begins that has no commit yet.
