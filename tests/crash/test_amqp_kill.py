@@ -46,7 +46,7 @@ def test_confirms_and_transactions_hold_after_kills_under_load(tmp_path: Path, s
 def test_a_server_that_confirms_before_it_writes_is_found_out(tmp_path: Path) -> None:
     """So the test above can fail."""
     with pytest.raises(AssertionError, match=r"were lost|is torn|is not there|was durable"):
-        run(Server(tmp_path / "data", *SMALL, program=("-c", HASTY)), 1, 3)
+        run(Server(tmp_path / "data", *SMALL, program=("-c", HASTY)), 1, KILLS)
 
 
 def run(server: Server, seed: int, kills: int) -> None:

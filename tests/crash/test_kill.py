@@ -31,7 +31,7 @@ def hasty_flush(self):
     self._tell(told)
 
 def slow_write(self, commit):
-    time.sleep(0.02)
+    time.sleep(0.05)
     write(self, commit)
 
 Committer._flush, SegmentJournal.write = hasty_flush, slow_write

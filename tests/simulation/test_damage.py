@@ -79,7 +79,7 @@ def test_damage_taken_for_a_torn_tail_is_found() -> None:
 
 def test_records_that_are_not_checked_are_found() -> None:
     with (
-        mock.patch.object(reading, "record_is_intact", lambda record: True),
+        mock.patch.object(reading, "records_are_intact", lambda records: True),
         mock.patch.object(engine, "record_is_intact", lambda record: True),
     ):
         assert re.search("that nobody sent|unpack|UnicodeDecodeError|Properties.*, not Properties", found("flip"))

@@ -302,9 +302,16 @@ class SegmentJournal:
             return self._reader.read(locations, sizes)
         return [self._read_one(location, size) for location, size in zip(locations, sizes, strict=True)]
 
+    def _being_written(self) -> tuple[Sealed, ...]:
+        while True:
+            try:
+                return tuple(self._sealed)
+            except RuntimeError:  # the writer's thread took one out meanwhile: it is written, and can be read
+                continue
+
     def _read_one(self, location: int, size: int) -> bytes:
         gathering = (self._location, self._fill, self._blobs)
-        unwritten = [(sealed.location, sealed.length, sealed.blobs) for sealed in tuple(self._sealed)]
+        unwritten = [(sealed.location, sealed.length, sealed.blobs) for sealed in self._being_written()]
         for start, length, blobs in (*unwritten, gathering):
             at = location - start - HEADER_BYTES
             if at >= 0 and location < start + length:
