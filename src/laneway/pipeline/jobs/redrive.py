@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 from laneway.client import Client
 from laneway.errors import InvalidInput
+from laneway.pipeline.conditions import matching
 from laneway.pipeline.jobs.deadletters import COLUMNS, KINDS, letters
 from laneway.pipeline.runner import Options, Result
 from laneway.pipeline.server import client, of_those_there
@@ -27,7 +28,7 @@ GROUP = ("holder_vhost", "holder_queue", "queue", "reason", "signature")
 def chosen(events: DataFrame, where: str) -> DataFrame:
     """The letters that wait and that a condition in SQL holds for, oldest first."""
     waiting = letters(events).where("state = 'waiting'")
-    return waiting.where(F.expr(where)).orderBy("partition", "position", "index")
+    return matching(waiting, where).orderBy("partition", "position", "index")
 
 
 def groups(chosen: DataFrame) -> DataFrame:

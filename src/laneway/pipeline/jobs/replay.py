@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 
 from laneway.client import Client, ClientError
 from laneway.errors import InvalidInput
+from laneway.pipeline.conditions import matching
 from laneway.pipeline.runner import Options, Result
 from laneway.pipeline.server import client
 
@@ -35,8 +36,7 @@ def chosen(events: DataFrame, where: str) -> DataFrame:
     """Messages as they were published, that a condition in SQL holds for and whose body is in the lake, in the order of
     history."""
     return (
-        events.where("kind = 'published' and body is not null")
-        .where(F.expr(where))
+        matching(events.where("kind = 'published' and body is not null"), where)
         .select("vhost", "queue", "message_id", "body", "attributes", *CARRIED, "partition", "position", "index")
         .orderBy("partition", "position", "index")
     )
