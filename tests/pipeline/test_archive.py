@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("pyspark")
-
 from laneway.core.events import Births, Cause, DeadLettered
 from laneway.errors import Conflict, InvalidInput
 from laneway.journal.segments import follow

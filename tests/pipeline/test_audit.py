@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("pyspark")
-
 from laneway.core.message import Draft, Properties, message_id
 from laneway.core.queue import TOTALS, Queue
 from laneway.pipeline.jobs.audit import audit

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("pyspark")
-
 from laneway.client import Client, ClientError
 from laneway.errors import InvalidInput
 from laneway.journal.segments.follow import first_position

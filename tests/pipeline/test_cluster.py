@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("pyspark")
-
 from tests.pipeline.drivers import ROOT, environment
 from tests.pipeline.histories import expected, write
 from tests.pipeline.traffic import traffic

@@ -11,8 +11,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("pyarrow")
-
 from laneway.core.catalogue import QueueName
 from laneway.core.events import Event, Kind, Published
 from laneway.core.message import RECORD_PREFIX_BYTES, Properties, encode_props

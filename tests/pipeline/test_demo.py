@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("pyspark")
-
 from laneway.cli.demo import JOBS, Places, run_jobs
 from laneway.demo.plan import NOISY, draw
 from laneway.demo.play import Player

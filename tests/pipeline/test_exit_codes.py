@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner, Result
 
-pytest.importorskip("pyspark")
-
 import laneway.pipeline.session
 from laneway.cli import cli
 from laneway.core.events import Acked, Births

@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-
-pytest.importorskip("pyspark")
-
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from laneway.errors import CursorLost, InvalidInput, PipelineError

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("pyspark")
-
 from laneway.pipeline.schema import EVENTS
 from tests.pipeline.histories import expected, when, write
 from tests.pipeline.traffic import MESSAGES, NOON_MS, QUEUES, traffic

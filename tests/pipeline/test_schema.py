@@ -4,9 +4,6 @@ import subprocess
 import sys
 
 import pytest
-
-pytest.importorskip("pyspark")
-
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet
 import pytest
 
-pytest.importorskip("pyspark")
-
 from laneway.pipeline.datasource import BatchReader
 from laneway.pipeline.options import read_options
 from laneway.pipeline.sources import ServerSource
