@@ -216,18 +216,21 @@ def test_a_server_is_archived_and_a_cursor_of_each_lake_holds_what_is_not_in_yet
 
 
 def test_dead_letters_of_a_server_go_to_the_lake_after_a_day(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def deleted(source: str, **settings: Any) -> int:
-        options = Options(source, Warehouse(tmp_path), server=place.serving.url, settings=settings)
-        return int(run(JOBS["archive"], place.spark, options).facts["dead_letters_deleted"])
+        options = Options(source, Warehouse(tmp_path / "lake"), server=serving.url, settings=settings)
+        return int(run(JOBS["archive"], spark, options).facts["dead_letters_deleted"])
 
-    place.client.publish("copies", {"n": 0})
-    (message,) = place.client.receive("copies", 1)
-    place.client.reject("copies", message)
-    assert archive.DEAD_LETTERS_AFTER_HOURS == 24
-    assert deleted(place.serving.url) == 0
-    monkeypatch.setattr(archive, "DEAD_LETTERS_AFTER_HOURS", float(SOON_HOURS))
-    assert deleted(place.serving.url, dead_letters_after="none") == 0
-    assert deleted(str(place.folder / "data")) == 0  # of which it is not known who serves it
-    assert deleted(place.serving.url) == 1
+    with Serving(tmp_path / "data") as serving, Client(serving.url) as client:
+        client.put_queue("orders")
+        client.publish("orders", {"n": 0})
+        (message,) = client.receive("orders", 1)
+        client.reject("orders", message)
+        assert archive.DEAD_LETTERS_AFTER_HOURS == 24
+        assert deleted(serving.url) == 0
+        monkeypatch.setattr(archive, "DEAD_LETTERS_AFTER_HOURS", float(SOON_HOURS))
+        assert deleted(serving.url, dead_letters_after="none") == 0
+        assert deleted(str(tmp_path / "data")) == 0  # of which it is not known who serves it
+        assert deleted(serving.url) == 1
+        assert not list(client.peek("orders", states=["dead"]))

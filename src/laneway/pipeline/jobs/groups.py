@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from laneway.pipeline.jobs.lives import COPIED_IN, EXTENDED, LEASED, PUBLISHED, RELEASED
-from laneway.pipeline.jobs.order import BLOCK_ROWS, QUEUE, left_at, overtaken_afresh, overtaken_again
+from laneway.pipeline.jobs.order import BLOCK_ROWS, QUEUE, left_at, overtaken_afresh, overtaken_again, overtakings
 
 GROUP = (*QUEUE, "group")
 
@@ -96,11 +96,4 @@ def _beside_another_batch(members: DataFrame) -> DataFrame:
 
 def _found(overtaken: DataFrame) -> DataFrame:
     words = F.concat(F.lit("leased: a later message of group '"), "group", F.lit("', while this one waited"))
-    return overtaken.select(
-        "partition",
-        F.col("overtaken_at").alias("at"),
-        F.lit("group_order").alias("type"),
-        "queue_number",
-        "message",
-        words.alias("words"),
-    )
+    return overtakings(overtaken, "group_order", words)

@@ -114,16 +114,21 @@ def left_at() -> Column:
     return F.least(F.coalesce("next_at", F.lit(LATER)), F.coalesce("ended_at", F.lit(LATER)))
 
 
-def _overtaken(found: DataFrame) -> DataFrame:
-    words = F.concat(F.lit("leased: a later message of priority "), "priority", F.lit(", while this one waited"))
+def overtakings(found: DataFrame, type: str, words: Column) -> DataFrame:
+    """Rows of audit_violations: each message that was overtaken, and when."""
     return found.select(
         "partition",
         F.col("overtaken_at").alias("at"),
-        F.lit("order").alias("type"),
+        F.lit(type).alias("type"),
         "queue_number",
         "message",
         words.alias("words"),
     )
+
+
+def _overtaken(found: DataFrame) -> DataFrame:
+    words = F.concat(F.lit("leased: a later message of priority "), "priority", F.lit(", while this one waited"))
+    return overtakings(found, "order", words)
 
 
 def inversions(lives: DataFrame, *, block_rows: int = BLOCK_ROWS) -> DataFrame:
