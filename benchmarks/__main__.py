@@ -13,6 +13,7 @@ import tempfile
 from array import array
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from benchmarks.pgqueuer_queue import PgQueuerQueue
 from benchmarks.postgres import Crew, PostgresQueue
 from benchmarks.report import Goal, Report, percentile
 from benchmarks.servers import ROOT, LanewayServer, PostgresServer, Server, StarletteEcho
+from benchmarks.turns import CALM, Turns
 
 BATCH = 100
 KILOBYTE = 1024
@@ -73,6 +75,7 @@ class Bench:
         self.laneway = LanewayServer(folder / "laneway", cores.server)
         self.starlette = StarletteEcho(folder / "starlette", cores.server)
         self.postgres = PostgresServer(folder / "postgres", cores.server)
+        self._turns = Turns(self.report, options)
         self._queue_count = 0
 
     def new_queue(self) -> str:
@@ -82,10 +85,7 @@ class Bench:
         return name
 
     def rounds(self, case: str, turns: Sequence[Callable[[str], None]]) -> None:
-        """Every system takes its turn in every round, in alternating order so that none always goes first."""
-        for number in range(self.options.rounds):
-            for turn in turns if number % 2 == 0 else reversed(turns):
-                turn(case)
+        self._turns.rounds([partial(turn, case) for turn in turns])
 
     def note(self, case: str, system: Server | PostgresQueue, unit: str, value: float, **notes: float) -> None:
         self.report.add(case, system.name, unit, value, **notes)
@@ -240,6 +240,13 @@ def run(bench: Bench, only: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="how often each system takes its turn (%(default)s)")
+    parser.add_argument(
+        "--patience",
+        type=int,
+        default=4,
+        help=f"how often a turn from which the machine's host took over {CALM:.0%}% of a processor is taken again; "
+        "the one it took the least from counts (%(default)s)",
+    )
     parser.add_argument("--seconds", type=float, default=3.0, help="length of a turn of publishing (%(default)s)")
     parser.add_argument("--messages", type=int, default=200_000, help="messages of an end-to-end turn (%(default)s)")
     parser.add_argument("--lone", type=int, default=2_000, help="publishes of a latency turn (%(default)s)")

@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from benchmarks.amqp_load import ACK_EVERY, PREFETCH, SERIAL_BYTES, AmqpConnection, Consumer, Publisher, Settings
@@ -23,6 +24,7 @@ from benchmarks.load import Load, LoadFailed
 from benchmarks.machine import Cores, Watch, assign_cores, describe
 from benchmarks.report import Goal, Report, percentile
 from benchmarks.servers import LanewayServer, RabbitServer, Server, SinkServer
+from benchmarks.turns import Turns
 
 KILOBYTE = 1024
 SMALL_BYTES = 100
@@ -112,6 +114,7 @@ class AmqpBench:
 
     def run(self, cases: Sequence[Flow | Pace], systems: Sequence[str]) -> None:
         """Rounds are outermost, so that a noisy minute hits all cases alike; within a case the systems alternate."""
+        turns = Turns(self.report, self.options)
         with ExitStack() as running:
             for system in systems:
                 running.enter_context(self.servers[system])
@@ -120,7 +123,7 @@ class AmqpBench:
             for number in range(self.options.rounds):
                 for case in cases:
                     for system in systems if number % 2 == 0 else tuple(reversed(systems)):
-                        self.turn(case, system)
+                        turns.take(partial(self.turn, case, system))
 
     def turn(self, case: Flow | Pace | None, system: str) -> None:
         """One case on one system, or what comes before all cases."""

@@ -81,6 +81,11 @@ def busy_seconds() -> float:
     return (user + nice + system + irq + softirq + steal) / _TICKS_PER_SECOND
 
 
+def stolen_seconds() -> float:
+    """CPU time that the host of this machine gave to others while it was wanted here, since the machine started."""
+    return int(Path("/proc/stat").read_text().split()[8]) / _TICKS_PER_SECOND
+
+
 class Watch:
     """What was used since its making: by the server, by this process, and by what is no part of the measurement."""
 

@@ -11,11 +11,24 @@ import math
 import re
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 RESULTS = Path(__file__).parent / "results"
 _BLOCK = "<!-- {}: begin -->\n{}<!-- {}: end -->"
+
+
+class Figure(NamedTuple):
+    """What one turn of one system came to."""
+
+    case: str
+    system: str
+    unit: str
+    value: float
+    notes: dict[str, float]
 
 
 @dataclass
@@ -51,8 +64,25 @@ class Report:
         self.machine = machine
         self.series: list[Series] = []
         self.goals: list[Goal] = []
+        self._trial: list[Figure] | None = None
+
+    @contextmanager
+    def trying(self) -> Iterator[list[Figure]]:
+        """What is added meanwhile is not part of the report yet: whoever tries decides whether to keep it."""
+        self._trial = figures = []
+        try:
+            yield figures
+        finally:
+            self._trial = None
 
     def add(self, case: str, system: str, unit: str, value: float, **notes: float) -> None:
+        self.keep(Figure(case, system, unit, value, notes))
+
+    def keep(self, figure: Figure) -> None:
+        if self._trial is not None:
+            self._trial.append(figure)
+            return
+        case, system, unit, value, notes = figure
         series = self.find(case, system)
         if series is None:
             series = Series(case, system, unit)

@@ -24,6 +24,7 @@ from benchmarks.load import Load, LoadFailed
 from benchmarks.machine import Watch, assign_cores, describe
 from benchmarks.report import Goal, Report
 from benchmarks.servers import LanewayServer, MotoServer, Server, StarletteEcho
+from benchmarks.turns import Turns
 
 KILOBYTE = 1024
 CONNECTIONS = 32
@@ -74,9 +75,7 @@ class SqsBench:
         print(f"  {case:38} {server.name:10} {value:12,.1f} msg/s  {said}", file=sys.stderr, flush=True)
 
     def rounds(self, turns: Sequence[Callable[[], None]]) -> None:
-        for number in range(self.options.rounds):
-            for turn in turns if number % 2 == 0 else reversed(turns):
-                turn()
+        Turns(self.report, self.options).rounds(turns)
 
     def bodies(self, url: str, batch: int) -> list[bytes]:
         texts = payload_texts(KILOBYTE, VARIANTS)
