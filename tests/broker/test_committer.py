@@ -50,7 +50,9 @@ def publish(b: Bench, body: bytes, log: list[str]) -> None:
         b.broker.call_soon(send)
 
     number = b.broker.sessions.number("/", "q")
-    b.broker.sessions.publish_columns([((number,), (0,), [b""], [body])], lambda refusal: b.broker.call_soon(tell))
+    b.broker.sessions.publish_columns(
+        [((number,), (0,), [b""], [body])], len(body), lambda refusal: b.broker.call_soon(tell)
+    )
 
 
 def test_leases_and_acks_go_with_the_next_commit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

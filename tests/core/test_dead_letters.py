@@ -173,7 +173,7 @@ def test_a_redriven_dead_letter_is_a_fresh_message_at_the_end_with_its_history()
     events, failed = core.redrive([1])
     assert (events, failed) == ([Moved(1, START_MS + 30_000, [1], Cause.REDRIVEN, 1, 3)], [])
     (event,) = core.lease()
-    assert (event.seqs, event.receives) == ([2, 3], [1, 1])
+    assert (list(event.seqs), event.receives) == ([2, 3], [1, 1])
     assert [d.reason for d in core.state.stories[3].deaths] == ["max_receives"]
     check_invariants(core.state)
 

@@ -36,7 +36,7 @@ class Setup:
         self.set(seq, state)
 
     def pop(self, limit: int) -> list[int]:
-        out = self.lane.pop(limit, self.table)
+        out = list(self.lane.pop(limit, self.table))
         for seq in out:
             self.set(seq, LEASED)
         self.lane.count -= len(out)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from laneway.core import commands, snapshot
 from laneway.core.invariants import check_invariants
 from laneway.core.message import Settlement
-from laneway.core.state import Seqs, runs
+from laneway.core.runs import Seqs, runs
 from laneway.core.table import COLUMNS, FREE, LEASED, READY, SLAB_BITS, SLAB_MASK, SLAB_ROWS, Slab, Table
 from tests.core.runner import Core, draft
 

@@ -53,6 +53,7 @@ from laneway.core.message import (
     parse_message_id,
 )
 from laneway.core.queue import RATED, TOTALS, Queue
+from laneway.core.runs import runs
 from laneway.core.settings import QueueSettings
 from laneway.core.table import SLAB_BITS, SLAB_MASK
 from laneway.errors import DiskFull, InvalidInput, LanewayError, LimitExceeded, QueueInUse, Unavailable
@@ -278,16 +279,17 @@ class Broker:
             or not commands.takes_columns(target, max(map(len, bodies)) + len(block))
         ):
             return False
-        runs: list[Columns] = []
+        columns: list[Columns] = []
         order = commands.by_priority(chosen)
         if isinstance(order, range):
-            runs.append(((target.number,), (chosen[0],), [block] * len(bodies), bodies))
+            columns.append(((target.number,), (chosen[0],), [block] * len(bodies), bodies))
         else:
             for priority, alike in groupby(order, chosen.__getitem__):
                 some = [bodies[i] for i in alike]
-                runs.append(((target.number,), (priority,), [block] * len(some), some))
-        places: list[Place] = [[] for _ in runs]
-        self.sessions.publish_columns(runs, partial(self._published_bodies, done, runs, places, order, chosen), places)
+                columns.append(((target.number,), (priority,), [block] * len(some), some))
+        places: list[Place] = [[] for _ in columns]
+        published = partial(self._published_bodies, done, columns, places, order, chosen)
+        self.sessions.publish_columns(columns, sum(map(len, bodies)), published, places)
         return True
 
     def _published_bodies(
@@ -507,7 +509,7 @@ class Broker:
 
     def hand_over(self, leased: Leased, deliver: Callable[[_T], None], what: _T) -> None:
         """At once, unless one of the messages is itself not durable yet."""
-        if max(leased.seqs) >= self.committer.durable_next_seq:
+        if max([first + count for first, count in runs(leased.seqs)]) > self.committer.durable_next_seq:
             self.committer.when_durable(deliver, what)
             return
         try:

@@ -26,7 +26,8 @@ from laneway.core.message import (
     split_records,
     token,
 )
-from laneway.core.state import State, runs
+from laneway.core.runs import runs
+from laneway.core.state import State
 from laneway.core.stories import fill_in
 from laneway.core.table import LEASED, SLAB_BITS, SLAB_MASK, SLAB_ROWS, STATE_NAMES
 from laneway.core.topology_commands import drop_transient

@@ -18,8 +18,8 @@ from laneway.core import commands, lease_commands
 from laneway.core.events import Acked, Event, Leased
 from laneway.core.message import Draft, Receipt
 from laneway.core.queue import Queue
+from laneway.core.runs import joined, runs
 from laneway.core.settings import QueueSettings
-from laneway.core.state import runs
 from laneway.errors import Conflict, LanewayError, QueueInUse, Unavailable
 
 if TYPE_CHECKING:
@@ -185,18 +185,22 @@ class Sessions:
         return tuple(s.priority_when_unset if priority is None else min(priority, s.max_priority) for s in settings)
 
     def publish_columns(
-        self, runs: Sequence[Columns], done: Published | None = None, places: Sequence[Place] | None = None
+        self,
+        runs: Sequence[Columns],
+        size_bytes: int,
+        done: Published | None = None,
+        places: Sequence[Place] | None = None,
     ) -> None:
         """All of these in one commit, together with what else comes until it is sealed: nobody gets them before they
         are durable, so many can be carried out at once. `done(None)` when they are. The caller has asked takes_columns.
-        `places`: one for each run, if it is to be noted; each run then has one queue.
+        `size_bytes`: of all bodies. `places`: one for each run, if it is to be noted; each run then has one queue.
         """
         broker = self._broker
         broker.check_writable()
         broker.run_gathered_singles()  # which came before these
         broker.committer.touch()
         self._gathered.append((runs, done, places))
-        self._gathered_bytes += sum([sum(map(len, run[3])) for run in runs])
+        self._gathered_bytes += size_bytes
         if self._gathered_bytes > MAX_GATHERED_BYTES:
             broker.run_gathered()
 
@@ -377,10 +381,11 @@ class Sessions:
                 self._broker.when_durable(_deliver, (subscription, batches, count))
             else:
                 self._broker.hand_over(leased, _deliver, (subscription, batches, count))
-            size += sum([sum(map(len, batch.bodies)) for batch in batches])
-            if size > MAX_DISPATCH_BYTES and queue.ready:
-                self._plan(number)
-                return
+            if queue.ready:
+                size += sum([sum(map(len, batch.bodies)) for batch in batches])
+                if size > MAX_DISPATCH_BYTES:
+                    self._plan(number)
+                    return
 
     def get(self, vhost: str, name: str, done: Callable[[Batch | None], None], *, no_ack: bool = False) -> None:
         """The next message, None if there is none; told at once unless the message is not durable yet."""
@@ -398,6 +403,10 @@ class Sessions:
                 self._broker.hand_over(leased, done, batches[0])
                 return
         done(None)
+
+    def ack(self, number: int, seqs: Sequence[Sequence[int]], leases: Sequence[Sequence[int]]) -> None:
+        """Ack what a session holds, in parts as it was given out."""
+        self.settle(number, joined(seqs), joined(leases), "ack")
 
     def settle(
         self,

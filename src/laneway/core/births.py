@@ -9,7 +9,8 @@ from array import array
 from collections.abc import Sequence
 
 from laneway.core.events import Acked, Births, Copied, DeadLettered, Event, Extended, Leased, Moved, Released, Removed
-from laneway.core.state import Seqs, State, runs
+from laneway.core.runs import Seqs, runs
+from laneway.core.state import State
 from laneway.core.table import SLAB_BITS, SLAB_MASK
 
 _NONE: dict[int, int] = {}

@@ -11,6 +11,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 
+from laneway.core.runs import as_array
+
 LEASE, DELAY, TTL, RETENTION, DEDUP, KEYS = range(6)
 
 #: About what a bucket and each of its entries take beside eight bytes for each message.
@@ -36,10 +38,10 @@ class Deadlines:
             self._bytes += BUCKET_BYTES
         entry = bucket.get((kind, queue))
         if entry is None:
-            bucket[kind, queue] = array("Q", seqs)
+            bucket[kind, queue] = as_array(seqs)
             self._bytes += ENTRY_BYTES
         else:
-            entry.extend(seqs)
+            entry += as_array(seqs)
         self._bytes += 8 * len(seqs)
 
     def next_ms(self) -> int | None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 
+from laneway.core.runs import as_array, joined
 from laneway.core.table import READY, Table
 
 CHUNK_ROWS = 8192
@@ -36,7 +37,7 @@ class Lane:
     def extend(self, seqs: range) -> None:
         if not self.chunks or len(self.chunks[-1]) >= CHUNK_ROWS:
             self.chunks.append(array("Q"))
-        self.chunks[-1].extend(seqs)
+        self.chunks[-1] += as_array(seqs)
         self.entries += len(seqs)
 
     def give_back(self, seq: int) -> None:
@@ -64,15 +65,15 @@ class Lane:
             del self.chunks[0]
             self.head = 0
 
-    def pop(self, limit: int, table: Table, below: int = 0) -> list[int]:
+    def pop(self, limit: int, table: Table, below: int = 0) -> Sequence[int]:
         """Take up to `limit` ready messages off the front, in order; if `below` is given, of lower numbers only."""
         out: list[int] = []
         last = 0
         while len(out) < limit:
             if not self.returned and self.entries == self.count - len(out):
-                return out + self._pop_plain(
-                    limit - len(out), below
-                )  # nothing came back, nothing is stale from here on
+                # Nothing came back, nothing is stale from here on.
+                plain = self._pop_plain(limit - len(out), below)
+                return [*out, *plain] if out else plain
             seq = self._next_entry()
             if seq == 0 or (below and seq >= below):
                 break
@@ -82,18 +83,22 @@ class Lane:
                 last = seq
         return out
 
-    def _pop_plain(self, limit: int, below: int) -> list[int]:
-        out: list[int] = []
-        while self.entries and len(out) < limit:
-            chunk, end = self.chunks[0], self.head + limit - len(out)
-            if below and chunk[min(end, len(chunk)) - 1] >= below:
-                end = bisect_left(chunk, below, self.head, min(end, len(chunk)))
-                if end == self.head:
+    def _pop_plain(self, limit: int, below: int) -> Sequence[int]:
+        parts: list[Sequence[int]] = []
+        while self.entries and limit:
+            chunk, start = self.chunks[0], self.head
+            end = min(start + limit, len(chunk))
+            if below and chunk[end - 1] >= below:
+                end = bisect_left(chunk, below, start, end)
+                if end == start:
                     break
-            taken = chunk[self.head : end].tolist()
-            self._advance(len(taken))
-            out += taken
-        return out
+            count, first = end - start, chunk[start]
+            # They ascend, so that they are neighbours if the last is as far from the first as there are others.
+            are_neighbours = chunk[end - 1] - first == count - 1
+            parts.append(range(first, first + count) if are_neighbours else chunk[start:end].tolist())
+            self._advance(count)
+            limit -= count
+        return joined(parts) if parts else ()
 
     def _pop_entry(self) -> int:
         returned = self.returned

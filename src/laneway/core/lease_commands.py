@@ -7,7 +7,6 @@ very delivery is refused.
 from __future__ import annotations
 
 import struct
-from array import array
 from collections.abc import Iterator, Sequence
 
 from laneway.core.burial import bury
@@ -25,8 +24,9 @@ from laneway.core.message import (
     Settlement,
 )
 from laneway.core.queue import Queue
+from laneway.core.runs import Seqs, as_array, runs
 from laneway.core.settings import RANGES, SECOND_MS
-from laneway.core.state import SESSION_LEASE, Seqs, State, runs
+from laneway.core.state import SESSION_LEASE, State
 from laneway.core.table import LEASED, OVERDUE, SLAB_BITS, SLAB_MASK
 from laneway.errors import (
     InvalidInput,
@@ -62,7 +62,9 @@ def lease(
     deadline_ms, first_lease = now_ms + lease_ms, state.next_lease
     if of_session:
         deadline_ms, first_lease = coarse(deadline_ms, now_ms), first_lease | SESSION_LEASE
-    seqs: list[int] = Seqs(queue.select(limit, state.table, below))
+    seqs = queue.select(limit, state.table, below)
+    if type(seqs) is list:
+        seqs = Seqs(seqs)
     if seqs:
         slabs = state.table.slabs
         neighbours = [(slabs[first >> SLAB_BITS], first & SLAB_MASK, count) for first, count in runs(seqs)]
@@ -81,7 +83,7 @@ def lease(
             raise
 
 
-def _cut(state: State, queue: Queue, seqs: list[int]) -> list[int]:
+def _cut(state: State, queue: Queue, seqs: Sequence[int]) -> Sequence[int]:
     """As many of the first as may go out at once, and at least one; the others are next again."""
     total = 0
     for at, seq in enumerate(seqs):
@@ -187,7 +189,8 @@ def settle_held(
 ) -> Iterator[Event]:
     """Settle by number and lease id what a session holds: ack, release, reject or extend. What is no longer held is
     passed over: the session is not to blame for a lease that ran out."""
-    seqs = Seqs(seqs)
+    if type(seqs) is not range:
+        seqs = Seqs(seqs)
     held = still_held(state, queue, seqs, leases)
     if held is not None:
         kept = [(seq, lease) for seq, lease, good in zip(seqs, leases, held, strict=True) if good]
@@ -230,7 +233,7 @@ def still_held(state: State, queue: Queue, seqs: Sequence[int], leases: Sequence
             or j > len(slab.state)
             or not slab.lease
             or slab.state.count(LEASED, i, j) != count
-            or slab.lease[i:j] != array("Q", leases[done : done + count])
+            or slab.lease[i:j] != as_array(leases[done : done + count])
             or slab.queue[i:j].count(number) != count
         ):
             return [_is_held(state, number, seq, lease) for seq, lease in zip(seqs, leases, strict=True)]

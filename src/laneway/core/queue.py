@@ -6,11 +6,12 @@ Plain state: state.py changes it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 from laneway.core.deadlines import coarse
 from laneway.core.lane import Lane
+from laneway.core.runs import joined
 from laneway.core.settings import QueueSettings
 from laneway.core.table import READY, SLAB_BITS, SLAB_MASK, TENANTED, Table
 from laneway.core.tenants import Tenants, Turns
@@ -184,20 +185,23 @@ class Queue:
             heappop(self.heads)
         return None
 
-    def select(self, limit: int, table: Table, below: int = 0) -> list[int]:
+    def select(self, limit: int, table: Table, below: int = 0) -> Sequence[int]:
         """Take the next messages off the lanes: highest priority first, then by number, those of noisy tenants last. If
         `below` is given, those with higher numbers are passed over, unless there are groups."""
         if self.heads or self.tenants is not None:
             return self._select_one_by_one(limit, table, 0 if self.heads else below)
-        out: list[int] = []
+        parts: list[Sequence[int]] = []
         bitmap = self.bitmap
-        while bitmap and len(out) < limit:
+        while bitmap and limit:
             priority = bitmap.bit_length() - 1
             bitmap ^= 1 << priority
-            out += self.lanes[priority].pop(limit - len(out), table, below)
-        return out
+            some = self.lanes[priority].pop(limit, table, below)
+            if some:
+                parts.append(some)
+                limit -= len(some)
+        return joined(parts) if parts else ()
 
-    def unselect(self, seqs: list[int], table: Table) -> None:
+    def unselect(self, seqs: Sequence[int], table: Table) -> None:
         """Undo a selection that came to nothing."""
         for seq in seqs:
             group = self.group_of.get(seq)

@@ -75,6 +75,7 @@ from laneway.core.events import (
     Unbound,
 )
 from laneway.core.message import RECORD_PREFIX_BYTES, decode_record, places, record_pieces
+from laneway.core.runs import as_array
 
 ROW = struct.Struct("<BBBBIQQQQQIIII")
 ROW_BYTES = ROW.size
@@ -178,6 +179,12 @@ def _table(count: int, kind: int, queue: int, at_ms: int) -> array[int]:
     return words
 
 
+def _column(values: Sequence[int], count: int) -> array[int]:
+    """One value for each row, mostly the same."""
+    first = values[0]
+    return array("Q", (first,)) * count if values.count(first) == count else array("Q", values)
+
+
 _IS_BIG_ENDIAN = struct.pack("=H", 1) == b"\x00\x01"
 
 
@@ -211,7 +218,7 @@ def _encode_published(e: Published, offset: int) -> tuple[bytes, Sequence[bytes]
         words[8 * i] |= HAS_DEDUP << 24
     for i in e.tenants:
         words[8 * i] |= HAS_TENANT << 24
-    words[1::8] = array("Q", range(e.first_seq, e.first_seq + count))
+    words[1::8] = as_array(range(e.first_seq, e.first_seq + count))
     if any(e.visible_at):
         words[3::8] = array("Q", e.visible_at)
     if any(e.expires_at):
@@ -235,10 +242,10 @@ def _encode_leased(e: Leased, offset: int) -> tuple[bytes, Sequence[bytes]]:
         mark, born, low = _birth(e.births)
         return _pack(11, 0, 0, mark, e.queue, seq, e.at_ms, due, lease, born, receives, low, offset, size), blobs
     words = _table(count, e.kind, e.queue, e.at_ms)
-    words[1::8] = array("Q", e.seqs)
+    words[1::8] = as_array(e.seqs)
     words[3::8] = array("Q", (e.deadline_ms,)) * count
-    words[4::8] = array("Q", range(e.first_lease, e.first_lease + count))
-    words[6::8] = array("Q", e.receives)
+    words[4::8] = as_array(range(e.first_lease, e.first_lease + count))
+    words[6::8] = _column(e.receives, count)
     words[7::8] = array("Q", (len(name) << 32 | offset,)) * count
     _set_births(words, e.births)
     return _bytes(words), blobs
@@ -249,8 +256,8 @@ def _encode_acked(e: Acked, offset: int) -> tuple[bytes, Sequence[bytes]]:
         mark, born, low = _birth(e.births)
         return _pack(12, 0, 0, mark, e.queue, e.seqs[0], e.at_ms, 0, e.leases[0], born, 0, low, 0, 0), ()
     words = _table(len(e.seqs), e.kind, e.queue, e.at_ms)
-    words[1::8] = array("Q", e.seqs)
-    words[4::8] = array("Q", e.leases)
+    words[1::8] = as_array(e.seqs)
+    words[4::8] = as_array(e.leases)
     _set_births(words, e.births)
     return _bytes(words), ()
 
@@ -277,7 +284,7 @@ def _encode_gone(e: DeadLettered | Removed, offset: int) -> tuple[bytes, Sequenc
 
 def _settled(e: Released | Extended | DeadLettered | Removed) -> array[int]:
     words = _table(len(e.seqs), e.kind | getattr(e, "cause", 0) << 8, e.queue, e.at_ms)
-    words[1::8] = array("Q", e.seqs)
+    words[1::8] = as_array(e.seqs)
     _set_births(words, e.births)
     return words
 
@@ -294,8 +301,8 @@ def _encode_moved(e: Moved | Copied, offset: int) -> tuple[bytes, Sequence[bytes
     words = _table(len(e.seqs), e.kind | e.cause << 8, e.queue, e.at_ms)
     for i in range(len(e.seqs)) if mark else ():
         words[8 * i] |= mark << 24 | (e.priorities[i] << 16 if e.priorities else 0)
-    words[1::8] = array("Q", e.seqs)
-    words[4::8] = array("Q", range(e.first_seq, e.first_seq + len(e.seqs)))
+    words[1::8] = as_array(e.seqs)
+    words[4::8] = as_array(range(e.first_seq, e.first_seq + len(e.seqs)))
     words[6::8] = array("Q", (e.target << 32,)) * len(e.seqs)
     if blob:
         words[7::8] = array("Q", (len(blob) << 32 | offset,)) * len(e.seqs)

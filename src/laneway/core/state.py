@@ -16,10 +16,9 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby, islice
-from operator import sub
 from typing import Any
 
 import msgspec
@@ -53,6 +52,7 @@ from laneway.core.exchanges import Binding, ExchangeSettings, Topology
 from laneway.core.keys import Keys, Remembered
 from laneway.core.message import message_id, places
 from laneway.core.queue import Group, Queue
+from laneway.core.runs import as_array, runs
 from laneway.core.settings import QueueSettings
 from laneway.core.stories import Story
 from laneway.core.table import (
@@ -79,46 +79,6 @@ SESSION_LEASE = 1 << 39
 
 #: From so many neighbours on, they are handled at once instead of one by one.
 RUN_ROWS = 4
-
-
-class Seqs(list[int]):
-    """Message numbers that do not change any more, so that their runs are looked for once."""
-
-    __slots__ = ("found",)
-
-    def __init__(self, seqs: Iterable[int]) -> None:
-        super().__init__(seqs)
-        self.found: list[tuple[int, int]] | None = None
-
-
-def runs(seqs: Sequence[int]) -> list[tuple[int, int]]:
-    """Message numbers as (first, count) of neighbours inside one slab, in the given order."""
-    if type(seqs) is Seqs:
-        if seqs.found is None:
-            seqs.found = _runs(seqs)
-        return seqs.found
-    return _runs(seqs)
-
-
-def _runs(seqs: Sequence[int]) -> list[tuple[int, int]]:
-    end = len(seqs)
-    if end and seqs[-1] - seqs[0] == end - 1 and list(seqs) == list(range(seqs[0], seqs[0] + end)):
-        return list(_by_slab(seqs[0], end))
-    found: list[tuple[int, int]] = []
-    at = 0
-    for gap, alike in groupby(map(sub, seqs, range(end))):  # neighbours are all equally far from their place
-        size = len(list(alike))
-        found += _by_slab(gap + at, size)
-        at += size
-    return found
-
-
-def _by_slab(first: int, size: int) -> Iterator[tuple[int, int]]:
-    while size:
-        some = min(size, SLAB_ROWS - (first & SLAB_MASK))
-        yield first, some
-        first += some
-        size -= some
 
 
 class QueueDocument(msgspec.Struct):
@@ -453,8 +413,8 @@ class State:
         if not slab.lease:
             slab.widen()
         slab.state[i:j] = bytes((LEASED,)) * n
-        slab.receives[i:j] = array("I", receives)
-        slab.lease[i:j] = array("Q", range(lease, lease + n))
+        slab.receives[i:j] = array("I", receives[:1]) * n if receives.count(receives[0]) == n else array("I", receives)
+        slab.lease[i:j] = as_array(range(lease, lease + n))
         slab.due_ms[i:j] = array("Q", (deadline_ms,)) * n
         queue.bytes_waiting -= sum(slab.size[i:j])
         queue.ready -= n

@@ -232,10 +232,10 @@ def _extend(
         return
     slab.state.extend(bytes((state,)) * count)
     slab.flags.extend(bytes(count))
-    slab.priority.extend(priorities)
+    slab.priority.extend(bytes(priorities[:1]) * count if priorities.count(priorities[0]) == count else priorities)
     slab.queue += array("I", (queue,)) * count
     slab.receives += array("I", (0,)) * count
-    slab.size.extend(sizes)
+    slab.size.extend(array("I", sizes[:1]) * count if sizes.count(sizes[0]) == count else sizes)
     slab.location.extend(locations)
     since = array("Q", (since_ms,)) * count
     slab.since_ms += since

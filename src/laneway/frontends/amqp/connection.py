@@ -1,7 +1,7 @@
 """One AMQP connection: bytes in, bytes out, its channels, its heartbeat, its end.
 
     data_received ─▶ incoming (frames) ─▶ on_method / on_publish ─▶ handshake, or channel ─▶ broker
-    transport.write ◀─ _flush, once a turn of the loop ◀─ write ◀──────────┘
+    transport.writelines ◀─ _flush, once a turn of the loop ◀─ write ◀──────────┘
 
 Everything that can go wrong arrives here as an AmqpError and ends either its channel or the connection.
 """
@@ -396,7 +396,7 @@ class Connection(asyncio.Protocol):
         if self._out and not self.is_gone and not self._transport.is_closing():
             out, self._out = self._out, []
             self._quiet_out = 0
-            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+            self._transport.writelines(out)
             if self.is_writing_paused and not self._is_choking and self.is_choked():
                 self._is_choking = True
                 self.hold()

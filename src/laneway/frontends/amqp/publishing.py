@@ -164,7 +164,7 @@ def carry_out_columns(ch: Channel, runs: list[Columns], first: int, last: int) -
 
     connection.writing(size)
     try:
-        ch.broker.sessions.publish_columns(runs, done)
+        ch.broker.sessions.publish_columns(runs, size, done)
     except NOT_NOW:
         connection.written(size)
         connection.block(lambda: carry_out_columns(ch, runs, first, last))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Settling:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._acks: dict[int, list[list[int]]] = {}  # by queue: numbers, leases
+        self._acks: dict[int, list[Taken]] = {}  # by queue
         self._grants: dict[object, int] = {}  # by consumer: how much credit it gets back
         self._is_planned = False
 
@@ -53,12 +53,7 @@ class Settling:
 
     def ack(self, taken: Sequence[Taken]) -> None:
         for part in taken:
-            gathered = self._acks.get(part.queue)
-            if gathered is None:
-                self._acks[part.queue] = [list(part.seqs), list(part.leases)]
-            else:
-                gathered[0] += part.seqs
-                gathered[1] += part.leases
+            self._acks.setdefault(part.queue, []).append(part)
             self._grants[part.owner] = self._grants.get(part.owner, 0) + len(part.seqs)
         if not self._is_planned and self._acks:
             self._is_planned = True
@@ -69,9 +64,9 @@ class Settling:
         if not self._acks:
             return
         acks, self._acks = self._acks, {}
-        settle = self._channel.broker.sessions.settle
-        for queue, (seqs, leases) in acks.items():
-            settle(queue, seqs, leases, "ack")
+        ack = self._channel.broker.sessions.ack
+        for queue, parts in acks.items():
+            ack(queue, [part.seqs for part in parts], [part.leases for part in parts])
         self._grant()
 
     def _grant(self) -> None:

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from laneway.core.events import Event, Opened, QueueDeleted, QueuePut
+from laneway.core.events import Event, Opened, Published, QueueDeleted, QueuePut
 from laneway.core.rows import ROW_BYTES, encode
 from laneway.errors import JournalDamaged, JournalFailed, JournalLocked, LimitExceeded
 from laneway.journal.interface import Commit, Held, Place
@@ -204,7 +204,7 @@ class SegmentJournal:
 
     def stage(self, event: Event) -> int:
         rows, blobs = encode(event, self._fill)
-        blob_bytes = sum(map(len, blobs))
+        blob_bytes = sum(event.sizes) if type(event) is Published else sum(map(len, blobs))
         row_bytes = self._row_bytes + len(rows)
         if self._fill + blob_bytes + row_bytes > _MOST_STAGED_BYTES:
             raise LimitExceeded(
