@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from itertools import cycle, islice, repeat
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -216,12 +217,18 @@ async def http_end_to_end(server: Server) -> Turn:
 
 
 def amqp_queues(
-    queues: int, *, single_acks_only: bool = False, settings: dict[str, int | str] | None = None
+    queues: int,
+    *,
+    single_acks_only: bool = False,
+    settings: dict[str, int | str] | None = None,
+    priorities: Sequence[int | None] = (None,),
 ) -> Prepare:
     async def prepare(server: Server) -> Turn:
         publishers = [await server.amqp() for _ in range(queues)]
         consumers = [await server.amqp() for _ in range(queues)]
-        names = [f"amqp-{queues}-{single_acks_only}-{len(settings or ())}-{at}" for at in range(queues)]
+        names = [
+            f"amqp-{queues}-{single_acks_only}-{len(settings or ())}-{len(priorities)}-{at}" for at in range(queues)
+        ]
         for client, name in zip(publishers, names, strict=True):
             declare = amqp.method(amqp.DECLARE, b"\0\0" + amqp.short_text(name) + b"\x02" + amqp.table(settings or {}))
             await answers([client], [declare])
@@ -230,7 +237,8 @@ def amqp_queues(
             await answers([client], [amqp.method(amqp.QOS, b"\0\0\0\0\x03\xe8\0")])
             await answers([client], [consuming(name, "bench")])
         bodies = [text.encode() for text in laneway.payload_texts(KILOBYTE, READ_MESSAGES)]
-        said = [b"".join([amqp.published(name, body, None) for body in bodies]) for name in names]
+        levels = list(islice(cycle(priorities), len(bodies)))
+        said = [b"".join(map(amqp.published, repeat(name), bodies, levels)) for name in names]
         done = 0
 
         async def turn() -> int:
@@ -329,6 +337,7 @@ CASES: dict[str, Prepare] = {
     "HTTP single publish, 1 KB": http_single,
     "HTTP end to end, 100 × 1 KB": http_end_to_end,
     "AMQP one queue": amqp_queues(1),
+    "AMQP ten priorities": amqp_queues(1, settings={"x-max-priority": 10}, priorities=range(1, 11)),
     "AMQP two queues": amqp_queues(2),
     "AMQP ten queues": amqp_queues(10),
     "AMQP one queue, single acks": amqp_queues(1, single_acks_only=True),

@@ -28,7 +28,8 @@ ROUTES: list[dict[str, tuple[int, ...]]] = [
     {"a": (1,), "b": (2,), "ab": (1, 2), "nowhere": ()},
     {"a": (2,), "b": (1,), "ab": (2, 3), "nowhere": ()},
 ]
-PRIORITIES = {properties(delivery_mode=2): 0} | {properties(delivery_mode=2, priority=p): p for p in (0, 1, 5)}
+UNSET = properties(delivery_mode=2)
+PRIORITIES = {UNSET: 0} | {properties(delivery_mode=2, priority=p): p for p in (0, 1, 5)}
 
 
 Shape = tuple[int, str, bytes, int, bool]  # channel, key, properties, size of the body, mandatory
@@ -212,13 +213,29 @@ class Stream:
                 yield self.ack()
             elif drawn < 0.85:
                 yield method(r.choice(CHANNELS), "basic.qos", count=r.randrange(100))
-            elif drawn < 0.88:
+            elif drawn < 0.87:
                 yield frame(8, 0, b"")
+            elif drawn < 0.9:
+                yield self.mixed()
             elif drawn < 0.95:
                 yield self.interleaved()
             elif self.mistakes and r.random() < 0.3:
                 yield self.malformed()
                 return
+
+    def mixed(self) -> bytes:
+        """Many of one size, in whichever order: of all priorities, on several channels, and now and then a stranger."""
+        channel, key, _, size, mandatory = self.random.choice(self.shapes)
+        channels = self.random.choice(((channel,), CHANNELS))
+        raws = [raw for raw in PRIORITIES if raw != UNSET] if self.random.random() < 0.8 else PRIORITIES
+        shapes = [(one, key, raw, size, mandatory) for one in channels for raw in raws]
+        strangers = self.shapes if self.random.random() < 0.3 else []
+        out = [self.publish_frames(shapes)[1] for _ in range(self.random.choice((10, 40, 150)))]
+        for _ in strangers:
+            out.insert(self.random.randrange(len(out)), self.publish_frames(strangers)[1])
+        if self.mistakes and self.random.random() < 0.5:
+            out[self.random.randrange(len(out))][-1] = out[-1][-1][:-1] + b"\x00"
+        return b"".join(b"".join(frames) for frames in out)
 
     def interleaved(self) -> bytes:
         """Two channels publish, frame by frame in turns."""

@@ -24,7 +24,7 @@ import struct
 import uuid
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, chain, groupby, repeat
 from operator import add
 from typing import Any, Literal, overload
 
@@ -246,27 +246,36 @@ def record_pieces(first_seq: int, at_ms: int, props: Sequence[bytes], bodies: Se
     Hot: nothing the size of a body is kept here; whoever writes them joins them once.
     """
     count, block = len(bodies), props[0]
-    if count >= _SUMS and props.count(block) == count:
-        # Look-alikes in columns, without a step of Python for each.
-        size = len(block)
-        pack = _prefix_struct(size).pack
-        heads = list(map(pack, repeat(size), range(first_seq, first_seq + count), repeat(at_ms), repeat(block)))
-        hashes = struct.pack(f"<{count}Q", *map(_hash, map(add, heads, bodies))) + bytes(-count % _SUMS * 8)
-        columns = [b""] * (3 * count)
-        columns[0::3] = list(chain.from_iterable(_LOW_HALVES.iter_unpack(hashes)))[:count]
-        columns[1::3] = heads
-        columns[2::3] = bodies
-        return columns
+    if props.count(block) == count:
+        return _alike_pieces(first_seq, at_ms, block, bodies)
     pieces: list[bytes] = []
-    append = pieces.append
-    for seq, (block, body) in enumerate(zip(props, bodies, strict=True), first_seq):
-        head = _pack_unchecked(len(block), seq, at_ms) + block
-        whole = _running_hash(head)
-        whole.update(body)
-        append(_pack_u32(whole.intdigest() & 0xFFFFFFFF))
-        append(head)
-        append(body)
+    at = 0
+    for block, alike in groupby(props):  # those of one priority stand together
+        end = at + len(list(alike))
+        pieces += _alike_pieces(first_seq + at, at_ms, block, bodies[at:end])
+        at = end
     return pieces
+
+
+def _alike_pieces(first_seq: int, at_ms: int, block: bytes, bodies: Sequence[bytes]) -> list[bytes]:
+    """Of look-alikes: in columns, without a step of Python for each, if there are some."""
+    count, size = len(bodies), len(block)
+    columns = [b""] * (3 * count)
+    columns[2::3] = bodies
+    if count < _SUMS:
+        for i, body in enumerate(bodies):
+            head = _pack_unchecked(size, first_seq + i, at_ms) + block
+            whole = _running_hash(head)
+            whole.update(body)
+            columns[3 * i] = _pack_u32(whole.intdigest() & 0xFFFFFFFF)
+            columns[3 * i + 1] = head
+        return columns
+    pack = _prefix_struct(size).pack
+    heads = list(map(pack, repeat(size), range(first_seq, first_seq + count), repeat(at_ms), repeat(block)))
+    hashes = struct.pack(f"<{count}Q", *map(_hash, map(add, heads, bodies))) + bytes(-count % _SUMS * 8)
+    columns[0::3] = list(chain.from_iterable(_LOW_HALVES.iter_unpack(hashes)))[:count]
+    columns[1::3] = heads
+    return columns
 
 
 @lru_cache(maxsize=256)

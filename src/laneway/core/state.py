@@ -81,6 +81,14 @@ SESSION_LEASE = 1 << 39
 RUN_ROWS = 4
 
 
+def _alike(priorities: Sequence[int]) -> list[tuple[int, int]]:
+    """(priority, how many) of neighbours that have the same."""
+    first, count = priorities[0], len(priorities)
+    if priorities.count(first) == count:
+        return [(first, count)]
+    return [(priority, len(list(alike))) for priority, alike in groupby(priorities)]
+
+
 class QueueDocument(msgspec.Struct):
     """What an event says of a queue that it creates, changes or deletes, as JSON."""
 
@@ -318,15 +326,12 @@ class State:
             self._place_each(queue, e)
         else:
             at = first
-            for priority, alike in groupby(e.priorities):
-                n = count if e.priorities.count(priority) == count else len(list(alike))
+            for priority, n in _alike(e.priorities):
                 lane = queue.lane(priority)
                 lane.extend(range(at, at + n))
                 lane.count += n
                 queue.bitmap |= 1 << priority
                 at += n
-                if n == count:
-                    break
             queue.ready += count
         if any(e.expires_at):
             for seq, expires_ms in enumerate(e.expires_at, first):

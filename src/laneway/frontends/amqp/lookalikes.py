@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from laneway.frontends.amqp.spec import FRAME_END
 
@@ -80,11 +80,15 @@ class Stamp:
         self._row = struct.Struct(f"{len(prefix)}s{size}sB")
         self._most = _FEW  # so many are looked for at once: more, the more there were the last time
 
+    def rows(self, data: bytes, at: int, count: int) -> tuple[tuple[bytes, ...], tuple[bytes, ...], tuple[int, ...]]:
+        """(prefixes, bodies, frame ends), if these were so many look-alikes one after the other."""
+        rows = self._row.iter_unpack(memoryview(data)[at : at + count * self.step])
+        return tuple(zip(*rows, strict=True))  # type: ignore[return-value]
+
     def bodies(self, data: bytes, at: int) -> Sequence[bytes]:
         """Those of the look-alikes that stand one after the other from here on; the first is known to be one."""
         count = min((len(data) - at) // self.step, self._most)
-        rows = self._row.iter_unpack(memoryview(data)[at : at + count * self.step])
-        prefixes, bodies, ends = zip(*rows, strict=True)
+        prefixes, bodies, ends = self.rows(data, at, count)
         if prefixes.count(self.prefix) == count and ends.count(FRAME_END) == count:
             self._most = min(2 * self._most, _MANY)
             return bodies
@@ -105,6 +109,8 @@ class LookAlikes:
         self.version = -1  # of the routes that the stamps rest on
         self.has_runs = False
         self.is_waiting = False  # what comes next is a look-alike, and not all of it is here
+        self._most = _FEW  # as that of a Stamp, of look-alikes of different kinds
+        self._skips = 0  # so often it is not worth a look
 
     @property
     def is_empty(self) -> bool:
@@ -169,8 +175,41 @@ class LookAlikes:
                 following = stamp.following
                 if following is None or not data.startswith(following.prefix, at):
                     following = stamp.following = self._find(data, at)
+                if following is not None and following.step == stamp.step:
+                    mixed = self._take_mixed(following, data, at)
+                    if mixed != at:
+                        at, following = mixed, self._find(data, mixed)
                 stamp = following
         return at
+
+    def _take_mixed(self, stamp: Stamp, data: bytes, at: int) -> int:
+        """Take look-alikes of different kinds and one size, such as messages of all priorities, off the front."""
+        count = min((len(data) - at) // stamp.step, self._most)
+        if count < _FEW or self._skips:
+            self._skips = max(self._skips - 1, 0)
+            return at
+        prefixes, bodies, ends = stamp.rows(data, at, count)
+        found = list(map(self._stamps.get, prefixes))
+        good = found.index(None) if None in found else count
+        if ends.count(FRAME_END) != count:
+            good = min(good, next(i for i, end in enumerate(ends) if end != FRAME_END))
+        known = cast(list[Stamp], found[:good])
+        kinds = set(known)
+        if (
+            good < _FEW
+            or len({kind.run for kind in kinds}) < len(kinds)
+            or {kind.step for kind in kinds} != {stamp.step}
+        ):
+            self._skips, self._most = _SKIPS, _FEW
+            return at
+        for kind in kinds:
+            if kind.run.stamp is not kind:
+                kind.run.begin(kind)
+        for kind, body in zip(known, bodies, strict=False):
+            kind.run.add(body)
+        self.has_runs = True
+        self._most = min(2 * self._most, _MANY) if good == count else max(good, _FEW)
+        return at + good * stamp.step
 
     def _find(self, data: bytes, at: int) -> Stamp | None:
         for length in self._lengths:
