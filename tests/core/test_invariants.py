@@ -44,6 +44,7 @@ DAMAGE: dict[str, Callable[[Core], object]] = {
     "ready counts wrong": lambda c: setattr(c["q"], "ready", 3),
     "leased counts wrong": lambda c: setattr(c["q"], "leased", 3),
     "delayed counts wrong": lambda c: setattr(c["q"], "delayed", 3),
+    "a delayed message lost its place": lambda c: setattr(c["q"], "delayed_order", []),
     "bytes count wrong": lambda c: setattr(c["q"], "bytes_waiting", 3),
     "dead elsewhere counts wrong": lambda c: setattr(c["q"], "dead_elsewhere", 3),
     "a dead letter too many": lambda c: c["q"].dead.update({2: None}),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from laneway.core import commands
 from laneway.core.commands import KEY_LIFE_MS, MAX_DELAY_MS, MAX_SCHEDULE_MS, MAX_TTL_MS
 from laneway.core.events import Cause, DeadLettered, Event, KeyRemembered, Moved, Published
 from laneway.core.invariants import check_invariants
-from laneway.core.message import PLAIN, Draft, Properties, Receipt, decode_record, message_id
+from laneway.core.message import PLAIN, Draft, Properties, Receipt, Settlement, decode_record, message_id
+from laneway.core.table import Table
 from laneway.errors import IdempotencyConflict, MessageTooLarge, QueueNotFound
 from tests.core.runner import START_MS, TAG, Core, codes, draft
 
@@ -257,6 +260,29 @@ def test_overflow_spares_what_is_leased_and_takes_delayed_ones_last() -> None:
     assert list(core["q"].dead) == [3]
     events, _ = core.publish(draft(priority=9))
     assert events[1:] == [DeadLettered(1, START_MS, [5], Cause.OVERFLOW, "")]  # the only one that is ready
+
+
+def test_a_full_queue_of_delayed_messages_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    core, searched = Core(), 0
+    find = Table.find
+
+    def counted(self: Table, queue: int, state: int, after: int = 0, upto: int | None = None) -> Iterator[int]:
+        nonlocal searched
+        searched += 1
+        return find(self, queue, state, after, upto)
+
+    monkeypatch.setattr(Table, "find", counted)
+    core.put(max_messages=3, overflow="drop_oldest", dead_letter_queue=None, keep_dead=True)
+    for priority in (5, 3, 3, 4, 1, 3, 9, 2):
+        core.publish(draft(delay_ms=1000, priority=priority))
+    assert list(core["q"].dead) == [2, 5, 3, 6, 8]
+    assert searched == 1
+    # What came back with a delay has its place as well, and what is delayed no more has none.
+    core.tick(1000)
+    ((seq, token),) = core.take(1)
+    assert seq == 7
+    core.settle(Settlement("release", token, delay_ms=5_000))
+    check_invariants(core.state)
 
 
 def test_overflow_by_bytes_pushes_out_as_many_as_it_takes() -> None:

@@ -238,7 +238,7 @@ def _lowest(state: State, queue: Queue, limit: int) -> list[int]:
     of_tenants = min(queue.tenants.ready, default=-1) if queue.tenants is not None else -1
     lowest = min((p for p in (plain, grouped, of_tenants) if p >= 0), default=-1)
     if lowest < 0:
-        return sorted(table.find(queue.number, DELAYED), key=priority)[:limit]
+        return queue.lowest_delayed(limit, table)
     sources: list[Iterable[int]] = []
     if plain == lowest:
         sources.append(queue.lanes[lowest].after(0, table))

@@ -82,6 +82,9 @@ def _check_queue(
     assert queue.ready == counts[n, READY], f"{name}: ready {queue.ready}, table has {counts[n, READY]}"
     assert queue.leased == counts[n, LEASED], f"{name}: leased {queue.leased}, table has {counts[n, LEASED]}"
     assert queue.delayed == counts[n, DELAYED], f"{name}: delayed {queue.delayed}, table has {counts[n, DELAYED]}"
+    if queue.delayed_order is not None:
+        lost = set(state.table.find(n, DELAYED)) - {seq for _, seq in queue.delayed_order}
+        assert not lost, f"{name}: delayed messages {lost} have no place in the order"
     assert len(queue.dead) == counts[n, DEAD], f"{name}: dead {len(queue.dead)}, table has {counts[n, DEAD]}"
     assert queue.bytes_waiting == waiting_bytes[n], f"{name}: bytes {queue.bytes_waiting} != {waiting_bytes[n]}"
     for priority, count in queue.ready_by_priority().items():

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 from laneway.core.deadlines import coarse
-from laneway.core.lane import Lane
+from laneway.core.lane import STALE_SLACK, Lane
 from laneway.core.runs import joined
 from laneway.core.settings import QueueSettings
-from laneway.core.table import READY, SLAB_BITS, SLAB_MASK, TENANTED, Table
+from laneway.core.table import DELAYED, READY, SLAB_BITS, SLAB_MASK, TENANTED, Table
 from laneway.core.tenants import Tenants, Turns
 
 TOTALS = (
@@ -84,6 +84,7 @@ class Queue:
         "dead_elsewhere",
         "dedup",
         "delayed",
+        "delayed_order",
         "group_of",
         "grouped_ready",
         "groups",
@@ -113,6 +114,8 @@ class Queue:
         self.ready = 0  # those of groups and tenants included
         self.leased = 0
         self.delayed = 0
+        # A heap of (priority, number), made when it is first asked for. What is delayed no more goes in passing.
+        self.delayed_order: list[tuple[int, int]] | None = None
         self.bytes_waiting = 0  # of ready and delayed ones, as stored
         self.dead: dict[int, None] = {}  # numbers, in the order of their deaths
         self.dead_elsewhere = 0  # died here, kept in another queue
@@ -200,6 +203,23 @@ class Queue:
                 parts.append(some)
                 limit -= len(some)
         return joined(parts) if parts else ()
+
+    def lowest_delayed(self, limit: int, table: Table) -> list[int]:
+        """The oldest delayed messages of the lowest priority, and of the next one if there are no more."""
+        order = self.delayed_order
+        if order is None or len(order) > 2 * self.delayed + STALE_SLACK:
+            seqs = table.find(self.number, DELAYED)
+            order = [(table.slabs[seq >> SLAB_BITS].priority[seq & SLAB_MASK], seq) for seq in seqs]
+            heapify(order)
+            self.delayed_order = order
+        found: list[tuple[int, int]] = []
+        while order and len(found) < limit:
+            entry = heappop(order)
+            if table.state(entry[1]) == DELAYED and entry not in found[-1:]:
+                found.append(entry)
+        for entry in found:
+            heappush(order, entry)
+        return [seq for _, seq in found]
 
     def unselect(self, seqs: Sequence[int], table: Table) -> None:
         """Undo a selection that came to nothing."""

@@ -18,6 +18,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from heapq import heappush
 from itertools import groupby, islice
 from typing import Any
 
@@ -575,6 +576,8 @@ class State:
         slab.state[seq & SLAB_MASK] = DELAYED
         slab.due_ms[seq & SLAB_MASK] = due_ms
         queue.delayed += 1
+        if queue.delayed_order is not None:
+            heappush(queue.delayed_order, (slab.priority[seq & SLAB_MASK], seq))
         self.deadlines.add(due_ms, DELAY, queue.number, (seq,))
 
     def leave(self, queue: Queue, seq: int) -> None:
