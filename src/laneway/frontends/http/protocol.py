@@ -23,7 +23,7 @@ from laneway.errors import LanewayError
 from laneway.frontends.http.browsers import is_loopback
 from laneway.frontends.http.chunks import ChunkedBody
 from laneway.frontends.http.errors import HttpError
-from laneway.frontends.http.head import Head, HeadCache, body_too_large, check_beginning, parse_head
+from laneway.frontends.http.head import Head, HeadCache, check_beginning, parse_head
 from laneway.frontends.http.limits import HttpLimits
 from laneway.frontends.http.responses import CONTINUE, JSON, Framer
 
@@ -78,6 +78,7 @@ class Shared:
 
     def __init__(self, applications: Sequence[Application], limits: HttpLimits, framer: Framer, ticks: Ticks) -> None:
         self.applications = applications  # the last one takes every head, and what is no head at all
+        self.recalls = [application.recall for application in applications]
         self.limits = limits
         self.framer = framer
         self.ticks = ticks
@@ -240,7 +241,8 @@ class Connection(asyncio.Protocol):
         if not (self._slots or self._rest or self._is_deaf or self._is_writing_paused or self._head is not None):
             # Hot: a whole request with a head that is known, and nothing before it or behind it.
             end = data.find(b"\r\n\r\n") + 4
-            head = self._known_heads.get(data[:end])
+            raw = data[:end]
+            head = self._known_heads.get(raw) or self._recall(raw)
             if head is not None and end + head.content_length == len(data):
                 self._arrived(head, data[end:])
                 return
@@ -314,13 +316,21 @@ class Connection(asyncio.Protocol):
     def _has_enough_to_send(self) -> bool:
         return self._is_writing_paused or self._ready_bytes > self._limits.unsent_bytes
 
+    def _recall(self, raw: bytes) -> Head | None:
+        """A head that some application has seen the like of. One that is beyond the limits is not, so that whoever
+        parses it tells."""
+        limits = self._limits
+        if len(raw) <= limits.head_bytes:
+            for recall in self.shared.recalls:
+                head = recall(raw)
+                if head is not None:
+                    return head if head.content_length <= limits.body_bytes else None
+        return None
+
     def _parse(self, raw: bytes) -> Head | None:
-        for application in self.shared.applications:
-            head = application.recall(raw)
-            if head is not None and len(raw) <= self._limits.head_bytes:
-                if head.content_length > self._limits.body_bytes:
-                    raise body_too_large(head.content_length, self._limits)
-                return head
+        head = self._recall(raw)
+        if head is not None:
+            return head
         head = parse_head(raw, self._limits)
         if head is not None:
             head.application = next(one for one in self.shared.applications if one.takes(head))
