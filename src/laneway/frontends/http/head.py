@@ -54,14 +54,15 @@ class Head(msgspec.Struct):
     is_repeated: bool = True  # the application says if no other request will have the same head
     application: Any = None  # who answers requests with this head
     plan: Any = None  # what the application made of this head, remembered with it
+    own: Any = None  # what the application read that this one request alone says, and others like it do not
 
     def __post_init__(self) -> None:
         self.is_plain = self.keep_alive and self.version == "1.1" and self.method != "HEAD"
 
-    def like(self, content_length: int, plan: object) -> Head:
-        """Hot: one that differs in its length and in its plan alone."""
+    def like(self, content_length: int, own: object) -> Head:
+        """Hot: one with the same plan, that differs in its length and in what is its own alone."""
         other: Head = self.__copy__()  # type: ignore[attr-defined]  # copy.copy() takes as long as making one anew
-        other.content_length, other.plan = content_length, plan
+        other.content_length, other.own = content_length, own
         return other
 
 

@@ -8,6 +8,8 @@ in it is byte for byte what was parsed before.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from operator import itemgetter
 
 from laneway.frontends.http.head import Head
 from laneway.frontends.sqs.signing import Signature
@@ -39,11 +41,11 @@ class Shape:
         "head",
         "length_at",
         "names",
+        "own_of",
         "sha256_at",
         "signature",
         "signature_at",
         "signed",
-        "signed_at",
     )
 
     def __init__(self, raw: bytes, head: Head, signature: Signature) -> None:
@@ -55,15 +57,16 @@ class Shape:
         self.fits = re.compile(rb"\r\n".join(pattern) + rb"\r\n\r\n").fullmatch
         self.length_at, self.date_at = self._at(b"content-length"), self._at(b"x-amz-date")
         self.signature_at, self.sha256_at = self._at(_AUTHORIZATION), self._at(b"x-amz-content-sha256")
-        # What is signed, before the body's hash, with places for the open values.
-        self.signed_at: list[int] = []
+        # What is signed, before the body's hash, with places for the open values, and which of these stand there.
+        signed_at: list[int] = []
         lines = signature.before_body.replace(b"%", b"%%").split(b"\n")
         for at in range(*_SIGNED_HEADERS.indices(len(lines))):
             name = lines[at].partition(b":")[0]
             if name in self.names:
-                self.signed_at.append(self._at(name))
+                signed_at.append(self._at(name))
                 lines[at] = name + b":%b"
         self.signed = b"\n".join(lines)
+        self.own_of: Callable[[tuple[bytes, ...]], object] = itemgetter(*signed_at) if signed_at else _nothing
 
     def _at(self, name: bytes) -> int:
         """Where the value of a header stands among the open ones; -1 if it is none of them."""
@@ -113,6 +116,8 @@ class Shapes:
         likely = self._by_length.get(len(raw))
         if likely is not None and (found := likely.fits(raw)) is not None:
             return likely, found.groups()
+        if b"Signature=" not in raw:
+            return None
         for at, shape in enumerate(self._known):
             found = shape.fits(raw)
             if found is not None:
@@ -122,11 +127,15 @@ class Shapes:
         return None
 
 
+def _nothing(values: tuple[bytes, ...]) -> tuple[()]:
+    return ()
+
+
 def signature_of(shape: Shape, values: tuple[bytes, ...]) -> Signature:
     """The signature of a head of this shape with these values."""
     return shape.signature.like(
         values[shape.date_at].decode(),
         values[shape.signature_at].decode(),
         "" if shape.sha256_at < 0 else values[shape.sha256_at].decode(),
-        shape.signed % tuple(map(values.__getitem__, shape.signed_at)),
+        shape.signed % shape.own_of(values),
     )

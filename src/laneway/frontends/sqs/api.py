@@ -10,15 +10,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from laneway.access import Access, Account
+from laneway.access import Access
 from laneway.broker.broker import Broker
-from laneway.errors import LanewayError, Unauthenticated, Unavailable
-from laneway.frontends.http.browsers import browser_refusal
+from laneway.errors import LanewayError, Unavailable
 from laneway.frontends.http.head import Head
 from laneway.frontends.http.protocol import Call
 from laneway.frontends.sqs import wire as w
 from laneway.frontends.sqs.alike import Shapes, signature_of
 from laneway.frontends.sqs.ask import Action, Ask, Form, refuse
+from laneway.frontends.sqs.callers import Caller, Callers
 from laneway.frontends.sqs.errors import SqsError, sqs_error
 from laneway.frontends.sqs.json_form import TARGET_PREFIX, JsonForm
 from laneway.frontends.sqs.messages import Messages
@@ -26,7 +26,7 @@ from laneway.frontends.sqs.moving import Moving
 from laneway.frontends.sqs.names import Names, SqsOptions
 from laneway.frontends.sqs.query_form import QueryForm
 from laneway.frontends.sqs.queues import Queues
-from laneway.frontends.sqs.signing import Signature, SigningKeys, is_signed
+from laneway.frontends.sqs.signing import Signature, is_signed, read_signature
 
 _QUEUE_PATH = re.compile(rb"/[0-9]{12}/[^/]+/?")
 _SLOW_COUNT = 256  # rare actions worked on at once, over all connections
@@ -43,32 +43,23 @@ def _target(head: Head) -> tuple[bytes, bytes]:
 
 
 class Plan:
-    """What can be said about a request from its head alone."""
+    """What can be said about a request from its head alone, and about others that differ in their signatures; the
+    Signature is the head's own."""
 
-    __slots__ = ("action", "path", "query", "refusal", "region", "signature")
+    __slots__ = ("action", "path", "query", "refusal", "region")
 
     def __init__(self, head: Head, options: SqsOptions) -> None:
         self.path, self.query = _target(head)
         self.action = (head.x_amz_target or b"").removeprefix(TARGET_PREFIX).decode("latin-1")
         self.refusal: SqsError | None = None
-        self.signature: Signature | None = None
         self.region = options.region
         try:
             if is_signed(head, self.query):
                 head.is_repeated = False
-                self.signature = Signature(head, self.path, self.query)
-                self.region = self.signature.region
+                head.own = signature = read_signature(head, self.path, self.query)
+                self.region = signature.credential.region
         except SqsError as error:
             self.refusal = error
-
-    @staticmethod
-    def like(other: Plan, signature: Signature) -> Plan:
-        """That of a head which differs in its signature and in nothing else that matters here."""
-        plan = Plan.__new__(Plan)
-        plan.path, plan.query, plan.action, plan.region = other.path, other.query, other.action, other.region
-        plan.refusal = None
-        plan.signature = signature
-        return plan
 
 
 class SqsApi:
@@ -82,12 +73,10 @@ class SqsApi:
         *,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        self._access = access
         self._options = options or SqsOptions()
-        self._names = Names(self._options)
+        self._callers = Callers(access, Names(self._options), is_anonymous=self._options.is_anonymous)
         self._now_s = now_s
         self._json, self._query = JsonForm(), QueryForm()
-        self._signing_keys = SigningKeys()
         self._shapes = Shapes()
         self._messages = Messages(broker)
         self._actions = _actions(self._messages, Queues(broker), Moving(broker))
@@ -113,8 +102,8 @@ class SqsApi:
 
     def learn(self, raw: bytes, head: Head) -> None:
         plan: Plan = head.plan
-        if plan.signature is not None and not plan.query:
-            self._shapes.learn(raw, head, plan.signature)
+        if head.own is not None and not plan.query:
+            self._shapes.learn(raw, head, head.own)
 
     def recall(self, raw: bytes) -> Head | None:
         found = self._shapes.find(raw)
@@ -125,7 +114,7 @@ class SqsApi:
             signature = signature_of(shape, values)
         except SqsError:  # the date is none: the long way tells
             return None
-        return shape.head.like(int(values[shape.length_at]), Plan.like(shape.head.plan, signature))
+        return shape.head.like(int(values[shape.length_at]), signature)
 
     def handle(self, call: Call) -> None:
         plan: Plan = call.head.plan
@@ -134,9 +123,9 @@ class SqsApi:
         try:
             if plan.refusal is not None:
                 raise plan.refusal.with_traceback(None)
-            account = self._account(call, plan)
+            caller = self._caller(call, plan)
             name, action, asked = self._read(call, plan)
-            ask = Ask(call, form, name, account, self._access, self._names, plan.region, request_id)
+            ask = Ask(call, form, name, caller, request_id)
             if action.fast is not None:
                 action.fast(ask, asked)
             else:
@@ -173,27 +162,14 @@ class SqsApi:
 
     # --- who asks
 
-    def _account(self, call: Call, plan: Plan) -> Account:
-        signature = plan.signature
-        if signature is not None:
-            known = self._access.signing_key(signature.access_key)
-            if known is not None:
-                account, secret = known
-                signature.check(secret, call.body, self._now_s(), self._signing_keys)
-                return account
-        if not self._options.is_anonymous:
-            if signature is not None:
-                raise SqsError("InvalidClientTokenId", "The security token included in the request is invalid.")
-            raise SqsError("MissingAuthenticationToken", "Request is missing Authentication Token.")
-        # Whoever may come without a signature may come with any: a client that insists on a key is given a made-up one.
-        try:
-            account = self._access.anonymous(from_loopback=call.connection.from_loopback)
-        except Unauthenticated as error:
-            raise SqsError("MissingAuthenticationToken", f"Request is missing Authentication Token: {error}") from None
-        browser = browser_refusal(call.head)
-        if browser is not None:
-            raise SqsError("AccessDenied", browser.message)
-        return account
+    def _caller(self, call: Call, plan: Plan) -> Caller:
+        signature: Signature | None = call.head.own
+        known = None if signature is None else self._callers.signing(signature.credential)
+        if signature is None or known is None:
+            return self._callers.anonymous(call, plan.region, is_signed=signature is not None)
+        caller, key = known
+        signature.check(key, call.body, self._now_s())
+        return caller
 
     # --- what is awaited
 

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any, NamedTuple, Protocol
 
-from laneway.access import Access, Account, Need
+from laneway.access import Need
 from laneway.errors import LanewayError
 from laneway.frontends.http.protocol import Call
+from laneway.frontends.sqs.callers import Caller
 from laneway.frontends.sqs.errors import SqsError, sqs_error
-from laneway.frontends.sqs.names import Names
 
 log = logging.getLogger("laneway.sqs")
 
@@ -36,40 +36,29 @@ class Action(NamedTuple):
 
 
 class Ask:
-    __slots__ = ("access", "account", "action", "call", "form", "names", "region", "request_id", "vhost")
+    __slots__ = ("account", "action", "call", "caller", "form", "request_id", "vhost")
 
-    def __init__(
-        self,
-        call: Call,
-        form: Form,
-        action: str,
-        account: Account,
-        access: Access,
-        names: Names,
-        region: str,
-        request_id: str,
-    ) -> None:
+    def __init__(self, call: Call, form: Form, action: str, caller: Caller, request_id: str) -> None:
         self.call = call
         self.form = form
         self.action = action
-        self.account = account
-        self.access = access
-        self.names = names
-        self.region = region
-        self.vhost = names.vhost(region)
+        self.caller = caller
+        self.account = caller.account
+        self.vhost = caller.vhost
         self.request_id = request_id
 
     def check(self, queue: str, need: Need) -> None:
-        if not self.access.allowed(self.account, self.vhost, queue, need):
+        caller = self.caller
+        if not caller.access.allowed(caller.account, caller.vhost, queue, need):
             raise SqsError(
                 "AccessDenied",
-                f"User: arn:aws:iam::{self.names.account_id}:user/{self.account.name} is not authorized to perform: "
-                f"sqs:{self.action.lower()} on resource: {self.arn(queue)}",
+                f"User: arn:aws:iam::{caller.names.account_id}:user/{caller.account.name} is not authorized to "
+                f"perform: sqs:{self.action.lower()} on resource: {self.arn(queue)}",
             )
 
     def queue(self, url: str, need: Need) -> str:
         """The name of the queue that a URL is of, if the account may do this with it."""
-        name = self.names.queue_of_url(url)
+        name = self.caller.names.queue_of_url(url)
         self.check(name, need)
         return name
 
@@ -77,13 +66,13 @@ class Ask:
         """With the host that the client called, so that it works from where the client stands."""
         head = self.call.head
         scheme = "https" if (head.forwarded_proto or b"").lower() == b"https" else "http"
-        return self.names.url(f"{scheme}://{(head.host or b'localhost').decode('latin-1')}", queue)
+        return self.caller.names.url(f"{scheme}://{(head.host or b'localhost').decode('latin-1')}", queue)
 
     def arn(self, queue: str) -> str:
-        return self.names.arn(self.region, queue)
+        return self.caller.names.arn(self.caller.region, queue)
 
     def queue_of_arn(self, arn: str) -> str | None:
-        return self.names.queue_of_arn(arn, self.region)
+        return self.caller.names.queue_of_arn(arn, self.caller.region)
 
     def answer(self, result: Any) -> None:
         self.answer_with(self.form.result(self.action, result, self.request_id))

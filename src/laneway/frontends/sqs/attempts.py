@@ -40,7 +40,7 @@ class Attempts:
         self._broker = broker
         self._known: OrderedDict[AttemptKey, Attempt] = OrderedDict()  # answered longest ago first
 
-    def key(self, ask: Ask, view: View, queue: str, attempt_id: str | None) -> AttemptKey | None:
+    def key(self, ask: Ask, view: View, attempt_id: str | None) -> AttemptKey | None:
         """None if the receive is not to be remembered."""
         if attempt_id is None:
             return None
@@ -50,7 +50,7 @@ class Attempts:
                 "ReceiveRequestAttemptId",
                 "ReceiveRequestAttemptId can only include alphanumeric and punctuation characters. 1 to 128 in length.",
             )
-        return AttemptKey(ask.vhost, queue, ask.account.name, attempt_id) if view.is_fifo else None
+        return AttemptKey(ask.vhost, view.name, ask.account.name, attempt_id) if view.is_fifo else None
 
     def again(self, key: AttemptKey, lease_ms: int | None) -> list[Delivery] | None:
         """What it was answered with, held anew from now on; None if it is new, too old, or no longer held as it was."""

@@ -45,10 +45,9 @@ class Messages:
     # --- send
 
     def send(self, ask: Ask, asked: w.SendMessage) -> None:
-        name = ask.queue(asked.QueueUrl, "write")
-        view = self._views.view(ask, name)
+        view = self._views.view(ask, asked.QueueUrl, "write")
         sent = self._senders.sent(asked, view, ask.account.name)
-        self._broker.publish_one(ask.vhost, name, sent.draft, partial(self._sent, ask, view, sent))
+        self._broker.publish_one(ask.vhost, view.name, sent.draft, partial(self._sent, ask, view, sent))
 
     @answers_anyway
     def _sent(self, ask: Ask, view: View, sent: Sent, results: list[Receipt | LanewayError]) -> None:
@@ -68,10 +67,9 @@ class Messages:
         )
 
     def send_batch(self, ask: Ask, asked: w.SendMessageBatch) -> None:
-        name = ask.queue(asked.QueueUrl, "write")
-        view = self._views.view(ask, name)
+        view = self._views.view(ask, asked.QueueUrl, "write")
         _check_batch(asked.Entries)
-        if self._send_plain(ask, name, view, asked.Entries):
+        if self._send_plain(ask, view, asked.Entries):
             return
         good: list[tuple[str, Sent]] = []
         result = w.SendMessageBatchResult(Successful=[], Failed=[])
@@ -90,16 +88,18 @@ class Messages:
             ask.answer(result)
             return
         drafts = [sent.draft for _, sent in good]
-        self._broker.publish(ask.vhost, name, drafts, partial(self._sent_batch, ask, view, good, result))
+        self._broker.publish(ask.vhost, view.name, drafts, partial(self._sent_batch, ask, view, good, result))
 
-    def _send_plain(self, ask: Ask, name: str, view: View, entries: list[w.SendMessageBatchEntry]) -> bool:
+    def _send_plain(self, ask: Ask, view: View, entries: list[w.SendMessageBatchEntry]) -> bool:
         """Hot: a batch of nothing but bodies, as columns. False, and nothing is done, if it is none."""
         bodies = None if view.is_fifo else plain_bodies(entries, view)
         if bodies is None or sum(map(len, bodies)) > MAX_MESSAGE_BYTES:
             return False
         none = [None] * len(bodies)
         done = partial(self._sent_plain, ask, entries, bodies)
-        return self._broker.publish_bodies(ask.vhost, name, bodies, none, done, self._senders.plain(ask.account.name))
+        return self._broker.publish_bodies(
+            ask.vhost, view.name, bodies, none, done, self._senders.plain(ask.account.name)
+        )
 
     @answers_anyway
     def _sent_plain(
@@ -148,10 +148,9 @@ class Messages:
     # --- settle
 
     def delete(self, ask: Ask, asked: w.DeleteMessage) -> None:
-        name = ask.queue(asked.QueueUrl, "read")
-        view = self._views.view(ask, name)
+        view = self._views.view(ask, asked.QueueUrl, "read")
         handle = asked.ReceiptHandle
-        self._broker.ack_tokens(ask.vhost, name, (handle,), partial(self._deleted, ask, view, handle))
+        self._broker.ack_tokens(ask.vhost, view.name, (handle,), partial(self._deleted, ask, view, handle))
 
     @answers_anyway
     def _deleted(self, ask: Ask, view: View, handle: str, results: list[int | LanewayError]) -> None:
@@ -161,11 +160,10 @@ class Messages:
         ask.answer(None)
 
     def delete_batch(self, ask: Ask, asked: w.DeleteMessageBatch) -> None:
-        name = ask.queue(asked.QueueUrl, "read")
-        view = self._views.view(ask, name)
+        view = self._views.view(ask, asked.QueueUrl, "read")
         _check_batch(asked.Entries)
         handles = [entry.ReceiptHandle for entry in asked.Entries]
-        self._broker.ack_tokens(ask.vhost, name, handles, partial(self._deleted_batch, ask, view, asked.Entries))
+        self._broker.ack_tokens(ask.vhost, view.name, handles, partial(self._deleted_batch, ask, view, asked.Entries))
 
     @answers_anyway
     def _deleted_batch(
@@ -179,10 +177,9 @@ class Messages:
         ask.answer(w.DeleteMessageBatchResult(Successful=good, Failed=failed))
 
     def change_visibility(self, ask: Ask, asked: w.ChangeMessageVisibility) -> None:
-        name = ask.queue(asked.QueueUrl, "read")
-        self._views.view(ask, name)
+        view = self._views.view(ask, asked.QueueUrl, "read")
         settlement = Settlement("extend", asked.ReceiptHandle, lease_ms=visibility_ms(asked.VisibilityTimeout))
-        self._broker.settle(ask.vhost, name, (settlement,), partial(self._changed, ask))
+        self._broker.settle(ask.vhost, view.name, (settlement,), partial(self._changed, ask))
 
     @answers_anyway
     def _changed(self, ask: Ask, results: list[int | LanewayError]) -> None:
@@ -191,8 +188,7 @@ class Messages:
         ask.answer(None)
 
     def change_visibility_batch(self, ask: Ask, asked: w.ChangeMessageVisibilityBatch) -> None:
-        name = ask.queue(asked.QueueUrl, "read")
-        view = self._views.view(ask, name)
+        view = self._views.view(ask, asked.QueueUrl, "read")
         _check_batch(asked.Entries)
         errors: list[LanewayError | None] = []
         settlements: list[Settlement] = []
@@ -208,7 +204,7 @@ class Messages:
             self._changed_batch(ask, asked.Entries, errors, [])
             return
         done = partial(self._changed_batch, ask, asked.Entries, errors)
-        self._broker.settle(ask.vhost, name, settlements, done)
+        self._broker.settle(ask.vhost, view.name, settlements, done)
 
     @answers_anyway
     def _changed_batch(

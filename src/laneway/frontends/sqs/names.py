@@ -18,7 +18,7 @@ _FIFO_NAME = re.compile(r"[A-Za-z0-9_-]{1,75}\.fifo")
 _URL = re.compile(r"(?:https?://[^/]+)?/(?P<account>[0-9]{12})/(?P<name>[^/]+)/?")
 _ARN = re.compile(r"arn:[a-z-]+:sqs:(?P<region>[^:]*):(?P<account>[0-9]{12}):(?P<name>.+)")
 _REMEMBERED_URLS = 10_000
-_REMEMBERED_URL_CHARS = 1000
+REMEMBERED_URL_CHARS = 1000  # longer ones rarely come twice
 _REGION = re.compile(r"[a-z0-9-]{1,40}")
 
 
@@ -65,7 +65,7 @@ class Names:
         name = self._known.get(url)
         if name is None:
             name = self._read_url(url)
-            if len(url) <= _REMEMBERED_URL_CHARS:
+            if len(url) <= REMEMBERED_URL_CHARS:
                 if len(self._known) >= _REMEMBERED_URLS:
                     self._known.clear()
                 self._known[url] = name

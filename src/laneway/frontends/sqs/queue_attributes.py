@@ -65,10 +65,11 @@ NameOf = Callable[[str], str | None]  # and back; None if it is none of this acc
 class View:
     """What the frequent actions want to know about a queue, worked out once for its settings."""
 
-    __slots__ = ("dedups_content", "dedups_group", "is_fifo", "max_bytes", "settings", "wait_ms")
+    __slots__ = ("dedups_content", "dedups_group", "is_fifo", "max_bytes", "name", "settings", "wait_ms")
 
     def __init__(self, name: str, settings: QueueSettings) -> None:
         own: dict[str, str] = settings.arguments.get(SQS, {}).get("attributes", {})
+        self.name = name
         self.settings = settings
         self.is_fifo = is_fifo(name)
         self.dedups_content = own.get("ContentBasedDeduplication") == "true"

@@ -83,10 +83,11 @@ class Queues:
         """A region comes to be with its first queue, if whoever creates that one may create virtual hosts."""
         if not self._broker.vhosts.exists(ask.vhost):
             try:
-                ask.access.check_role(ask.account, OPERATOR)
+                ask.caller.access.check_role(ask.account, OPERATOR)
             except Forbidden as refused:
                 raise SqsError(
-                    "AccessDenied", f"There are no queues in {ask.region} yet, and to begin there {refused.message}."
+                    "AccessDenied",
+                    f"There are no queues in {ask.caller.region} yet, and to begin there {refused.message}.",
                 ) from None
             self._broker.vhosts.create(ask.vhost)
 
@@ -109,9 +110,9 @@ class Queues:
             )
 
     async def get_url(self, ask: Ask, asked: w.GetQueueUrl) -> w.QueueUrlResult:
-        if asked.QueueOwnerAWSAccountId not in (None, ask.names.account_id):
+        if asked.QueueOwnerAWSAccountId not in (None, ask.caller.names.account_id):
             raise no_such_queue()
-        if not ask.access.may_see(ask.account, ask.vhost, asked.QueueName):
+        if not ask.caller.access.may_see(ask.account, ask.vhost, asked.QueueName):
             ask.check(asked.QueueName, "stats")
         self._info(ask, asked.QueueName)
         return w.QueueUrlResult(QueueUrl=ask.url(asked.QueueName))
@@ -126,7 +127,7 @@ class Queues:
         infos = self._broker.list_queues(
             vhost=ask.vhost, prefix=prefix, limit=self._broker.limits.max_queues, after=after
         )
-        return [info.name for info in infos if ask.access.may_see(ask.account, ask.vhost, info.name)]
+        return [info.name for info in infos if ask.caller.access.may_see(ask.account, ask.vhost, info.name)]
 
     async def list_sources(self, ask: Ask, asked: w.ListDeadLetterSourceQueues) -> w.ListDeadLetterSourceQueuesResult:
         name = ask.queue(asked.QueueUrl, "stats")

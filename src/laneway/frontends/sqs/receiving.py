@@ -54,16 +54,14 @@ class Receive:
         "is_cancelled",
         "is_plain",
         "lease_ms",
-        "name",
         "system",
         "view",
         "wait_ms",
         "wanted",
     )
 
-    def __init__(self, ask: Ask, asked: w.ReceiveMessage, name: str, view: View) -> None:
+    def __init__(self, ask: Ask, asked: w.ReceiveMessage, view: View) -> None:
         self.ask = ask
-        self.name = name
         self.view = view
         self.attempt: AttemptKey | None = None
         self.is_cancelled = False
@@ -101,10 +99,9 @@ class Receiving:
         self._first_received_ms = Recent(_REMEMBERED_RECEIVES, 8)
 
     def receive(self, ask: Ask, asked: w.ReceiveMessage) -> None:
-        name = ask.queue(asked.QueueUrl, "read")
-        view = self._views.view(ask, name)
-        one = Receive(ask, asked, name, view)
-        one.attempt = self._attempts.key(ask, view, name, asked.ReceiveRequestAttemptId)
+        view = self._views.view(ask, asked.QueueUrl, "read")
+        one = Receive(ask, asked, view)
+        one.attempt = self._attempts.key(ask, view, asked.ReceiveRequestAttemptId)
         call = ask.call
         call.state = ask
         if view.is_fifo:  # what one gets depends on the groups that the one before it holds
@@ -113,7 +110,7 @@ class Receiving:
         if not self._gathered:
             self._broker.call_soon(self._deal_gathered)
         call.waiter = one
-        self._gathered.setdefault((ask.vhost, name, one.lease_ms, ask.account.name), []).append(one)
+        self._gathered.setdefault((ask.vhost, view.name, one.lease_ms, ask.account.name), []).append(one)
 
     def end_wait(self, call: Call) -> None:
         if call.waiter is not None:
@@ -163,7 +160,7 @@ class Receiving:
             return
         waiter = self._broker.lease(
             ask.vhost,
-            one.name,
+            one.view.name,
             max_messages=one.count,
             done=partial(self._received, ask, one),
             lease_ms=one.lease_ms,
@@ -180,7 +177,7 @@ class Receiving:
         call = ask.call
         call.waiter = None
         if call.is_abandoned or call.response is not None:
-            self._give_back(ask, one.name, deliveries)
+            self._give_back(ask, one.view.name, deliveries)
             return
         if one.attempt is not None:
             self._attempts.note(one.attempt, deliveries)

@@ -10,12 +10,16 @@ service.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import re
 from datetime import UTC, datetime
 from functools import lru_cache
+from hashlib import sha256
+from hmac import compare_digest
+from typing import NamedTuple
 from urllib.parse import parse_qsl, quote
+
+import msgspec
 
 from laneway.frontends.http.head import Head
 from laneway.frontends.sqs.errors import SqsError
@@ -25,81 +29,51 @@ ALGORITHM = "AWS4-HMAC-SHA256"
 SERVICE = "sqs"
 SKEW_S = 15 * 60  # between the clocks of client and server
 LONGEST_PRESIGNED_S = 7 * 24 * 3600
-_REMEMBERED_KEYS = 1024
 _SPACES = re.compile(b" +")
 _USUAL = re.compile(rf"{ALGORITHM} Credential=([^,\s]+), ?SignedHeaders=([^,\s]+), ?Signature=([^,\s]+)")
 
 
-class Signature:
+class Credential(NamedTuple):
+    """Whose key it was signed with, and for what."""
+
+    text: str  # all of it
+    access_key: str
+    day: str
+    region: str
+    scope: str
+
+
+class Signature(msgspec.Struct, frozen=True, gc=False):
     """What one head says about its signature; everything but the body is at hand."""
 
-    __slots__ = (
-        "access_key",
-        "at_s",
-        "before_body",
-        "content_sha256",
-        "day",
-        "expires_s",
-        "region",
-        "scope",
-        "signature",
-        "timestamp",
-    )
-
-    def __init__(self, head: Head, path: bytes, query: bytes) -> None:
-        headers = dict(head.headers)
-        if len(headers) < len(head.headers):
-            headers = _joined(head.headers)
-        parts = _query_parts(query) if query else []
-        self.expires_s = 0
-        if head.authorization is not None:
-            credential, signed_headers, self.signature = _read_authorization(head.authorization.decode("latin-1"))
-            self.timestamp = headers.get(b"x-amz-date", b"").strip().decode("latin-1")
-            if not self.timestamp:
-                raise _incomplete("Authorization header requires existence of a 'X-Amz-Date' header.")
-        else:
-            given = dict(parts)
-            credential, signed_headers = given.get("X-Amz-Credential", ""), given.get("X-Amz-SignedHeaders", "")
-            self.signature, self.timestamp = given["X-Amz-Signature"], given.get("X-Amz-Date", "")
-            self.expires_s = _read_expiry(given.get("X-Amz-Expires", ""))
-            parts = [(name, value) for name, value in parts if name != "X-Amz-Signature"]
-        self.access_key, self.day, self.region, self.scope = _read_credential(credential)
-        self.at_s = _read_time(self.timestamp, self.day)
-        self.content_sha256 = headers.get(b"x-amz-content-sha256", b"").strip().decode("latin-1")
-        lines = [
-            b"%b\n%b\n%b\n" % (head.method.encode(), _canonical_path(path), _canonical_query(parts) if parts else b"")
-        ]
-        for name in _read_names(signed_headers):
-            value = headers.get(name, b"").strip()
-            if b"  " in value:
-                value = _SPACES.sub(b" ", value)
-            lines.append(b"%b:%b\n" % (name, value))
-        lines.append(b"\n%b\n" % signed_headers.encode("utf-8", "replace"))
-        self.before_body = b"".join(lines)
+    credential: Credential
+    timestamp: str
+    at_s: float
+    signature: str
+    content_sha256: str
+    before_body: bytes
+    expires_s: int = 0  # of a presigned URL
 
     def like(self, timestamp: str, signature: str, content_sha256: str, before_body: bytes) -> Signature:
         """That of another head with the same credential and the same signed headers."""
-        other = Signature.__new__(Signature)
-        other.access_key, other.day, other.region, other.scope = self.access_key, self.day, self.region, self.scope
-        other.expires_s = 0
-        other.timestamp, other.at_s = timestamp, _read_time(timestamp, self.day)
-        other.signature, other.content_sha256, other.before_body = signature, content_sha256, before_body
-        return other
+        credential = self.credential
+        at_s = _read_time(timestamp, credential.day)
+        return Signature(credential, timestamp, at_s, signature, content_sha256, before_body)
 
-    def check(self, secret: str, body: bytes, now_s: float, keys: SigningKeys) -> None:
-        """Raise unless this is what the owner of the secret would have signed, and not too long ago."""
-        body_sha256 = hashlib.sha256(body).hexdigest()
+    def check(self, key: SigningKey, body: bytes, now_s: float) -> None:
+        """Raise unless this is what the owner of the key would have signed, and not too long ago."""
+        body_sha256 = sha256(body).hexdigest()
         if self.content_sha256 and self.content_sha256 != body_sha256:
             raise _mismatch("The body does not have the SHA-256 that x-amz-content-sha256 says.")
-        request = hashlib.sha256(self.before_body + body_sha256.encode()).hexdigest()
-        to_sign = f"{ALGORITHM}\n{self.timestamp}\n{self.scope}\n{request}"
-        right = keys.key(secret, self.day, self.region).sign(to_sign.encode())
-        if not hmac.compare_digest(right, self.signature):
+        request = sha256(self.before_body + body_sha256.encode()).hexdigest()
+        to_sign = f"{ALGORITHM}\n{self.timestamp}\n{self.credential.scope}\n{request}"
+        if not compare_digest(key.sign(to_sign.encode()), self.signature):
             raise _mismatch(
                 "The request signature we calculated does not match the signature you provided. Check your AWS Secret "
                 "Access Key and signing method. Consult the service documentation for details."
             )
-        self._check_time(now_s)
+        if self.expires_s or abs(now_s - self.at_s) > SKEW_S:
+            self._check_time(now_s)
 
     def _check_time(self, now_s: float) -> None:
         if self.expires_s:
@@ -107,7 +81,7 @@ class Signature:
                 raise SqsError("RequestExpired", "Request has expired.")
             if now_s < self.at_s - SKEW_S:
                 raise SqsError("SignatureDoesNotMatch", f"Signature not yet current: {self.timestamp} is ahead.")
-        elif abs(now_s - self.at_s) > SKEW_S:
+        else:
             word = "expired" if self.at_s < now_s else "not yet current"
             now = datetime.fromtimestamp(now_s, UTC).strftime("%Y%m%dT%H%M%SZ")
             raise _mismatch(f"Signature {word}: {self.timestamp} is more than 15 minutes from {now}.")
@@ -120,8 +94,8 @@ class SigningKey:
 
     def __init__(self, key: bytes) -> None:
         padded = key.ljust(64, b"\0")  # a derived key has 32 bytes
-        self._inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in padded))
-        self._outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in padded))
+        self._inner = sha256(bytes(byte ^ 0x36 for byte in padded))
+        self._outer = sha256(bytes(byte ^ 0x5C for byte in padded))
 
     def sign(self, message: bytes) -> str:
         inner, outer = self._inner.copy(), self._outer.copy()
@@ -130,23 +104,42 @@ class SigningKey:
         return outer.hexdigest()
 
 
-class SigningKeys:
-    """Keys derived from secrets. Deriving takes four HMACs, so those of today's clients are remembered."""
+def derive_key(secret: str, credential: Credential) -> SigningKey:
+    """Four HMACs, so whoever asks keeps it."""
+    key = ("AWS4" + secret).encode()
+    for part in (credential.day, credential.region, SERVICE, "aws4_request"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return SigningKey(key)
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, str, str], SigningKey] = {}
 
-    def key(self, secret: str, day: str, region: str) -> SigningKey:
-        known = self._known.get((secret, day, region))
-        if known is None:
-            key = ("AWS4" + secret).encode()
-            for part in (day, region, SERVICE, "aws4_request"):
-                key = hmac.digest(key, part.encode(), "sha256")
-            known = SigningKey(key)
-            if len(self._known) >= _REMEMBERED_KEYS:
-                self._known.clear()
-            self._known[secret, day, region] = known
-        return known
+def read_signature(head: Head, path: bytes, query: bytes) -> Signature:
+    headers = dict(head.headers)
+    if len(headers) < len(head.headers):
+        headers = _joined(head.headers)
+    parts = _query_parts(query) if query else []
+    expires_s = 0
+    if head.authorization is not None:
+        credential_text, signed_headers, signature = _read_authorization(head.authorization.decode("latin-1"))
+        timestamp = headers.get(b"x-amz-date", b"").strip().decode("latin-1")
+        if not timestamp:
+            raise _incomplete("Authorization header requires existence of a 'X-Amz-Date' header.")
+    else:
+        given = dict(parts)
+        credential_text, signed_headers = given.get("X-Amz-Credential", ""), given.get("X-Amz-SignedHeaders", "")
+        signature, timestamp = given["X-Amz-Signature"], given.get("X-Amz-Date", "")
+        expires_s = _read_expiry(given.get("X-Amz-Expires", ""))
+        parts = [(name, value) for name, value in parts if name != "X-Amz-Signature"]
+    credential = _read_credential(credential_text)
+    at_s = _read_time(timestamp, credential.day)
+    content_sha256 = headers.get(b"x-amz-content-sha256", b"").strip().decode("latin-1")
+    lines = [b"%b\n%b\n%b\n" % (head.method.encode(), _canonical_path(path), _canonical_query(parts) if parts else b"")]
+    for name in _read_names(signed_headers):
+        value = headers.get(name, b"").strip()
+        if b"  " in value:
+            value = _SPACES.sub(b" ", value)
+        lines.append(b"%b:%b\n" % (name, value))
+    lines.append(b"\n%b\n" % signed_headers.encode("utf-8", "replace"))
+    return Signature(credential, timestamp, at_s, signature, content_sha256, b"".join(lines), expires_s)
 
 
 def is_signed(head: Head, query: bytes) -> bool:
@@ -181,14 +174,13 @@ def _read_authorization(text: str) -> tuple[str, str, str]:
 
 
 @lru_cache(maxsize=1024)
-def _read_credential(text: str) -> tuple[str, str, str, str]:
-    """(access key, day, region, scope)"""
+def _read_credential(text: str) -> Credential:
     scope = text.split("/")
     if len(scope) != 5 or scope[4] != "aws4_request":
         raise _incomplete("Credential must be KEY/DATE/REGION/sqs/aws4_request")
     if scope[3] != SERVICE:
         raise _mismatch(f"Credential should be scoped to correct service: '{SERVICE}'.")
-    return scope[0], scope[1], check_region(scope[2]), "/".join(scope[1:])
+    return Credential(text, scope[0], scope[1], check_region(scope[2]), "/".join(scope[1:]))
 
 
 @lru_cache(maxsize=1024)

@@ -1,0 +1,79 @@
+"""Who asks: an account, from a region. Found out once, and again when anything about accounts has changed."""
+
+from __future__ import annotations
+
+from laneway.access import Access, Account
+from laneway.errors import Unauthenticated
+from laneway.frontends.http.browsers import browser_refusal
+from laneway.frontends.http.protocol import Call
+from laneway.frontends.sqs.errors import SqsError
+from laneway.frontends.sqs.names import Names
+from laneway.frontends.sqs.signing import Credential, SigningKey, derive_key
+
+_REMEMBERED = 1024
+
+
+class Caller:
+    """Never changed: what was found out about one, as what it may do, is forgotten when another takes its place."""
+
+    __slots__ = ("access", "account", "names", "region", "vhost")
+
+    def __init__(self, account: Account, region: str, access: Access, names: Names) -> None:
+        self.account = account
+        self.region = region
+        self.vhost = names.vhost(region)
+        self.access = access
+        self.names = names
+
+
+class Callers:
+    def __init__(self, access: Access, names: Names, *, is_anonymous: bool) -> None:
+        self._access = access
+        self._names = names
+        self._is_anonymous = is_anonymous
+        self._version = access.version
+        self._signing: dict[str, tuple[Caller, SigningKey]] = {}  # by credential
+        self._anonymous: dict[str, Caller] = {}  # by region
+
+    def signing(self, credential: Credential) -> tuple[Caller, SigningKey] | None:
+        """Who has this access key, if it is known, and what they sign with."""
+        if self._version != self._access.version:
+            self._forget()
+        known = self._signing.get(credential.text)
+        if known is None:
+            found = self._access.signing_key(credential.access_key)
+            if found is not None:
+                account, secret = found
+                if len(self._signing) >= _REMEMBERED:
+                    self._signing.clear()
+                caller = Caller(account, credential.region, self._access, self._names)
+                known = self._signing[credential.text] = (caller, derive_key(secret, credential))
+        return known
+
+    def anonymous(self, call: Call, region: str, *, is_signed: bool) -> Caller:
+        """Whoever may come without a signature may come with any: a client that insists on a key is given a made-up
+        one."""
+        if not self._is_anonymous:
+            if is_signed:
+                raise SqsError("InvalidClientTokenId", "The security token included in the request is invalid.")
+            raise SqsError("MissingAuthenticationToken", "Request is missing Authentication Token.")
+        try:
+            account = self._access.anonymous(from_loopback=call.connection.from_loopback)
+        except Unauthenticated as error:
+            raise SqsError("MissingAuthenticationToken", f"Request is missing Authentication Token: {error}") from None
+        browser = browser_refusal(call.head)
+        if browser is not None:
+            raise SqsError("AccessDenied", browser.message)
+        if self._version != self._access.version:
+            self._forget()
+        caller = self._anonymous.get(region)
+        if caller is None:
+            if len(self._anonymous) >= _REMEMBERED:
+                self._anonymous.clear()
+            caller = self._anonymous[region] = Caller(account, region, self._access, self._names)
+        return caller
+
+    def _forget(self) -> None:
+        self._signing.clear()
+        self._anonymous.clear()
+        self._version = self._access.version
