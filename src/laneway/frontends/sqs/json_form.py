@@ -11,8 +11,7 @@ from laneway.frontends.sqs.errors import SqsError, decode_error
 
 TARGET_PREFIX = b"AmazonSQS."
 
-_ENCODER = msgspec.json.Encoder()
-_encode, _encode_into = _ENCODER.encode, _ENCODER.encode_into
+_encode = msgspec.json.Encoder().encode
 
 
 class JsonForm:
@@ -40,40 +39,6 @@ class JsonForm:
         return _encode({"__type": kind.type, "message": error.message}), headers
 
 
-# Hot: the answers that are given most often, put together without an object for each message.
-
-
-def message_heads(id_beginnings: Sequence[str], handles: Sequence[str], md5s: Sequence[str]) -> list[bytes]:
-    """Of messages with nothing but a body, all that stands before it; the end of a handle is the end of its message's
-    id."""
-    return [
-        f'}},{{"MessageId":"{beginning}{handle[16:]}","ReceiptHandle":"{handle}","MD5OfBody":"{md5}","Body":'.encode()
-        for beginning, handle, md5 in zip(id_beginnings, handles, md5s, strict=True)
-    ]
-
-
-def messages_json(heads: Sequence[bytes], bodies: Sequence[bytes]) -> bytearray:
-    """The answer to a receive, of such heads and of bodies that are text. Each body is encoded right where it is to
-    stand: kilobytes that live for a moment are dear to allocate."""
-    out = bytearray(b'{"Messages":[')
-    begin = 2  # before the first there is none to end
-    for head, body in zip(heads, bodies, strict=True):
-        out += head[begin:]
-        _encode_into(body.decode(), out, -1)
-        begin = 0
-    out += b"}]}"
-    return out
-
-
-def sent_json(ids: Sequence[str], md5s: Sequence[str], message_ids: Sequence[str]) -> bytes:
-    """The answer to a batch of nothing but bodies that were all taken; of such ids as ids_json takes."""
-    entries = [
-        f'{{"Id":"{one}","MD5OfMessageBody":"{md5}","MessageId":"{message_id}"}}'
-        for one, md5, message_id in zip(ids, md5s, message_ids, strict=True)
-    ]
-    return b'{"Successful":[%b]}' % ",".join(entries).encode()
-
-
 def ids_json(ids: Sequence[str]) -> bytes:
-    """The answer to a batch that went well, of ids which were found to be letters, digits, hyphens and underscores."""
+    """Hot: the answer to a batch that went well, of ids that were found to be letters, digits, hyphens, underscores."""
     return b'{"Successful":[{"Id":"%b"}]}' % '"},{"Id":"'.join(ids).encode()

@@ -9,17 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import partial
-from typing import TypeVar
+from operator import attrgetter
 
 from laneway.broker.broker import Broker
 from laneway.broker.values import Receipt, Settlement
-from laneway.core.message import Receipts, message_id_prefix
+from laneway.core.message import Receipts, message_ids
 from laneway.errors import LanewayError, LeaseStale
 from laneway.frontends.sqs import wire as w
 from laneway.frontends.sqs.ask import Ask, answers_anyway
 from laneway.frontends.sqs.drafts import Senders, Sent, plain_bodies
 from laneway.frontends.sqs.errors import SqsError, sqs_error, value_invalid
-from laneway.frontends.sqs.json_form import JsonForm, ids_json, sent_json
+from laneway.frontends.sqs.json_form import JsonForm, ids_json
 from laneway.frontends.sqs.message_attributes import sequence_number
 from laneway.frontends.sqs.queue_attributes import MAX_MESSAGE_BYTES, View, visibility_ms
 from laneway.frontends.sqs.receiving import Receiving
@@ -30,7 +30,7 @@ BATCH_COUNT = 10
 _REMEMBERED_MD5S = 1 << 17
 _ENTRY_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _ENTRY_IDS = re.compile(r"[A-Za-z0-9_-]{1,80}(?:,[A-Za-z0-9_-]{1,80})*")
-_E = TypeVar("_E", bound="w.HandleEntry | w.SendMessageBatchEntry")
+_id_of, _handle_of = attrgetter("Id"), attrgetter("ReceiptHandle")
 
 
 class Messages:
@@ -68,8 +68,8 @@ class Messages:
 
     def send_batch(self, ask: Ask, asked: w.SendMessageBatch) -> None:
         view = self._views.view(ask, asked.QueueUrl, "write")
-        _check_batch(asked.Entries)
-        if self._send_plain(ask, view, asked.Entries):
+        ids = _checked_ids(asked.Entries)
+        if self._send_plain(ask, view, ids, asked.Entries):
             return
         good: list[tuple[str, Sent]] = []
         result = w.SendMessageBatchResult(Successful=[], Failed=[])
@@ -90,35 +90,25 @@ class Messages:
         drafts = [sent.draft for _, sent in good]
         self._broker.publish(ask.vhost, view.name, drafts, partial(self._sent_batch, ask, view, good, result))
 
-    def _send_plain(self, ask: Ask, view: View, entries: list[w.SendMessageBatchEntry]) -> bool:
+    def _send_plain(self, ask: Ask, view: View, ids: list[str], entries: list[w.SendMessageBatchEntry]) -> bool:
         """Hot: a batch of nothing but bodies, as columns. False, and nothing is done, if it is none."""
         bodies = None if view.is_fifo else plain_bodies(entries, view)
         if bodies is None or sum(map(len, bodies)) > MAX_MESSAGE_BYTES:
             return False
         none = [None] * len(bodies)
-        done = partial(self._sent_plain, ask, entries, bodies)
+        done = partial(self._sent_plain, ask, ids, bodies)
         return self._broker.publish_bodies(
             ask.vhost, view.name, bodies, none, done, self._senders.plain(ask.account.name)
         )
 
     @answers_anyway
-    def _sent_plain(
-        self, ask: Ask, entries: list[w.SendMessageBatchEntry], bodies: list[bytes], told: Receipts | LanewayError
-    ) -> None:
+    def _sent_plain(self, ask: Ask, ids: list[str], bodies: list[bytes], told: Receipts | LanewayError) -> None:
         if isinstance(told, LanewayError):
             raise told
-        prefix = message_id_prefix(told.enqueued_at_ms, told.tag)
         md5s = list(map(md5_of, bodies))
         self._md5s.note(told.seqs, md5s)
-        message_ids = [f"{prefix}{seq:012x}" for seq in told.seqs]
-        if isinstance(ask.form, JsonForm):
-            ask.answer_with(sent_json([entry.Id for entry in entries], md5s, message_ids))
-            return
-        results = [
-            w.SendMessageBatchResultEntry(Id=entry.Id, MD5OfMessageBody=md5, MessageId=message_id)
-            for entry, md5, message_id in zip(entries, md5s, message_ids, strict=True)
-        ]
-        ask.answer(w.SendMessageBatchResult(Successful=results))
+        given = message_ids(told.enqueued_at_ms, told.tag, told.seqs)
+        ask.answer(w.PlainSentResult(list(map(w.PlainSentEntry, ids, md5s, given))))
 
     @answers_anyway
     def _sent_batch(
@@ -161,16 +151,17 @@ class Messages:
 
     def delete_batch(self, ask: Ask, asked: w.DeleteMessageBatch) -> None:
         view = self._views.view(ask, asked.QueueUrl, "read")
-        _check_batch(asked.Entries)
-        handles = [entry.ReceiptHandle for entry in asked.Entries]
-        self._broker.ack_tokens(ask.vhost, view.name, handles, partial(self._deleted_batch, ask, view, asked.Entries))
+        entries = asked.Entries
+        ids, handles = _checked_ids(entries), list(map(_handle_of, entries))
+        done = partial(self._deleted_batch, ask, view, entries, ids)
+        self._broker.ack_tokens(ask.vhost, view.name, handles, done)
 
     @answers_anyway
     def _deleted_batch(
-        self, ask: Ask, view: View, entries: list[w.HandleEntry], results: list[int | LanewayError]
+        self, ask: Ask, view: View, entries: list[w.HandleEntry], ids: list[str], results: list[int | LanewayError]
     ) -> None:
         if not any(results) and isinstance(ask.form, JsonForm):
-            ask.answer_with(ids_json([entry.Id for entry in entries]))
+            ask.answer_with(ids_json(ids))
             return
         errors = [_delete_error(view, e.ReceiptHandle, r) for e, r in zip(entries, results, strict=True)]
         good, failed = _sorted_out(entries, errors)
@@ -189,7 +180,7 @@ class Messages:
 
     def change_visibility_batch(self, ask: Ask, asked: w.ChangeMessageVisibilityBatch) -> None:
         view = self._views.view(ask, asked.QueueUrl, "read")
-        _check_batch(asked.Entries)
+        _checked_ids(asked.Entries)
         errors: list[LanewayError | None] = []
         settlements: list[Settlement] = []
         for entry in asked.Entries:
@@ -232,7 +223,8 @@ def _delete_error(view: View, handle: str, result: int | LanewayError) -> Lanewa
     return result
 
 
-def _check_batch(entries: Sequence[_E]) -> None:
+def _checked_ids(entries: Sequence[w.HandleEntry | w.SendMessageBatchEntry]) -> list[str]:
+    """The ids of a batch's entries, if it is one as AWS wants it."""
     if not entries:
         raise SqsError("EmptyBatchRequest", "There should be at least one entry in the request.")
     if len(entries) > BATCH_COUNT:
@@ -240,21 +232,22 @@ def _check_batch(entries: Sequence[_E]) -> None:
             "TooManyEntriesInBatchRequest",
             f"Maximum number of entries per request are {BATCH_COUNT}. You have sent {len(entries)}.",
         )
-    ids = [entry.Id for entry in entries]
+    ids: list[str] = list(map(_id_of, entries))
     joined = ",".join(ids)
     if len(set(ids)) == len(ids) == joined.count(",") + 1 and _ENTRY_IDS.fullmatch(joined):
-        return  # the usual, told at once
+        return ids  # the usual, told at once
     seen: set[str] = set()
-    for entry in entries:
-        if not _ENTRY_ID.fullmatch(entry.Id):
+    for entry_id in ids:
+        if not _ENTRY_ID.fullmatch(entry_id):
             raise SqsError(
                 "InvalidBatchEntryId",
                 "A batch entry id can only contain alphanumeric characters, hyphens and underscores. "
                 "It can be at most 80 letters long.",
             )
-        if entry.Id in seen:
-            raise SqsError("BatchEntryIdsNotDistinct", f"Id {entry.Id} repeated.")
-        seen.add(entry.Id)
+        if entry_id in seen:
+            raise SqsError("BatchEntryIdsNotDistinct", f"Id {entry_id} repeated.")
+        seen.add(entry_id)
+    return ids
 
 
 def _sorted_out(

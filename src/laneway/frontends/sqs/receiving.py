@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from functools import partial
+from operator import add
 from typing import Any
 
 from laneway.broker.broker import Broker
 from laneway.broker.values import Delivery, Settlement
-from laneway.core.message import Deliveries, message_id_prefix
+from laneway.core.message import Deliveries, hex_lines, message_id_prefix
 from laneway.errors import LanewayError
 from laneway.frontends.http.protocol import Call
 from laneway.frontends.sqs import message_attributes
@@ -17,7 +18,6 @@ from laneway.frontends.sqs import wire as w
 from laneway.frontends.sqs.ask import Ask, answers_anyway
 from laneway.frontends.sqs.attempts import AttemptKey, Attempts
 from laneway.frontends.sqs.errors import SqsError, value_invalid
-from laneway.frontends.sqs.json_form import JsonForm, message_heads, messages_json
 from laneway.frontends.sqs.message_attributes import Wanted, sequence_number
 from laneway.frontends.sqs.queue_attributes import View, visibility_ms
 from laneway.frontends.sqs.recent import Md5s, Recent
@@ -81,10 +81,30 @@ class Receive:
                 raise SqsError("InvalidAttributeName", f"Unknown Attribute {unknown}.")
         if asked.MessageAttributeNames:
             self.wanted = Wanted(asked.MessageAttributeNames)
-        self.is_plain = not self.system and not self.wanted and isinstance(ask.form, JsonForm)
+        self.is_plain = not self.system and not self.wanted
 
     def cancel(self) -> None:
         self.is_cancelled = True
+
+
+class Plain:
+    """Hot: what those who want nothing but bodies are told of deliveries, in columns."""
+
+    __slots__ = ("bodies", "handles", "ids", "md5s")
+
+    def __init__(self, d: Deliveries, md5s: Md5s) -> None:
+        numbers = hex_lines(d.seqs).replace("\n0000", "\n")[1:].split("\n")
+        leases = hex_lines(range(d.first_lease, d.first_lease + len(numbers)))[1:].split("\n")
+        prefixes = {at_ms: message_id_prefix(at_ms, d.tag) for at_ms in set(d.enqueued_at_ms)}
+        self.ids = list(map(add, map(prefixes.__getitem__, d.enqueued_at_ms), numbers))
+        self.handles = list(map(add, leases, numbers))
+        self.bodies = _shown(d.bodies)
+        self.md5s = md5s.of(d.seqs, self.bodies)
+
+    def result(self, at: int, end: int) -> w.PlainReceiveResult:
+        """Of some of them. Texts are made no sooner than they are needed: kilobytes are dear to keep around."""
+        columns = self.ids[at:end], self.handles[at:end], self.md5s[at:end], map(bytes.decode, self.bodies[at:end])
+        return w.PlainReceiveResult(list(map(w.PlainMessage, *columns)))
 
 
 class Receiving:
@@ -137,18 +157,17 @@ class Receiving:
 
     def _deal(self, waiting: list[Receive], deliveries: Sequence[Delivery]) -> None:
         """To each in turn as many as it asked for; those for whom nothing is left ask on their own."""
-        heads: list[bytes] = []
-        bodies: Sequence[bytes] = ()
+        plain = None
         if isinstance(deliveries, Deliveries) and any(one.is_plain for one in waiting):
-            heads, bodies = self._plain(deliveries)
+            plain = self._plain(deliveries)
         at, end = 0, len(deliveries)
         for one in waiting:
             call = one.ask.call
             call.waiter = None
             if at >= end:
                 self._lease(one.ask, one)
-            elif heads and one.is_plain and not call.is_abandoned:
-                one.ask.answer_with(messages_json(heads[at : at + one.count], bodies[at : at + one.count]))
+            elif plain is not None and one.is_plain and not call.is_abandoned:
+                one.ask.answer(plain.result(at, at + one.count))
             else:
                 self._received(one.ask, one, deliveries[at : at + one.count])
             at += one.count
@@ -182,26 +201,18 @@ class Receiving:
         if one.attempt is not None:
             self._attempts.note(one.attempt, deliveries)
         if one.is_plain and isinstance(deliveries, Deliveries):
-            ask.answer_with(messages_json(*self._plain(deliveries)))
+            ask.answer(self._plain(deliveries).result(0, len(deliveries)))
         else:
             ask.answer(w.ReceiveMessageResult(Messages=[self._message(one, d) for d in deliveries]))
 
-    def _plain(self, d: Deliveries) -> tuple[list[bytes], Sequence[bytes]]:
-        """Hot: messages without their attributes, as messages_json takes them."""
-        seqs, bodies = d.seqs, _shown(d.bodies)
-        now_ms = self._broker.now()
+    def _plain(self, d: Deliveries) -> Plain:
+        seqs = d.seqs
         firsts = (
             seqs if d.receives.count(1) == len(seqs) else [s for s, n in zip(seqs, d.receives, strict=True) if n == 1]
         )
         if firsts:
-            self._first_received_ms.note(firsts, now_ms.to_bytes(8, "big") * len(firsts))
-        prefixes = {at_ms: message_id_prefix(at_ms, d.tag) for at_ms in set(d.enqueued_at_ms)}
-        heads = message_heads(
-            [prefixes[at_ms] for at_ms in d.enqueued_at_ms],
-            [(lease << 48 | seq).to_bytes(14, "big").hex() for lease, seq in enumerate(seqs, d.first_lease)],
-            self._md5s.of(seqs, bodies),
-        )
-        return heads, bodies
+            self._first_received_ms.note(firsts, self._broker.now().to_bytes(8, "big") * len(firsts))
+        return Plain(d, self._md5s)
 
     def _message(self, one: Receive, d: Delivery) -> w.Message:
         now_ms = self._broker.now()

@@ -65,8 +65,7 @@ class Md5s:
                 md5_of(body) if (one := get(number)) is None else one.hex()
                 for number, body in zip(numbers, bodies, strict=True)
             ]
-        text, chars = known.hex(), 2 * _MD5.digest_size
-        return [text[at : at + chars] for at in range(0, len(text), chars)]
+        return known.hex("\n", _MD5.digest_size).split("\n")
 
 
 _MD5 = md5(usedforsecurity=False)  # making one from scratch takes longer than copying it

@@ -152,6 +152,18 @@ class SendMessageBatchResult(Result, kw_only=True):
     Failed: list[BatchResultErrorEntry] = []
 
 
+class PlainSentEntry(msgspec.Struct, gc=False):
+    """Hot: of a message with nothing but a body, made without naming its members."""
+
+    Id: str
+    MD5OfMessageBody: str
+    MessageId: str
+
+
+class PlainSentResult(msgspec.Struct, gc=False):
+    Successful: list[PlainSentEntry]
+
+
 class ReceiveMessage(QueueRequest, kw_only=True):
     AttributeNames: list[str] = []
     MessageSystemAttributeNames: list[str] = []
@@ -174,6 +186,19 @@ class Message(Result, kw_only=True):
 
 class ReceiveMessageResult(Result, kw_only=True):
     Messages: list[Message] = []
+
+
+class PlainMessage(msgspec.Struct, gc=False):
+    """Hot: a message of which nothing but the body is wanted, made without naming its members."""
+
+    MessageId: str
+    ReceiptHandle: str
+    MD5OfBody: str
+    Body: str
+
+
+class PlainReceiveResult(msgspec.Struct, gc=False):
+    Messages: list[PlainMessage]
 
 
 class DeleteMessage(QueueRequest, kw_only=True):
