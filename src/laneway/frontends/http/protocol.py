@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
+import msgspec
+
 from laneway.errors import LanewayError
 from laneway.frontends.http.browsers import is_loopback
 from laneway.frontends.http.chunks import ChunkedBody
@@ -90,20 +92,17 @@ class Shared:
         self.on_empty: Callable[[], None] = lambda: None  # called when the last one is gone
 
 
-class Call:
+class Call(msgspec.Struct, eq=False):
     """One request and its answer; also its place in the order of answers."""
 
-    __slots__ = ("account", "body", "connection", "head", "is_last", "response", "state", "waiter")
-
-    def __init__(self, connection: Connection, head: Head, body: bytes) -> None:
-        self.connection = connection
-        self.head = head
-        self.body = body
-        self.account: Any = None  # who is asking, once the application knows
-        self.state: Any = None  # what the application wants to find again while the call waits
-        self.waiter: Cancellable | None = None  # set while the answer waits for something that may never come
-        self.response: bytes | None = None
-        self.is_last = not head.keep_alive
+    connection: Connection
+    head: Head
+    body: bytes
+    is_last: bool  # there is no next one on its connection
+    account: Any = None  # who is asking, once the application knows
+    state: Any = None  # what the application wants to find again while the call waits
+    waiter: Cancellable | None = None  # set while the answer waits for something that may never come
+    response: bytes | None = None
 
     @property
     def is_abandoned(self) -> bool:
@@ -406,9 +405,10 @@ class Connection(asyncio.Protocol):
     def _arrived(self, head: Head, body: bytes) -> None:
         self._is_receiving = False
         self._ticks = 0
-        call = Call(self, head, body)
+        is_last = not head.keep_alive
+        call = Call(self, head, body, is_last)
         self._slots.append(call)
-        if not head.keep_alive:
+        if is_last:
             self._is_deaf = True
         head.application.handle(call)
 
@@ -418,7 +418,7 @@ class Connection(asyncio.Protocol):
         self._rest = b""
         self._is_receiving = False
         self._head = self._pieces = self._chunked = None
-        call = Call(self, _UNREADABLE, b"")
+        call = Call(self, _UNREADABLE, b"", True)
         self._slots.append(call)
         call.refuse(error)
 

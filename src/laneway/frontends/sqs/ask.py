@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from laneway.access import Need
 from laneway.errors import LanewayError
 from laneway.frontends.http.protocol import Call
@@ -35,17 +37,12 @@ class Action(NamedTuple):
     slow: Callable[[Ask, Any], Awaitable[Any]] | None = None
 
 
-class Ask:
-    __slots__ = ("account", "action", "call", "caller", "form", "request_id", "vhost")
-
-    def __init__(self, call: Call, form: Form, action: str, caller: Caller, request_id: str) -> None:
-        self.call = call
-        self.form = form
-        self.action = action
-        self.caller = caller
-        self.account = caller.account
-        self.vhost = caller.vhost
-        self.request_id = request_id
+class Ask(msgspec.Struct, eq=False):
+    call: Call
+    form: Form
+    action: str
+    caller: Caller
+    request_id: str
 
     def check(self, queue: str, need: Need) -> None:
         caller = self.caller

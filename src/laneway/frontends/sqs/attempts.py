@@ -50,7 +50,7 @@ class Attempts:
                 "ReceiveRequestAttemptId",
                 "ReceiveRequestAttemptId can only include alphanumeric and punctuation characters. 1 to 128 in length.",
             )
-        return AttemptKey(ask.vhost, view.name, ask.account.name, attempt_id) if view.is_fifo else None
+        return AttemptKey(ask.caller.vhost, view.name, ask.caller.account.name, attempt_id) if view.is_fifo else None
 
     def again(self, key: AttemptKey, lease_ms: int | None) -> list[Delivery] | None:
         """What it was answered with, held anew from now on; None if it is new, too old, or no longer held as it was."""

@@ -25,7 +25,7 @@ class Moving:
         if name is None:
             raise value_invalid(arn, "SourceArn", "It is no queue of this account and region.")
         ask.check(name, "configure")
-        if self._broker.find_info(ask.vhost, name) is None:
+        if self._broker.find_info(ask.caller.vhost, name) is None:
             raise SqsError(
                 "ResourceNotFoundException",
                 "The resource that you specified for the SourceArn parameter doesn't exist.",
@@ -34,13 +34,13 @@ class Moving:
 
     async def start(self, ask: Ask, asked: w.StartMessageMoveTask) -> w.TaskHandleResult:
         name = self._source(ask, asked.SourceArn)
-        infos = self._broker.list_queues(vhost=ask.vhost, limit=self._broker.limits.max_queues)
+        infos = self._broker.list_queues(vhost=ask.caller.vhost, limit=self._broker.limits.max_queues)
         if not any(info.settings.dead_letter_queue == name for info in infos):
             raise invalid("Source queue must be configured as a Dead Letter Queue.")
         target = None
         if asked.DestinationArn is not None:
             target = ask.queue_of_arn(asked.DestinationArn)
-            if target is None or self._broker.find_info(ask.vhost, target) is None:
+            if target is None or self._broker.find_info(ask.caller.vhost, target) is None:
                 raise SqsError(
                     "ResourceNotFoundException",
                     "The resource that you specified for the DestinationArn parameter doesn't exist.",
@@ -49,18 +49,20 @@ class Moving:
         rate = asked.MaxNumberOfMessagesPerSecond
         if rate is not None and not 1 <= rate <= MOST_A_SECOND:
             raise value_invalid(rate, "MaxNumberOfMessagesPerSecond", f"Must be from 1 to {MOST_A_SECOND}.")
-        if any(task.state == "running" for task in self._broker.tasks(ask.vhost, name)):
+        if any(task.state == "running" for task in self._broker.tasks(ask.caller.vhost, name)):
             raise SqsError(
                 "UnsupportedOperation",
                 "There is already a task running. Only one active task is allowed for a source queue arn at a given "
                 "time.",
             )
-        task = await self._broker.start_redrive(ask.vhost, name, RedriveRequest(target=target, max_per_second=rate))
+        task = await self._broker.start_redrive(
+            ask.caller.vhost, name, RedriveRequest(target=target, max_per_second=rate)
+        )
         return w.TaskHandleResult(TaskHandle=_handle(task))
 
     async def cancel(self, ask: Ask, asked: w.CancelMessageMoveTask) -> w.CancelMessageMoveTaskResult:
         task = self._task(asked.TaskHandle)
-        if task is None or task.vhost != ask.vhost:
+        if task is None or task.vhost != ask.caller.vhost:
             raise SqsError("ResourceNotFoundException", "Task does not exist.")
         ask.check(task.queue, "configure")
         if task.state != "running":
@@ -73,7 +75,7 @@ class Moving:
         most = 1 if asked.MaxResults is None else asked.MaxResults
         if not 1 <= most <= MOST_LISTED:
             raise value_invalid(most, "MaxResults", f"Must be from 1 to {MOST_LISTED}.")
-        tasks = self._broker.tasks(ask.vhost, name)[:most]
+        tasks = self._broker.tasks(ask.caller.vhost, name)[:most]
         return w.ListMessageMoveTasksResult(Results=[_told(ask, task) for task in tasks])
 
     def _task(self, handle: str) -> Task | None:

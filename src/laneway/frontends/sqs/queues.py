@@ -43,7 +43,7 @@ class Queues:
         self._broker = broker
 
     def _info(self, ask: Ask, name: str) -> QueueInfo:
-        info = self._broker.find_info(ask.vhost, name)
+        info = self._broker.find_info(ask.caller.vhost, name)
         if info is None:
             raise no_such_queue()
         return info
@@ -52,7 +52,7 @@ class Queues:
         most = self._broker.limits.max_message_bytes
         if settings.max_message_bytes > most:
             settings = msgspec.structs.replace(settings, max_message_bytes=most)
-        self._broker.put_queue_now(ask.vhost, name, settings)
+        self._broker.put_queue_now(ask.caller.vhost, name, settings)
         await self._broker.durable()
 
     # --- create, find, list
@@ -61,7 +61,7 @@ class Queues:
         name, given = asked.QueueName, asked.Attributes
         check_new_name(name, given.get("FifoQueue") == "true")
         ask.check(name, "configure")
-        info = self._broker.find_info(ask.vhost, name)
+        info = self._broker.find_info(ask.caller.vhost, name)
         settings = qa.changed(name, qa.new_queue(name) if info is None else info.settings, given, ask.queue_of_arn)
         if info is not None:
             other = qa.difference(info, settings, given)
@@ -81,22 +81,22 @@ class Queues:
 
     def _create_region(self, ask: Ask) -> None:
         """A region comes to be with its first queue, if whoever creates that one may create virtual hosts."""
-        if not self._broker.vhosts.exists(ask.vhost):
+        if not self._broker.vhosts.exists(ask.caller.vhost):
             try:
-                ask.caller.access.check_role(ask.account, OPERATOR)
+                ask.caller.access.check_role(ask.caller.account, OPERATOR)
             except Forbidden as refused:
                 raise SqsError(
                     "AccessDenied",
                     f"There are no queues in {ask.caller.region} yet, and to begin there {refused.message}.",
                 ) from None
-            self._broker.vhosts.create(ask.vhost)
+            self._broker.vhosts.create(ask.caller.vhost)
 
     def _check_target(self, ask: Ask, name: str, settings: QueueSettings) -> None:
         target = settings.dead_letter_queue
         if target is None:
             return
         ask.check(target, "write")
-        info = self._broker.find_info(ask.vhost, target)
+        info = self._broker.find_info(ask.caller.vhost, target)
         policy = ask.arn(target)
         if info is None:
             raise value_invalid(policy, "RedrivePolicy", "Dead letter target does not exist.")
@@ -112,7 +112,7 @@ class Queues:
     async def get_url(self, ask: Ask, asked: w.GetQueueUrl) -> w.QueueUrlResult:
         if asked.QueueOwnerAWSAccountId not in (None, ask.caller.names.account_id):
             raise no_such_queue()
-        if not ask.caller.access.may_see(ask.account, ask.vhost, asked.QueueName):
+        if not ask.caller.access.may_see(ask.caller.account, ask.caller.vhost, asked.QueueName):
             ask.check(asked.QueueName, "stats")
         self._info(ask, asked.QueueName)
         return w.QueueUrlResult(QueueUrl=ask.url(asked.QueueName))
@@ -123,11 +123,13 @@ class Queues:
         return w.ListQueuesResult(QueueUrls=[ask.url(name) for name in page], NextToken=token)
 
     def _names(self, ask: Ask, prefix: str, token: str | None) -> list[str]:
-        after = None if token is None else (ask.vhost, _read_token(token))
+        after = None if token is None else (ask.caller.vhost, _read_token(token))
         infos = self._broker.list_queues(
-            vhost=ask.vhost, prefix=prefix, limit=self._broker.limits.max_queues, after=after
+            vhost=ask.caller.vhost, prefix=prefix, limit=self._broker.limits.max_queues, after=after
         )
-        return [info.name for info in infos if ask.caller.access.may_see(ask.account, ask.vhost, info.name)]
+        return [
+            info.name for info in infos if ask.caller.access.may_see(ask.caller.account, ask.caller.vhost, info.name)
+        ]
 
     async def list_sources(self, ask: Ask, asked: w.ListDeadLetterSourceQueues) -> w.ListDeadLetterSourceQueuesResult:
         name = ask.queue(asked.QueueUrl, "stats")
@@ -145,7 +147,7 @@ class Queues:
     async def get_attributes(self, ask: Ask, asked: w.GetQueueAttributes) -> w.AttributesResult:
         name = ask.queue(asked.QueueUrl, "stats")
         info = self._info(ask, name)
-        stats = self._broker.stats(ask.vhost, name)
+        stats = self._broker.stats(ask.caller.vhost, name)
         return w.AttributesResult(Attributes=qa.told(info, stats, asked.AttributeNames, ask.arn))
 
     async def set_attributes(self, ask: Ask, asked: w.SetQueueAttributes) -> None:
@@ -163,17 +165,17 @@ class Queues:
     async def purge(self, ask: Ask, asked: w.QueueRequest) -> None:
         """AWS deletes those in flight as well."""
         name = ask.queue(asked.QueueUrl, "configure")
-        await self._broker.purge_queue(ask.vhost, name, leased=True)
+        await self._broker.purge_queue(ask.caller.vhost, name, leased=True)
 
     async def delete(self, ask: Ask, asked: w.QueueRequest) -> None:
         """AWS deletes a dead-letter queue whoever uses it; its sources then keep their messages."""
         name = ask.queue(asked.QueueUrl, "configure")
         self._info(ask, name)
-        for info in self._broker.list_queues(vhost=ask.vhost, limit=self._broker.limits.max_queues):
+        for info in self._broker.list_queues(vhost=ask.caller.vhost, limit=self._broker.limits.max_queues):
             if info.settings.dead_letter_queue == name:
                 kept = msgspec.structs.replace(info.settings, dead_letter_queue=None, max_receives=None)
-                self._broker.put_queue_now(ask.vhost, info.name, kept)
-        await self._broker.delete_queue(ask.vhost, name)
+                self._broker.put_queue_now(ask.caller.vhost, info.name, kept)
+        await self._broker.delete_queue(ask.caller.vhost, name)
 
     # --- tags and permissions: kept, and shown again
 

@@ -130,7 +130,7 @@ class Receiving:
         if not self._gathered:
             self._broker.call_soon(self._deal_gathered)
         call.waiter = one
-        self._gathered.setdefault((ask.vhost, view.name, one.lease_ms, ask.account.name), []).append(one)
+        self._gathered.setdefault((ask.caller.vhost, view.name, one.lease_ms, ask.caller.account.name), []).append(one)
 
     def end_wait(self, call: Call) -> None:
         if call.waiter is not None:
@@ -178,13 +178,13 @@ class Receiving:
             self._received(ask, one, again)
             return
         waiter = self._broker.lease(
-            ask.vhost,
+            ask.caller.vhost,
             one.view.name,
             max_messages=one.count,
             done=partial(self._received, ask, one),
             lease_ms=one.lease_ms,
             wait_ms=one.wait_ms,
-            consumer=ask.account.name[:64],
+            consumer=ask.caller.account.name[:64],
         )
         if ask.call.response is None:
             ask.call.waiter = waiter
@@ -268,7 +268,7 @@ class Receiving:
         if deliveries:
             try:
                 self._broker.settle(
-                    ask.vhost, name, [Settlement("release", d.token) for d in deliveries], lambda _: None
+                    ask.caller.vhost, name, [Settlement("release", d.token) for d in deliveries], lambda _: None
                 )
             except LanewayError:
                 pass  # then the leases expire

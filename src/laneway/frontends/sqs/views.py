@@ -22,9 +22,9 @@ class Views:
         """Of the queue that a URL is of, if who asks may do this with it. That they may is remembered with the view:
         after a change of anything about accounts they are another Caller."""
         view = self._known.get((ask.caller, url, need))
-        if view is None or self._settings(ask.vhost, view.name) is not view.settings:
+        if view is None or self._settings(ask.caller.vhost, view.name) is not view.settings:
             name = ask.queue(url, need)
-            settings = self._settings(ask.vhost, name)
+            settings = self._settings(ask.caller.vhost, name)
             if settings is None:
                 raise no_such_queue()
             view = View(name, settings)
