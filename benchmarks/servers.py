@@ -166,7 +166,7 @@ class MotoServer(Server):
     name = "moto"
 
     def command(self) -> Sequence[str]:
-        options = "--interface wsgi --loop uvloop --http httptools --no-access-log --log-level warning".split()
+        options = "--interface asgi3 --loop uvloop --http httptools --no-access-log --log-level warning".split()
         return [sys.executable, "-m", "uvicorn", "benchmarks.moto_app:app", "--port", str(self.port), *options]
 
     def environment(self) -> dict[str, str]:
