@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from laneway.frontends.http.head import Head, parse_head
@@ -10,6 +12,7 @@ from laneway.frontends.sqs.alike import Shapes, signature_of
 from laneway.frontends.sqs.api import Plan
 from laneway.frontends.sqs.names import SqsOptions
 from laneway.frontends.sqs.signing import Signature
+from tests.sqs.serving import SqsServing
 
 SIGNED = "amz-sdk-invocation-id;content-type;host;x-amz-date;x-amz-target"
 
@@ -133,3 +136,20 @@ def test_heads_of_one_length_that_ask_for_different_things_are_told_apart() -> N
         found = shapes.find(raw_head(target=target))
         assert found is not None
         assert found[0].head.x_amz_target == f"AmazonSQS.{target}".encode()
+
+
+def test_a_head_like_others_is_held_to_the_limits_all_the_same(serving: SqsServing) -> None:
+    """As it would be if it were parsed."""
+    sizes = HttpLimits().body_bytes, HttpLimits().body_bytes + 1
+    host, port = serving.address
+    for size in sizes:
+        with socket.create_connection((host, port), timeout=10) as client:
+            client.sendall(raw_head(length="2") + b"{}")  # learned from
+            assert client.recv(65536).startswith(b"HTTP/1.1 4")
+            client.sendall(raw_head(length=str(size)) + b"{}")
+            client.settimeout(10 if size == sizes[1] else 0.2)
+            try:
+                told = client.recv(65536)
+            except TimeoutError:
+                told = b""
+            assert told.startswith(b"HTTP/1.1 413") == (size == sizes[1])

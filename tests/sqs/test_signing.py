@@ -183,6 +183,31 @@ def test_permissions_count_as_everywhere(serving: SqsServing, sqs: Any, new_name
     assert refusal(sender.get_queue_url, QueueName=other)[0] == "AccessDenied"
 
 
+def test_a_permission_that_is_taken_away_counts_at_once(serving: SqsServing, sqs: Any, new_name: NewName) -> None:
+    url = sqs.create_queue(QueueName=new_name())["QueueUrl"]
+    granted = Permission(queue="*", read=True, write=True)
+    serving.run(serving.access.put_account("fleeting", permissions=[granted]))
+    client = serving.sqs(serving.new_key("fleeting"))
+    for _ in range(3):  # until the head is known by its shape, and the queue by its URL
+        client.send_message(QueueUrl=url, MessageBody="x")
+        client.receive_message(QueueUrl=url)
+    serving.run(serving.access.put_account("fleeting", permissions=[Permission(queue="*", read=True)]))
+    assert refusal(client.send_message, QueueUrl=url, MessageBody="x")[0] == "AccessDenied"
+    client.receive_message(QueueUrl=url)
+    serving.run(serving.access.put_account("fleeting", permissions=[granted]))
+    client.send_message(QueueUrl=url, MessageBody="x")
+
+
+def test_a_queue_that_was_deleted_and_made_again_is_another(sqs: Any, new_name: NewName) -> None:
+    name = new_name()
+    url = sqs.create_queue(QueueName=name)["QueueUrl"]
+    sqs.send_message(QueueUrl=url, MessageBody="x" * 2000)
+    sqs.delete_queue(QueueUrl=url)
+    assert refusal(sqs.send_message, QueueUrl=url, MessageBody="x")[0].endswith("NonExistentQueue")
+    sqs.create_queue(QueueName=name, Attributes={"MaximumMessageSize": "1024"})
+    assert refusal(sqs.send_message, QueueUrl=url, MessageBody="x" * 2000)[0].endswith("InvalidParameterValue")
+
+
 class TestAnonymous:
     """Set up: whoever comes from this machine needs no key, until there is an account."""
 

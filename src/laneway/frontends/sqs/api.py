@@ -82,8 +82,8 @@ class SqsApi:
         self._actions = _actions(self._messages, Queues(broker), Moving(broker))
         self._tasks: set[asyncio.Task[None]] = set()
         stem = secrets.token_hex(10)
-        self._request_stem = f"{stem[:8]}-{stem[8:12]}-{stem[12:16]}-{stem[16:]}-"
-        self._request_numbers = itertools.count(1)
+        form = f"{stem[:8]}-{stem[8:12]}-{stem[12:16]}-{stem[16:]}-%012x"
+        self._request_ids = map(form.__mod__, itertools.count(1))
 
     def takes(self, head: Head) -> bool:
         if head.x_amz_target is not None:
@@ -118,7 +118,7 @@ class SqsApi:
 
     def handle(self, call: Call) -> None:
         plan: Plan = call.head.plan
-        request_id = f"{self._request_stem}{next(self._request_numbers):012x}"
+        request_id = next(self._request_ids)
         form: Form = self._json if plan.action else self._query
         try:
             if plan.refusal is not None:

@@ -40,10 +40,8 @@ class Attempts:
         self._broker = broker
         self._known: OrderedDict[AttemptKey, Attempt] = OrderedDict()  # answered longest ago first
 
-    def key(self, ask: Ask, view: View, attempt_id: str | None) -> AttemptKey | None:
+    def key(self, ask: Ask, view: View, attempt_id: str) -> AttemptKey | None:
         """None if the receive is not to be remembered."""
-        if attempt_id is None:
-            return None
         if not _ID.fullmatch(attempt_id):
             raise value_invalid(
                 attempt_id,

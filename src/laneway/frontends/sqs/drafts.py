@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -23,6 +24,11 @@ DELIVER_AT = "Laneway.DeliverAt"
 TRACE = "AWSTraceHeader"
 
 _ID = re.compile(r"[\x21-\x7e]{1,128}")  # AWS: alphanumeric and punctuation
+_NO_REST: tuple[Any, ...] = ({}, None, None, None, {})  # of a message with nothing but a body
+_rest_of = attrgetter(
+    "MessageAttributes", "DelaySeconds", "MessageGroupId", "MessageDeduplicationId", "MessageSystemAttributes"
+)
+_body_of = attrgetter("MessageBody")
 _BETWEEN = " "  # of group and dedup id, where the window is per group: neither can have one
 
 
@@ -102,22 +108,13 @@ class Senders:
 
 def plain_bodies(entries: Sequence[MessageEntry], view: View) -> list[bytes] | None:
     """Hot: the bodies of messages that have nothing else and are in order; None if one of them wants a closer look."""
-    bodies: list[bytes] = []
-    for entry in entries:
-        text = entry.MessageBody
-        if (
-            entry.MessageAttributes
-            or entry.DelaySeconds is not None
-            or entry.MessageGroupId is not None
-            or entry.MessageDeduplicationId is not None
-            or entry.MessageSystemAttributes
-        ):
-            return None
-        body = text.encode()
-        if not 0 < len(body) <= view.max_bytes or not message_attributes.has_only_allowed(text, body):
-            return None
-        bodies.append(body)
-    return bodies
+    if list(map(_rest_of, entries)).count(_NO_REST) != len(entries):
+        return None
+    texts = list(map(_body_of, entries))
+    bodies = list(map(str.encode, texts))
+    if not all(bodies) or max(map(len, bodies)) > view.max_bytes:
+        return None
+    return bodies if all(map(message_attributes.has_only_allowed, texts, bodies)) else None
 
 
 def _ids(entry: MessageEntry, view: View, body: bytes) -> tuple[str, str]:

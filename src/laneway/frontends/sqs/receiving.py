@@ -81,7 +81,7 @@ class Receive:
                 raise SqsError("InvalidAttributeName", f"Unknown Attribute {unknown}.")
         if asked.MessageAttributeNames:
             self.wanted = Wanted(asked.MessageAttributeNames)
-        self.is_plain = not self.system and not self.wanted
+        self.is_plain = not (self.system or asked.MessageAttributeNames)
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -98,8 +98,9 @@ class Plain:
         prefixes = {at_ms: message_id_prefix(at_ms, d.tag) for at_ms in set(d.enqueued_at_ms)}
         self.ids = list(map(add, map(prefixes.__getitem__, d.enqueued_at_ms), numbers))
         self.handles = list(map(add, leases, numbers))
-        self.bodies = _shown(d.bodies)
-        self.md5s = md5s.of(d.seqs, self.bodies)
+        known = md5s.of_neighbours(d.seqs)
+        self.bodies = d.bodies if known is not None else _shown(d.bodies)
+        self.md5s = known if known is not None else md5s.of(d.seqs, self.bodies)
 
     def result(self, at: int, end: int) -> w.PlainReceiveResult:
         """Of some of them. Texts are made no sooner than they are needed: kilobytes are dear to keep around."""
@@ -121,7 +122,8 @@ class Receiving:
     def receive(self, ask: Ask, asked: w.ReceiveMessage) -> None:
         view = self._views.view(ask, asked.QueueUrl, "read")
         one = Receive(ask, asked, view)
-        one.attempt = self._attempts.key(ask, view, asked.ReceiveRequestAttemptId)
+        if asked.ReceiveRequestAttemptId is not None:
+            one.attempt = self._attempts.key(ask, view, asked.ReceiveRequestAttemptId)
         call = ask.call
         call.state = ask
         if view.is_fifo:  # what one gets depends on the groups that the one before it holds

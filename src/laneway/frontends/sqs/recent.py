@@ -23,7 +23,11 @@ class Recent:
         """Values one behind the other, in the order of the numbers."""
         width, size = self._width, len(numbers)
         at = numbers[0] % self._count
-        if size > 1 and at + size <= self._count:
+        if size == 1:
+            self._numbers[at] = numbers[0]
+            self._values[at * width : (at + 1) * width] = values
+            return
+        if at + size <= self._count:
             column = array("Q", numbers)
             if column == array("Q", range(numbers[0], numbers[0] + size)):
                 self._numbers[at : at + size] = column
@@ -56,16 +60,18 @@ class Md5s:
     def note(self, numbers: Sequence[int], md5s: Sequence[str]) -> None:
         self._known.note(numbers, bytes.fromhex("".join(md5s)))
 
+    def of_neighbours(self, numbers: Sequence[int]) -> list[str] | None:
+        """Those of messages that follow one another, if all are known: then SQS sent them all, so they are text."""
+        known = self._known.get_neighbours(numbers)
+        return None if known is None else known.hex("\n", _MD5.digest_size).split("\n")
+
     def of(self, numbers: Sequence[int], bodies: Sequence[bytes]) -> list[str]:
         """Those of messages, by their numbers and bodies."""
-        known = self._known.get_neighbours(numbers)
-        if known is None:
-            get = self._known.get
-            return [
-                md5_of(body) if (one := get(number)) is None else one.hex()
-                for number, body in zip(numbers, bodies, strict=True)
-            ]
-        return known.hex("\n", _MD5.digest_size).split("\n")
+        get = self._known.get
+        return [
+            md5_of(body) if (one := get(number)) is None else one.hex()
+            for number, body in zip(numbers, bodies, strict=True)
+        ]
 
 
 _MD5 = md5(usedforsecurity=False)  # making one from scratch takes longer than copying it
