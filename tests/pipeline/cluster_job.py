@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from laneway.pipeline.session import session
+from tests.pipeline.drivers import QUICK, QUICK_JVM
 
 
 def with_process(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -24,7 +25,12 @@ def with_process(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def main() -> None:
-    spark = session("local-cluster[2,1,700]", "laneway-cluster", **{"spark.executor.memory": "600m"})
+    spark = session(
+        "local-cluster[2,1,700]",
+        "laneway-cluster",
+        **QUICK,
+        **{"spark.executor.memory": "600m", "spark.executor.extraJavaOptions": QUICK_JVM},
+    )
     read = spark.read.format("laneway").schema("kind string, message bigint").option("partitionBytes", "1")
     rows = read.load(sys.argv[1]).mapInArrow(with_process, "kind string, message bigint, process bigint")
     found = rows.groupBy("kind", "process").agg({"*": "count", "message": "sum"}).collect()

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from laneway.pipeline.session import LOGGING, session
+from laneway.pipeline.session import session
+from tests.pipeline.drivers import QUICK
 from tests.pipeline.events import frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 MakeEvents = Callable[..., "DataFrame"]
 
@@ -31,14 +30,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "local[1]",
         "laneway-tests",
         **{
+            **QUICK,
             "spark.sql.shuffle.partitions": "1",
-            # A few rows do not pay for code made and compiled for them: so queries take a fifth of the time.
-            "spark.sql.codegen.wholeStage": "false",
-            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-            "spark.sql.adaptive.enabled": "false",
             "spark.driver.memory": "1g",
-            # Plans are many and data is small: code that is compiled quickly beats code that runs quickly.
-            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()} {QUICK}",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("spark-warehouse")),

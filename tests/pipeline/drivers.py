@@ -20,18 +20,20 @@ FOREVER_S = 600
 STAND_STILL_S = 240.0
 
 
+#: For plans that are many, small and run once: code that is compiled quickly beats code that runs quickly, and a few
+#: rows do not pay for code made and compiled for them.
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+QUICK = {
+    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()} {QUICK_JVM}",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}
+
+
 def quick_session() -> SparkSession:
     """One core, three tries a task. What it runs is little, and it will not live long."""
-    return session(
-        "local[1,3]",
-        **{
-            "spark.driver.extraJavaOptions": (
-                f"-Dlog4j2.configurationFile={LOGGING.as_uri()} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-            ),
-            "spark.driver.memory": "600m",
-            "spark.sql.codegen.wholeStage": "false",
-        },
-    )
+    return session("local[1,3]", **QUICK, **{"spark.driver.memory": "600m"})
 
 
 def is_first_attempt(partition: int) -> bool:
