@@ -32,7 +32,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         **{
             **QUICK,
             "spark.sql.shuffle.partitions": "1",
-            "spark.driver.memory": "1g",
+            "spark.driver.memory": "2g",
+            # What Spark would show of past queries on its page fills the heap, and there is no page.
+            "spark.sql.ui.retainedExecutions": "10",
+            "spark.ui.retainedJobs": "10",
+            "spark.ui.retainedStages": "10",
+            "spark.ui.retainedTasks": "100",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("spark-warehouse")),
