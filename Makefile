@@ -34,7 +34,7 @@ demo: $(STAMPS)/pipeline ## a server, an hour's traffic in a minute, the jobs an
 test: $(STAMPS)/test check ## everything that must pass: make check, then all tests; ARGS="-k name"
 	@tools/services.sh test
 	@echo "laneway: pytest with $(WORKERS) workers"
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(STAMPS)/test ## ruff, mypy --strict, the import layers
 	@echo "laneway: ruff check"; $(BIN)/ruff check --quiet .
