@@ -695,6 +695,22 @@ def test_a_wall_clock_that_is_set_ahead_is_noticed(run: Run, monkeypatch: pytest
     run(scenario)
 
 
+def test_columns_that_are_gathered_are_bounded_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        monkeypatch.setattr("laneway.broker.sessions.MAX_GATHERED_BYTES", 1_000)
+        queue, told = b.broker.find_queue("/", "q"), list[object]()
+        seen = []
+        for _ in range(4):  # in one turn of the loop, so that nothing is sealed meanwhile
+            assert b.broker.publish_bodies("/", "q", [b'"%b"' % (b"x" * 198)] * 2, [5, 5], told.append)
+            seen.append(queue.ready)
+        assert seen == [0, 0, 6, 6]
+        await b.broker.committer.durable()
+        assert queue.ready == 8 and len(told) == 4
+
+    run(scenario)
+
+
 def test_what_waits_to_be_written_is_bounded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(b: Bench) -> None:
         await b.queue()

@@ -397,7 +397,9 @@ def test_deliveries_to_one_consumer_are_in_order_whatever_commits_do(run: Run) -
                 priority = random.choice((1, 5))
                 priorities |= dict.fromkeys(some, priority)
                 if random.random() < 0.5:
-                    b.broker.sessions.publish_columns([((number,), (priority,), [b""] * len(some), some)], 0)
+                    b.broker.sessions.publish_columns(
+                        [((number,), (priority,), [b""] * len(some), some)], sum(map(len, some))
+                    )
                 else:
                     b.broker.publish("/", "q", [Draft(body, priority) for body in some], lambda _: None)
                 if random.random() < 0.3:
@@ -590,7 +592,7 @@ def test_columns_reach_all_their_queues_in_order(run: Run) -> None:
         assert not sessions.takes_columns((a, 999), 100) and not sessions.takes_columns((a,), 1 << 30)
         props = encode_props(Draft(b"").properties)
         runs = [((a, other), (5, 5), [props] * 3, numbered(3)), ((a,), (1,), [props] * 2, numbered(2, 3))]
-        sessions.publish_columns(runs, 0)
+        sessions.publish_columns(runs, 5)
         await b.restart()
         assert bodies(await b.lease(10, "a")) == numbered(5)
         assert bodies(await b.lease(10, "b")) == numbered(3)

@@ -32,13 +32,19 @@ def named(journal: SegmentJournal) -> dict[int, tuple[str, str]]:
     return {number: (one.name, one.tier) for number, one in journal.history.catalogue().items()}
 
 
-def test_names_are_read_where_they_were_written_and_nowhere_else() -> None:
-    files = CountedFiles()
+def with_one_queue(files: CountedFiles) -> tuple[SegmentJournal, Core, int]:
+    """A journal that has been asked for the names in it; and how many events of the core it has."""
     journal, _ = start(files)
     core = Core()
     core.put("a")
     done = put_all(core, journal)
     assert named(journal) == {1: ("a", "normal")}
+    return journal, core, done
+
+
+def test_names_are_read_where_they_were_written_and_nowhere_else() -> None:
+    files = CountedFiles()
+    journal, core, done = with_one_queue(files)
     fill_extents(journal, 2)
     journal.history.extents()
     files.opened.clear()
@@ -65,11 +71,7 @@ def test_names_are_read_where_they_were_written_and_nowhere_else() -> None:
 def test_names_are_found_also_if_too_many_came_to_be_noted(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served, "_MOST_NOTED", most)
     files = CountedFiles()
-    journal, _ = start(files)
-    core = Core()
-    core.put("a")
-    done = put_all(core, journal)
-    assert named(journal) == {1: ("a", "normal")}
+    journal, core, done = with_one_queue(files)
     names = {"a"}
     for turn in range(3):
         for at in range(turn + 1):

@@ -382,7 +382,7 @@ class SessionWorkload:
                 runs.append((numbers, chosen, [encode_props(d.properties) for d in drafts], [d.body for d in drafts]))
                 for draft in drafts:
                     self._enter(batch, names, chosen, draft)
-            sessions.publish_columns(runs, 0)
+            sessions.publish_columns(runs, sum(len(body) for run in runs for body in run[3]))
             self.work.counts["columns"] += 1
             return
         draft = self._draft(self.random.choice((None, 0, 1, 2)))

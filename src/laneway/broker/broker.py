@@ -23,7 +23,7 @@ from laneway.broker.cursors import Cursors
 from laneway.broker.engine import Engine, Recovery
 from laneway.broker.exchanges import Exchanges
 from laneway.broker.producers import Producers, StagingLimits
-from laneway.broker.sessions import Columns, Place, Sessions
+from laneway.broker.sessions import MAX_GATHERED_BYTES, Columns, Place, Sessions
 from laneway.broker.tasks import Redrives
 from laneway.broker.upkeep import Upkeep
 from laneway.broker.values import (
@@ -63,7 +63,6 @@ log = logging.getLogger("laneway.broker")
 MAX_BATCH = 10_000
 MAX_WAIT_MS = 20_000
 LOOK_AGAIN_MS = 30_000  # a timer waits no longer before it looks at the wall clock again
-MAX_GATHERED_BYTES = 8 * 1024 * 1024
 MAX_STAGED_BYTES = 256 * 1024 * 1024
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 #: After so many bytes of one queue, consumers get time to say that they cannot take more at the moment.
 MAX_DISPATCH_BYTES = 4 * 1024 * 1024
 
+#: What waits to be carried out together when a commit is sealed; with more than this it is done before.
 MAX_GATHERED_BYTES = 8 * 1024 * 1024
 
 #: Messages with nothing special about them: queues, the priority in each, encoded properties, bodies.

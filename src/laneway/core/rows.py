@@ -76,6 +76,7 @@ from laneway.core.events import (
 )
 from laneway.core.message import RECORD_PREFIX_BYTES, decode_record, places, record_pieces
 from laneway.core.runs import as_array
+from laneway.core.table import column
 
 ROW = struct.Struct("<BBBBIQQQQQIIII")
 ROW_BYTES = ROW.size
@@ -179,12 +180,6 @@ def _table(count: int, kind: int, queue: int, at_ms: int) -> array[int]:
     return words
 
 
-def _column(values: Sequence[int], count: int) -> array[int]:
-    """One value for each row, mostly the same."""
-    first = values[0]
-    return array("Q", (first,)) * count if values.count(first) == count else array("Q", values)
-
-
 _IS_BIG_ENDIAN = struct.pack("=H", 1) == b"\x00\x01"
 
 
@@ -245,7 +240,7 @@ def _encode_leased(e: Leased, offset: int) -> tuple[bytes, Sequence[bytes]]:
     words[1::8] = as_array(e.seqs)
     words[3::8] = array("Q", (e.deadline_ms,)) * count
     words[4::8] = as_array(range(e.first_lease, e.first_lease + count))
-    words[6::8] = _column(e.receives, count)
+    words[6::8] = column("Q", e.receives)
     words[7::8] = array("Q", (len(name) << 32 | offset,)) * count
     _set_births(words, e.births)
     return _bytes(words), blobs

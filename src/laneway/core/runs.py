@@ -1,7 +1,8 @@
 """Message numbers and lease ids, many at once.
 
-What is published, leased and acked together mostly has neighbouring numbers. Then they are a `range`, which costs
-nothing to make, cut or join, and whoever needs them as an array gets it without a step of Python for each.
+What is published, leased and acked together mostly has neighbouring numbers. Then they are a `range`, always with a
+step of 1, which costs nothing to make, cut or join, and whoever needs them as an array gets it without a step of Python
+for each.
 """
 
 from __future__ import annotations

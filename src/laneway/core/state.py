@@ -72,6 +72,7 @@ from laneway.core.table import (
     TENANTED,
     Slab,
     Table,
+    column,
 )
 from laneway.core.tenants import Tenants
 
@@ -419,7 +420,7 @@ class State:
         if not slab.lease:
             slab.widen()
         slab.state[i:j] = bytes((LEASED,)) * n
-        slab.receives[i:j] = array("I", receives[:1]) * n if receives.count(receives[0]) == n else array("I", receives)
+        slab.receives[i:j] = column("I", receives)
         slab.lease[i:j] = as_array(range(lease, lease + n))
         slab.due_ms[i:j] = array("Q", (deadline_ms,)) * n
         queue.bytes_waiting -= sum(slab.size[i:j])

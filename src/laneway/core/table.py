@@ -208,6 +208,12 @@ class Table:
         return (looked[-1] << SLAB_BITS) + SLAB_MASK if next(holding, None) is not None else None
 
 
+def column(code: str, values: Sequence[int]) -> array[int]:
+    """Hot: an array of these values, which are mostly all the same."""
+    first, count = values[0], len(values)
+    return array(code, (first,)) * count if values.count(first) == count else array(code, values)
+
+
 def _extend(
     slab: Slab,
     locations: Sequence[int],
@@ -235,7 +241,7 @@ def _extend(
     slab.priority.extend(bytes(priorities[:1]) * count if priorities.count(priorities[0]) == count else priorities)
     slab.queue += array("I", (queue,)) * count
     slab.receives += array("I", (0,)) * count
-    slab.size.extend(array("I", sizes[:1]) * count if sizes.count(sizes[0]) == count else sizes)
+    slab.size += column("I", sizes)
     slab.location.extend(locations)
     since = array("Q", (since_ms,)) * count
     slab.since_ms += since
