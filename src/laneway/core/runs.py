@@ -81,7 +81,7 @@ def joined(parts: Sequence[Sequence[int]]) -> Sequence[int]:
 
 
 def as_array(numbers: Sequence[int]) -> array[int]:
-    """Hot: what `array("Q", numbers)` is; neighbours in a tenth of its time."""
+    """Hot: what `array("Q", numbers)` is; neighbours in a fraction of its time."""
     if type(numbers) is range:
         return _count_up(numbers.start, len(numbers))
     if type(numbers) is Seqs and numbers.found is not None and len(numbers) > _FEW * len(numbers.found):
