@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import boto3
 from botocore.config import Config
 
 from benchmarks import sqs_load as load
-from benchmarks.http_load import HttpConnection, ask
+from benchmarks.http_load import HttpConnection, Script, ask
 from benchmarks.laneway_load import Tally, payload_texts
 from benchmarks.load import Load, LoadFailed
 from benchmarks.machine import Watch, assign_cores, describe
@@ -30,6 +30,7 @@ KILOBYTE = 1024
 CONNECTIONS = 32
 VARIANTS = 64
 BATCH = 10
+SIGNED_MESSAGES = 16_384  # in requests that were signed before the load began; then they come again
 SEND, SEND_BATCH = "SQS send, 1 × 1 KB", f"SQS send, {BATCH} × 1 KB"
 RECEIVE, RECEIVE_BATCH = "SQS receive + delete, 1 × 1 KB", f"SQS receive + delete, {BATCH} × 1 KB"
 BOTO3 = "boto3 send, 1 × 1 KB, one thread"
@@ -83,11 +84,16 @@ class SqsBench:
             return [load.send_body(url, text) for text in texts]
         return [load.batch_body(url, (texts * 2)[at : at + batch]) for at in range(16)]
 
+    def requests(self, server: Server, url: str, batch: int) -> Iterator[bytes]:
+        signer = load.Signer(server.address, self.key(server))
+        action = "SendMessage" if batch == 1 else "SendMessageBatch"
+        return signer.requests(action, self.bodies(url, batch), SIGNED_MESSAGES // batch)
+
     def send(self, case: str, server: Server, batch: int, connections: int) -> None:
         url = "http://127.0.0.1/000000000000/q" if server is self.starlette else self.new_queue(server)
-        signer, bodies, tally = load.Signer(server.address, self.key(server)), self.bodies(url, batch), Tally()
+        requests, tally = self.requests(server, url, batch), Tally()
         script = _echoed if server is self.starlette else load.sender
-        clients = [HttpConnection(server.address, script(signer, bodies, batch, tally)) for _ in range(connections)]
+        clients = [HttpConnection(server.address, script(requests, batch, tally)) for _ in range(connections)]
         with Load(clients) as running:
             running.run(seconds=self.options.seconds / 4)
             before, watch = sum(one.reply_count for one in clients), Watch(server.pid)
@@ -102,11 +108,14 @@ class SqsBench:
         """From a queue that holds so many already, until it is empty."""
         url = self.new_queue(server)
         signer, tally = load.Signer(server.address, self.key(server)), Tally()
-        filling = [load.sender(signer, self.bodies(url, BATCH), BATCH, tally, limit=messages) for _ in range(8)]
+        requests = self.requests(server, url, BATCH)
+        filling = [load.sender(requests, BATCH, tally, limit=messages) for _ in range(8)]
         fillers = [HttpConnection(server.address, script) for script in filling]
         with Load(fillers) as running:
             running.run(seconds=300, until=lambda: all(one.finished for one in fillers))
-        clients = [HttpConnection(server.address, load.receiver(signer, url, batch, tally)) for _ in range(connections)]
+        asks = signer.requests("ReceiveMessage", [load.receive_body(url, batch)], SIGNED_MESSAGES // batch)
+        scripts = [load.receiver(signer, asks, url, tally) for _ in range(connections)]
+        clients = [HttpConnection(server.address, script) for script in scripts]
         watch = Watch(server.pid)
         with Load(clients) as running:
             took = running.run(seconds=300, until=lambda: tally.acked >= tally.published)
@@ -154,11 +163,10 @@ class SqsBench:
                 measured()
 
 
-def _echoed(signer: load.Signer, bodies: Sequence[bytes], batch: int, tally: Tally) -> Any:
+def _echoed(requests: Iterator[bytes], batch: int, tally: Tally) -> Script:
     """The same requests, to a server that only decodes and echoes them."""
     while True:
-        for body in bodies:
-            yield signer.request("SendMessage", body)
+        yield next(requests)
 
 
 def goals() -> list[Goal]:

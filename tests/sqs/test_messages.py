@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,11 @@ from typing import Any
 import httpx
 import pytest
 from botocore.exceptions import ClientError
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from laneway.frontends.sqs.json_form import JsonForm
+from laneway.frontends.sqs.message_attributes import has_only_allowed
 from tests.in_thread import wait_for
 from tests.sqs.serving import ACCOUNT_ID, SqsServing, attribute, bodies, refusal
 
@@ -234,6 +239,8 @@ def test_what_cannot_be_received(sqs: Any, queue: str, parameters: dict[str, int
     [
         ({"MessageBody": ""}, "MissingParameter"),
         ({"MessageBody": "a\x00b"}, "InvalidMessageContents"),
+        ({"MessageBody": "a\bb"}, "InvalidMessageContents"),
+        ({"MessageBody": "a\fb"}, "InvalidMessageContents"),
         ({"MessageBody": "a\ufffeb"}, "InvalidMessageContents"),
         ({"MessageBody": "x" * (1024 * 1024 + 1)}, "InvalidParameterValue"),
         ({"MessageBody": "x", "DelaySeconds": -1}, "InvalidParameterValue"),
@@ -255,6 +262,27 @@ def test_what_cannot_be_received(sqs: Any, queue: str, parameters: dict[str, int
 def test_what_cannot_be_sent(sqs: Any, queue: str, parameters: dict[str, Any], code: str | None) -> None:
     assert refusal(sqs.send_message, QueueUrl=queue, **parameters)[0] == (code or "InvalidParameterValue")
     assert attribute(sqs, queue, "ApproximateNumberOfMessages") == "0"
+
+
+def test_characters_of_a_batch_are_looked_at_one_by_one(sqs: Any, queue: str) -> None:
+    texts = ["plain", 'c:\\\\users "b" \t\r\n \x7f', "a\fb", "ä", "a\ufffeb"]
+    entries = [{"Id": str(at), "MessageBody": text} for at, text in enumerate(texts)]
+    told = sqs.send_message_batch(QueueUrl=queue, Entries=entries)
+    assert [(one["Id"], one["Code"]) for one in told["Failed"]] == [
+        ("2", "InvalidMessageContents"),
+        ("4", "InvalidMessageContents"),
+    ]
+    assert bodies(sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10)) == [texts[0], texts[1], texts[3]]
+
+
+@given(st.text(), st.booleans())
+@example("\x08", False)
+@example("\x0c", False)
+@example("\ufffe", False)
+@example("\ufffe", True)
+def test_what_is_allowed_is_told_from_json_alone_only_if_it_is_so(text: str, only_ascii: bool) -> None:
+    said = json.dumps({"MessageBody": text}, ensure_ascii=only_ascii).encode()
+    assert not JsonForm().is_allowed(said) or has_only_allowed(text, text.encode())
 
 
 def test_a_message_may_have_a_mebibyte(sqs: Any, queue: str) -> None:

@@ -23,6 +23,10 @@ class Form(Protocol):
 
     content_type: bytes
 
+    def is_allowed(self, body: bytes) -> bool:
+        """Whether all characters in a request that was decoded are such as AWS lets through, if that can be told at
+        once; False if each text must be looked at."""
+
     def result(self, action: str, result: Any, request_id: str) -> bytes: ...
 
     def failure(self, error: SqsError, request_id: str) -> tuple[bytes, bytes]:
@@ -70,6 +74,9 @@ class Ask(msgspec.Struct, eq=False):
 
     def queue_of_arn(self, arn: str) -> str | None:
         return self.caller.names.queue_of_arn(arn, self.caller.region)
+
+    def is_allowed(self) -> bool:
+        return self.form.is_allowed(self.call.body)
 
     def answer(self, result: Any) -> None:
         self.answer_with(self.form.result(self.action, result, self.request_id))

@@ -24,7 +24,7 @@ DELIVER_AT = "Laneway.DeliverAt"
 TRACE = "AWSTraceHeader"
 
 _ID = re.compile(r"[\x21-\x7e]{1,128}")  # AWS: alphanumeric and punctuation
-_NO_REST: tuple[Any, ...] = ({}, None, None, None, {})  # of a message with nothing but a body
+_NO_REST = (None,) * 5  # of a message with nothing but a body
 _rest_of = attrgetter(
     "MessageAttributes", "DelaySeconds", "MessageGroupId", "MessageDeduplicationId", "MessageSystemAttributes"
 )
@@ -49,15 +49,16 @@ class Senders:
     def __init__(self) -> None:
         self._plain: dict[str, Properties] = {}
 
-    def sent(self, entry: MessageEntry, view: View, sender: str) -> Sent:
+    def sent(self, entry: MessageEntry, view: View, sender: str, *, is_allowed: bool) -> Sent:
+        """`is_allowed`: its characters are known to be such as AWS lets through."""
         body = entry.MessageBody.encode()
         if not body:
             raise missing("MessageBody")
-        if not message_attributes.has_only_allowed(entry.MessageBody, body):
+        if not is_allowed and not message_attributes.has_only_allowed(entry.MessageBody, body):
             raise SqsError("InvalidMessageContents", "Invalid characters found in the message body.")
         md5_attributes = md5_system = None
         size_bytes = len(body)
-        attributes = entry.MessageAttributes
+        attributes = entry.MessageAttributes or {}
         if attributes:
             size_bytes += message_attributes.check(attributes)
             md5_attributes = message_attributes.md5_of(attributes)
@@ -92,12 +93,13 @@ class Senders:
         group, dedup_id = _ids(entry, view, body)
         if not (entry.MessageAttributes or entry.MessageSystemAttributes or group):
             return self.plain(sender)
-        values, types = message_attributes.kept(entry.MessageAttributes)
+        values, types = message_attributes.kept(entry.MessageAttributes or {})
         own: dict[str, Any] = {"sender": sender}
         if types:
             own["types"] = types
-        if TRACE in entry.MessageSystemAttributes:
-            own["trace"] = entry.MessageSystemAttributes[TRACE].StringValue
+        system = entry.MessageSystemAttributes or {}
+        if TRACE in system:
+            own["trace"] = system[TRACE].StringValue
         if not view.is_fifo:
             return Properties(TEXT, tenant=group, attributes=values, extra={"sqs": own})
         if view.dedups_group:
@@ -106,7 +108,7 @@ class Senders:
         return Properties(TEXT, group=group, dedup_id=dedup_id, attributes=values, extra={"sqs": own})
 
 
-def plain_bodies(entries: Sequence[MessageEntry], view: View) -> list[bytes] | None:
+def plain_bodies(entries: Sequence[MessageEntry], view: View, *, is_allowed: bool) -> list[bytes] | None:
     """Hot: the bodies of messages that have nothing else and are in order; None if one of them wants a closer look."""
     if list(map(_rest_of, entries)).count(_NO_REST) != len(entries):
         return None
@@ -114,7 +116,7 @@ def plain_bodies(entries: Sequence[MessageEntry], view: View) -> list[bytes] | N
     bodies = list(map(str.encode, texts))
     if not all(bodies) or max(map(len, bodies)) > view.max_bytes:
         return None
-    return bodies if all(map(message_attributes.has_only_allowed, texts, bodies)) else None
+    return bodies if is_allowed or all(map(message_attributes.has_only_allowed, texts, bodies)) else None
 
 
 def _ids(entry: MessageEntry, view: View, body: bytes) -> tuple[str, str]:

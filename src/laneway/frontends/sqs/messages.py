@@ -46,7 +46,7 @@ class Messages:
 
     def send(self, ask: Ask, asked: w.SendMessage) -> None:
         view = self._views.view(ask, asked.QueueUrl, "write")
-        sent = self._senders.sent(asked, view, ask.caller.account.name)
+        sent = self._senders.sent(asked, view, ask.caller.account.name, is_allowed=ask.is_allowed())
         self._broker.publish_one(ask.caller.vhost, view.name, sent.draft, partial(self._sent, ask, view, sent))
 
     @answers_anyway
@@ -69,13 +69,15 @@ class Messages:
     def send_batch(self, ask: Ask, asked: w.SendMessageBatch) -> None:
         view = self._views.view(ask, asked.QueueUrl, "write")
         ids = _checked_ids(asked.Entries)
-        if self._send_plain(ask, view, ids, asked.Entries):
+        is_allowed = ask.is_allowed()
+        if self._send_plain(ask, view, ids, asked.Entries, is_allowed=is_allowed):
             return
         good: list[tuple[str, Sent]] = []
         result = w.SendMessageBatchResult(Successful=[], Failed=[])
         for entry in asked.Entries:
             try:
-                good.append((entry.Id, self._senders.sent(entry, view, ask.caller.account.name)))
+                sent = self._senders.sent(entry, view, ask.caller.account.name, is_allowed=is_allowed)
+                good.append((entry.Id, sent))
             except LanewayError as error:
                 result.Failed.append(_failed(entry.Id, error))
         total_bytes = sum(sent.size_bytes for _, sent in good)
@@ -90,9 +92,11 @@ class Messages:
         drafts = [sent.draft for _, sent in good]
         self._broker.publish(ask.caller.vhost, view.name, drafts, partial(self._sent_batch, ask, view, good, result))
 
-    def _send_plain(self, ask: Ask, view: View, ids: list[str], entries: list[w.SendMessageBatchEntry]) -> bool:
+    def _send_plain(
+        self, ask: Ask, view: View, ids: list[str], entries: list[w.SendMessageBatchEntry], *, is_allowed: bool
+    ) -> bool:
         """Hot: a batch of nothing but bodies, as columns. False, and nothing is done, if it is none."""
-        bodies = None if view.is_fifo else plain_bodies(entries, view)
+        bodies = None if view.is_fifo else plain_bodies(entries, view, is_allowed=is_allowed)
         if bodies is None or sum(map(len, bodies)) > MAX_MESSAGE_BYTES:
             return False
         none = [None] * len(bodies)

@@ -110,8 +110,8 @@ class MessageEntry(Request, kw_only=True):
 
     MessageBody: str
     DelaySeconds: int | None = None
-    MessageAttributes: AttributeValues = {}
-    MessageSystemAttributes: AttributeValues = {}
+    MessageAttributes: AttributeValues | None = None
+    MessageSystemAttributes: AttributeValues | None = None
     MessageDeduplicationId: str | None = None
     MessageGroupId: str | None = None
 
