@@ -1,8 +1,8 @@
 """PgQueuer: a SKIP LOCKED queue on PostgreSQL that others wrote and keep, through its own calls and in its own tables.
 
 What its worker does with a batch is done here by the same calls: dequeue, then log_jobs, which takes finished jobs out
-of the queue. The task that its worker makes of each job is left out. Its log of what was finished is not made durable,
-as it offers (balanced); its queue is.
+of the queue. The task that its worker makes of each job is left out. Its settings are its own defaults: queue and log
+of what was finished are durable, as Laneway's journal is, which holds both.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import asyncpg
-from pgqueuer.adapters.persistence.qb import QueryBuilderEnvironment
 from pgqueuer.db import AsyncpgDriver
-from pgqueuer.domain.settings import DBSettings, Durability
 from pgqueuer.ports.repository import EntrypointExecutionParameter
 from pgqueuer.queries import Queries
 
@@ -28,8 +26,7 @@ class PgQueuerQueue(PostgresQueue):
 
     async def reset(self) -> None:
         connection = await self.connect()
-        environment = QueryBuilderEnvironment(settings=DBSettings(durability=Durability.balanced))
-        queries = Queries(AsyncpgDriver(connection), qbe=environment)
+        queries = Queries(AsyncpgDriver(connection))
         await queries.uninstall()
         await queries.install()
         await queries.optimize_autovacuum()

@@ -51,7 +51,7 @@ def test_a_message_pushes_out_the_one_that_stood_in_its_place() -> None:
 def test_md5s_are_those_noted_and_otherwise_those_of_the_bodies() -> None:
     md5s = Md5s(COUNT)
     noted = [f"{number:032x}" for number in (3, 4)]
-    md5s.note([3, 4], noted)
+    md5s.note([3, 4], bytes.fromhex("".join(noted)))
     assert md5s.of([3, 4], [b"a", b"b"]) == md5s.of_neighbours([3, 4]) == noted
     assert md5s.of_neighbours([4, 5]) is None
     assert md5s.of([4, 5], [b"b", b"c"]) == [noted[1], hashlib.md5(b"c").hexdigest()]

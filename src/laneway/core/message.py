@@ -400,6 +400,7 @@ def token(lease_id: int, seq: int) -> str:
 #   milliseconds:48 | 7:4 | tag high:12 | 2:2 | tag low:14 | seq:48
 
 
+@lru_cache(maxsize=64)
 def message_id_prefix(enqueued_at_ms: int, tag: int) -> str:
     """All of an id but its last twelve digits, which are the number: shared by what came in one millisecond."""
     value = (enqueued_at_ms & 0xFFFFFFFFFFFF) << 32 | 0x7 << 28 | (tag >> 14 & 0xFFF) << 16 | 0x2 << 14 | tag & 0x3FFF

@@ -77,8 +77,7 @@ class Senders:
             if entry.DelaySeconds is not None:
                 raise value_invalid(entry.DelaySeconds, "DelaySeconds", f"Give DelaySeconds or {DELIVER_AT}, not both.")
             draft.visible_at_ms = _deliver_at_ms(attributes)
-        md5_body = md5_of(body)
-        return Sent(draft, size_bytes, md5_body, md5_attributes, md5_system)
+        return Sent(draft, size_bytes, md5_of(body).hex(), md5_attributes, md5_system)
 
     def plain(self, sender: str) -> Properties:
         """The properties of messages with nothing but a body."""

@@ -23,7 +23,7 @@ from laneway.frontends.sqs.json_form import JsonForm, ids_json
 from laneway.frontends.sqs.message_attributes import sequence_number
 from laneway.frontends.sqs.queue_attributes import MAX_MESSAGE_BYTES, View, visibility_ms
 from laneway.frontends.sqs.receiving import Receiving
-from laneway.frontends.sqs.recent import Md5s, md5_of
+from laneway.frontends.sqs.recent import Md5s, md5_of, md5_texts
 from laneway.frontends.sqs.views import Views
 
 BATCH_COUNT = 10
@@ -55,7 +55,7 @@ class Messages:
         if isinstance(receipt, LanewayError):
             raise receipt
         if not receipt.duplicate:
-            self._md5s.note((int(receipt.message_id[-12:], 16),), (sent.md5_body,))
+            self._md5s.note((int(receipt.message_id[-12:], 16),), bytes.fromhex(sent.md5_body))
         ask.answer(
             w.SendMessageResult(
                 MD5OfMessageBody=sent.md5_body,
@@ -109,10 +109,10 @@ class Messages:
     def _sent_plain(self, ask: Ask, ids: list[str], bodies: list[bytes], told: Receipts | LanewayError) -> None:
         if isinstance(told, LanewayError):
             raise told
-        md5s = list(map(md5_of, bodies))
-        self._md5s.note(told.seqs, md5s)
+        digests = b"".join(map(md5_of, bodies))
+        self._md5s.note(told.seqs, digests)
         given = message_ids(told.enqueued_at_ms, told.tag, told.seqs)
-        ask.answer(w.PlainSentResult(list(map(w.PlainSentEntry, ids, md5s, given))))
+        ask.answer(w.PlainSentResult(list(map(w.PlainSentEntry, ids, md5_texts(digests), given))))
 
     @answers_anyway
     def _sent_batch(

@@ -29,7 +29,7 @@ class Recent:
             return
         if at + size <= self._count:
             column = array("Q", numbers)
-            if column == array("Q", range(numbers[0], numbers[0] + size)):
+            if type(numbers) is range or column == array("Q", range(numbers[0], numbers[0] + size)):
                 self._numbers[at : at + size] = column
                 self._values[at * width : (at + size) * width] = values
                 return
@@ -57,19 +57,19 @@ class Md5s:
     def __init__(self, count: int) -> None:
         self._known = Recent(count, _MD5.digest_size)
 
-    def note(self, numbers: Sequence[int], md5s: Sequence[str]) -> None:
-        self._known.note(numbers, bytes.fromhex("".join(md5s)))
+    def note(self, numbers: Sequence[int], digests: bytes) -> None:
+        self._known.note(numbers, digests)
 
     def of_neighbours(self, numbers: Sequence[int]) -> list[str] | None:
         """Those of messages that follow one another, if all are known: then SQS sent them all, so they are text."""
         known = self._known.get_neighbours(numbers)
-        return None if known is None else known.hex("\n", _MD5.digest_size).split("\n")
+        return None if known is None else md5_texts(known)
 
     def of(self, numbers: Sequence[int], bodies: Sequence[bytes]) -> list[str]:
         """Those of messages, by their numbers and bodies."""
         get = self._known.get
         return [
-            md5_of(body) if (one := get(number)) is None else one.hex()
+            (md5_of(body) if (known := get(number)) is None else known).hex()
             for number, body in zip(numbers, bodies, strict=True)
         ]
 
@@ -77,7 +77,12 @@ class Md5s:
 _MD5 = md5(usedforsecurity=False)  # making one from scratch takes longer than copying it
 
 
-def md5_of(body: bytes) -> str:
+def md5_of(body: bytes) -> bytes:
     digest = _MD5.copy()
     digest.update(body)
-    return digest.hexdigest()
+    return digest.digest()
+
+
+def md5_texts(digests: bytes) -> list[str]:
+    """MD5s that stand one behind the other, as they are told."""
+    return digests.hex("\n", _MD5.digest_size).split("\n")
