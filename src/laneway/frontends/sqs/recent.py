@@ -29,7 +29,9 @@ class Recent:
             return
         if at + size <= self._count:
             column = array("Q", numbers)
-            if type(numbers) is range or column == array("Q", range(numbers[0], numbers[0] + size)):
+            if numbers == range(numbers[0], numbers[0] + size) or column == array(
+                "Q", range(numbers[0], numbers[0] + size)
+            ):
                 self._numbers[at : at + size] = column
                 self._values[at * width : (at + size) * width] = values
                 return
