@@ -28,10 +28,8 @@ class Recent:
             self._values[at * width : (at + 1) * width] = values
             return
         if at + size <= self._count:
-            column = array("Q", numbers)
-            if numbers == range(numbers[0], numbers[0] + size) or column == array(
-                "Q", range(numbers[0], numbers[0] + size)
-            ):
+            column, neighbours = array("Q", numbers), range(numbers[0], numbers[0] + size)
+            if numbers == neighbours or column == array("Q", neighbours):
                 self._numbers[at : at + size] = column
                 self._values[at * width : (at + size) * width] = values
                 return
