@@ -60,10 +60,11 @@ class Flow:
     share: int = 1  # the messages are divided by this where each takes long
 
 
-CREWS = (Crew(1, 1), Crew(2, 2), Crew(1, 3), Crew(4, 4))
-BATCHES = Flow(BATCH, 4, 4, CREWS, (*CREWS, Crew(1, 1, taken=10), Crew(2, 2, taken=5), Crew(4, 4, taken=5)))
+CREWS = (Crew(1, 1), Crew(2, 2), Crew(1, 3), Crew(4, 4), Crew(8, 8), Crew(16, 16))
+GREEDY = (Crew(1, 1, taken=10), Crew(2, 2, taken=5), Crew(4, 4, taken=5), Crew(8, 8, taken=5))
+BATCHES = Flow(BATCH, CONNECTIONS // 2, CONNECTIONS // 2, CREWS, CREWS + GREEDY)
 PRIORITIES = replace(BATCHES, priorities=range(1, 11))
-ONE_BY_ONE = Flow(1, 16, 16, (Crew(4, 4), Crew(8, 8), Crew(16, 16)), share=20)
+ONE_BY_ONE = Flow(1, CONNECTIONS // 2, CONNECTIONS // 2, (Crew(4, 4), Crew(8, 8), Crew(16, 16)), share=20)
 
 
 class Bench:
