@@ -12,6 +12,7 @@ import tempfile
 import time
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from benchmarks import laneway_load as laneway
 from benchmarks.amqp_load import AmqpConnection, consuming
 from benchmarks.http_load import HttpConnection, Script, ask, queue_path, request
 from benchmarks.load import Load, LoadFailed
-from benchmarks.machine import assign_cores, describe, resident_bytes, usage
+from benchmarks.machine import Watch, assign_cores, describe, resident_bytes, usage
 from benchmarks.report import Goal, Report, percentile
 from benchmarks.servers import ROOT, LanewayServer, RabbitServer, Server
+from benchmarks.turns import Turns
 
 BATCH = 100
 KILOBYTE = 1024
@@ -64,7 +66,7 @@ class Scale:
         with Load(clients) as load:
             return load.run(seconds=HOUR, until=lambda: all(client.finished for client in clients))
 
-    def publish(self, queue: str, count: int, size_bytes: int, *, show: bool = False) -> float:
+    def publish(self, queue: str, count: int, size_bytes: int = KILOBYTE, *, show: bool = False) -> float:
         """Messages per second. With `show`, progress: a backlog of millions takes minutes."""
         payloads = laneway.payload_texts(size_bytes, BATCH)
         requests = [laneway.batch_publish(queue, payloads, [5] * BATCH)]
@@ -104,14 +106,19 @@ class Scale:
         deep, name = f"{count:,} deep", "backlog of 1 KB messages"
         self.note(f"{name}, memory", "empty", "MB", self.memory_mb())
         self.create("deep")
-        rate = self.publish("deep", count, KILOBYTE, show=True)
+        rate = self.publish("deep", count, show=True)
         self.note(f"{name}, filling", deep, "msg/s", rate)
         self.note(f"{name}, memory", deep, "MB", self.memory_mb())
         self.create("short")
-        for _ in range(self.options.rounds):
-            for queue, system in (("short", "short queue"), ("deep", deep)):
-                self.note(f"{name}, publish", system, "msg/s", self.publish(queue, sample, KILOBYTE))
-                self.note(f"{name}, dequeue and ack", system, "msg/s", self.consume(queue, sample))
+
+        def turn(queue: str, system: str) -> None:
+            for what, measure in (("publish", self.publish), ("dequeue and ack", self.consume)):
+                watch = Watch(self.server.pid)
+                rate = measure(queue, sample)
+                self.note(f"{name}, {what}", system, "msg/s", rate, **watch.notes(sample))
+
+        systems = (("short", "short queue"), ("deep", deep))
+        Turns(self.report, self.options).rounds([partial(turn, *one) for one in systems])
         self.note(f"{name}, memory", f"{deep}, served", "MB", self.memory_mb())
         for how, number in (("SIGTERM", signal.SIGTERM), ("kill -9", signal.SIGKILL)):
             self.restart(name, deep, how, number)
@@ -279,7 +286,10 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=5_000, help="idle AMQP connections (%(default)s)")
     parser.add_argument("--consumers", type=int, default=50_000, help="idle consumers on them (%(default)s)")
     parser.add_argument("--rabbitmq", action="store_true", help="connections and consumers also on RabbitMQ")
-    parser.add_argument("--rounds", type=int, default=3, help="how often a rate is measured (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="how often a rate is measured (%(default)s)")
+    parser.add_argument(
+        "--patience", type=int, default=4, help="how often a turn that the host disturbed is taken again (%(default)s)"
+    )
     parser.add_argument("--only", choices=CASES, help="one of them")
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp"), help="the disk to measure on (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
