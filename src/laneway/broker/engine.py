@@ -288,13 +288,13 @@ class Engine:
 
     def _read(self, places: Sequence[int], sizes: Sequence[int]) -> list[bytes | None]:
         try:
-            return list(self.journal.read(places, sizes))
+            return list(map(bytes, self.journal.read(places, sizes)))
         except JournalDamaged:
             pass  # find out which one it is, so that the others are still served
         found: list[bytes | None] = []
         for place, size in zip(places, sizes, strict=True):
             try:
-                record = self.journal.read([place], [size])[0]
+                record = bytes(self.journal.read([place], [size])[0])
                 found.append(record if record_is_intact(record) else None)
             except JournalDamaged as damage:
                 log.error("a message record is damaged and cannot be delivered: %s", damage)

@@ -122,8 +122,9 @@ class Journal(Protocol):
     def has_room(self) -> bool:
         """False once disk space runs out: publishing must stop while settling can go on. Cheap; call it often."""
 
-    def read(self, locations: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
-        """The message records at these places, neighbours in one go, each checked against its own checksum.
+    def read(self, locations: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
+        """The message records at these places, neighbours in one go, each checked against its own checksum. They are
+        views of all that was read with them: whoever keeps one copies it.
 
         Raises JournalDamaged if one cannot be read.
         """

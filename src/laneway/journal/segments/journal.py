@@ -295,7 +295,7 @@ class SegmentJournal:
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    def read(self, locations: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
+    def read(self, locations: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
         if not locations:
             return []
         if max(locations) < self._writer.written_location:
@@ -309,13 +309,13 @@ class SegmentJournal:
             except RuntimeError:  # the writer's thread took one out meanwhile: it is written, and can be read
                 continue
 
-    def _read_one(self, location: int, size: int) -> bytes:
+    def _read_one(self, location: int, size: int) -> memoryview:
         gathering = (self._location, self._fill, self._blobs)
         unwritten = [(sealed.location, sealed.length, sealed.blobs) for sealed in self._being_written()]
         for start, length, blobs in (*unwritten, gathering):
             at = location - start - HEADER_BYTES
             if at >= 0 and location < start + length:
-                return b"".join(blobs)[at : at + size]
+                return memoryview(b"".join(blobs))[at : at + size]
         return self._reader.read([location], [size])[0]
 
     # --- snapshots and dropping -------------------------------------------------------------------------------------

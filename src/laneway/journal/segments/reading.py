@@ -31,7 +31,7 @@ class RecordReader:
         self._last_end = 0  # location where the read before ended: the next one beginning nearby is sequential
         self._asked_until = 0  # location up to which the system was asked to read ahead
 
-    def read(self, locations: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
+    def read(self, locations: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
         ordered = sorted(locations)  # costs next to nothing where they already are
         if ordered == list(locations):
             return self._read_ordered(ordered, sizes)
@@ -47,13 +47,13 @@ class RecordReader:
     def close(self) -> None:
         self._open.close()
 
-    def _read_ordered(self, locations: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
-        records: list[bytes] = []
+    def _read_ordered(self, locations: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
+        records: list[memoryview] = []
         first, count = 0, len(locations)
         while first < count:
             start = locations[first]
             after, end = self._reach(locations, sizes, first)
-            data = self._fetch(start, end - start)
+            data = memoryview(self._fetch(start, end - start))
             places = zip(locations[first:after], sizes[first:after], strict=True)
             some = [data[place - start : place - start + size] for place, size in places]
             if not records_are_intact(some):
