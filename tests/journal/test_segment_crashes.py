@@ -11,7 +11,7 @@ import pytest
 
 from laneway.core.events import Acked, Event, Published
 from laneway.errors import DiskFull, JournalDamaged, JournalFailed, StartError
-from laneway.journal.segments import SegmentJournal
+from laneway.journal.segments import SegmentJournal, writer
 from tests.journal.contract import as_replayed, locations_of, published
 from tests.journal.stores import FOLDER, Clock
 from tests.simulation.faulty_files import FaultyFiles, SimulatedCrash
@@ -129,6 +129,10 @@ class Life:
         if self.random.random() < 0.7:
             journal.drop()
 
+    def prepare(self, journal: SegmentJournal) -> None:
+        for _ in range(self.random.randint(1, 30)):
+            journal.prepare()
+
     def read_some(self, journal: SegmentJournal, count: int | None = None) -> None:
         if self.records:
             chosen = self.random.choices(self.records, k=count if count is not None else 5)
@@ -136,7 +140,7 @@ class Life:
 
     def go_on(self, journal: SegmentJournal, step_count: int) -> None:
         for _ in range(step_count):
-            actions = [self.write] * 8 + [self.mark] * 3 + [self.sync, self.snapshot, self.read_some]
+            actions = [self.write] * 8 + [self.mark] * 3 + [self.sync, self.snapshot, self.read_some, self.prepare]
             self.random.choice(actions)(journal)
 
     def close(self, journal: SegmentJournal) -> None:
@@ -174,6 +178,12 @@ def live_through(life: Life) -> None:
         life.start().close()
     except (AssertionError, StartError, SimulatedCrash) as error:
         raise AssertionError(f"seed {life.seed}: {error!r}; last operations: {list(life.files.trace)}") from error
+
+
+@pytest.fixture(autouse=True)
+def fills_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "FILL_AFTER_COMMITS", 2)
+    monkeypatch.setattr(writer, "FILL_BYTES", 300)
 
 
 @pytest.mark.parametrize("first_seed", range(0, 2_000, 200))

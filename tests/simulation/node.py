@@ -81,6 +81,10 @@ class WatchedJournal(SegmentJournal):
         super().save_snapshot(position, chunks, live_extents)
         self._counts["snapshot"] += 1
 
+    def prepare(self) -> bool:
+        self._counts["prepared"] += 1
+        return super().prepare()
+
     def drop(self) -> list[int]:
         dropped = super().drop()
         self._counts["dropped segment"] += len(dropped)

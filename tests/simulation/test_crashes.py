@@ -33,7 +33,7 @@ def test_the_seeds_reach_every_kind_of_moment() -> None:
             counts.update(simulation.ends)
     wanted = {
         *("crash", "kill", "stop", "fail", "power lost", "crash while starting", "forgiven"),
-        *("snapshot", "dropped segment", "relocated", "torn tail", "refused, disk full", "refused, stale"),
+        *("snapshot", "dropped segment", "prepared", "relocated", "torn tail", "refused, disk full", "refused, stale"),
         *("published", "leased", "acked", "released", "extended", "dead_lettered", "moved", "removed"),
         *("queue_put", "queue_deleted", "queue_purged", "key_remembered", "document_put", "document_removed"),
         *("pushed", "got", "columns", "not acked", "session transact", "session hang_up", "session settle_stale"),

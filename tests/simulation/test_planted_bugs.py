@@ -28,6 +28,7 @@ from laneway.journal.segments import recovery, scan
 from laneway.journal.segments.journal import SegmentJournal
 from laneway.journal.segments.snapshots import Snapshot
 from laneway.journal.segments.space import Space
+from laneway.journal.segments.writer import SegmentWriter
 
 from .faulty_files import FaultyFiles
 from .node import Sizes
@@ -58,6 +59,19 @@ def written_without_a_sync() -> Plant:
         original(self, file, buffers, offset, sync=False)
 
     return mock.patch.object(FaultyFiles, "write", write)
+
+
+def zeros_written_over_the_last_commit() -> Plant:
+    original = SegmentWriter._fill
+
+    def fill(self: Any, current: Any) -> int:
+        self._filled_end, self._end, end = 0, self._end - 128, self._end
+        try:
+            return original(self, current)
+        finally:
+            self._end = end
+
+    return mock.patch.object(SegmentWriter, "_fill", fill)
 
 
 def names_never_synced() -> Plant:
@@ -361,6 +375,7 @@ DIFFERENT = "recovered differently|KeyError|is next|is lost|came back|unwritten"
 PLANTS: dict[Callable[[], Plant], str] = {
     confirmed_before_it_is_written: LOST,
     written_without_a_sync: LOST,
+    zeros_written_over_the_last_commit: f"{LOST}|is damaged|cannot be read",
     names_never_synced: "is missing",
     snapshot_not_synced_before_it_replaces_history: "snapshot-.* is damaged",
     needed_segment_dropped: "is missing|peek shows",

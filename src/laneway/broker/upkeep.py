@@ -1,4 +1,4 @@
-"""Keeps the journal short: snapshots, dropping of settled history, compaction of what a few survivors pin.
+"""Keeps the journal short: snapshots, dropping of settled history, compaction of what a few survivors pin; and quick.
 
 A snapshot is taken of the moment a commit is sealed and saved once that commit is durable, so that it never says
 more than the journal does.
@@ -45,6 +45,7 @@ class Upkeep:
         self._saving: asyncio.Task[None] | None = None
         self._stopping = False  # from now on only the final snapshot is saved: one at a time
         self._dropping: asyncio.Task[None] | None = None
+        self._preparing: asyncio.Task[None] | None = None
         self._drop_again = False
         self._touch: Callable[[], None] = lambda: None
         self._look_at_history: Callable[[], None] = lambda: None
@@ -82,6 +83,15 @@ class Upkeep:
         if self._frozen is not None and commit.position >= self._frozen[0]:
             frozen, self._frozen = self._frozen, None
             self._saving = self._loop.create_task(self._save(frozen))
+        if self._preparing is None and not self._stopping and not self._engine.journal.is_prepared():
+            self._preparing = self._loop.create_task(self._prepare())
+
+    async def _prepare(self) -> None:
+        try:
+            while not self._stopping and await asyncio.to_thread(self._engine.journal.prepare):
+                pass
+        finally:
+            self._preparing = None
 
     async def _save(self, frozen: tuple[int, snapshot.Frozen, list[int]]) -> None:
         try:
@@ -143,7 +153,7 @@ class Upkeep:
     async def stop(self) -> None:
         self._stopping = True
         self._frozen = None
-        going_on = [task for task in (self._saving, self._dropping) if task is not None]
+        going_on = [task for task in (self._saving, self._dropping, self._preparing) if task is not None]
         await asyncio.gather(*going_on, return_exceptions=True)
 
     async def _compact(self) -> None:

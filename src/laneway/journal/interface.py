@@ -1,9 +1,10 @@
 """What every journal offers. Everything above works on any implementation; tests/journal/contract.py runs against all.
 
 Three threads of thought meet here, so the calls are split by who may make them:
-- the broker's loop gathers:   stage(), staged_bytes(), seal(), has_room()
+- the broker's loop gathers:   stage(), staged_bytes(), seal(), has_room(), is_prepared()
 - one writer thread writes:    write(), mark(), sync(), close()              (they block, and release the GIL)
 - any one thread at a time:    save_snapshot(), drop(); beside a write() if need be
+- any one thread at a time:    prepare(); beside all the others
 - any thread reads:            read(), extent_bytes(), hold(), held(), and all of history
 
 A *position* is the number of a commit: 1, 2, 3, … A *location* names where a blob stands; its upper bits
@@ -121,6 +122,12 @@ class Journal(Protocol):
 
     def has_room(self) -> bool:
         """False once disk space runs out: publishing must stop while settling can go on. Cheap; call it often."""
+
+    def is_prepared(self) -> bool:
+        """Whether prepare() would do nothing. Cheap; call it often."""
+
+    def prepare(self) -> bool:
+        """Do a piece of work now that makes later writes quicker; False when there is none left for the moment."""
 
     def read(self, locations: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
         """The message records at these places, neighbours in one go, each checked against its own checksum. They are

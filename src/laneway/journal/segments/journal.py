@@ -293,6 +293,14 @@ class SegmentJournal:
     def sync(self) -> None:
         self._writer.sync()
 
+    # --- preparing, in any one thread -------------------------------------------------------------------------------
+
+    def is_prepared(self) -> bool:
+        return self._writer.is_filled()
+
+    def prepare(self) -> bool:
+        return self._writer.fill()
+
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def read(self, locations: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:

@@ -33,12 +33,14 @@ class Space:
     ) -> None:
         self._files = files
         self._folder = folder
-        self._spare_path = os.path.join(folder, SPARE_NAME)
         self._segment_bytes = segment_bytes
         self._reserve_bytes = reserve_bytes
         self._now_ms = now_ms
         self._next_look_ms: int | None = None
         self._spare: int | None = None
+        self.spare_path = os.path.join(folder, SPARE_NAME)
+        self.spare_bytes = 0  # how large it is
+        self.filled_bytes = 0  # how much of it was not only allocated, but written
         self._lock = threading.Lock()
         self.snapshot_bytes = 0  # of the last snapshot: the next one must find room beside it
         self.room = True
@@ -79,11 +81,11 @@ class Space:
                 file = self._spare
                 allocated_bytes = self.extend(file, self._files.size(file), need_bytes)
                 self._files.write(file, [header(allocated_bytes)], 0, sync=True)
-                self._files.rename(self._spare_path, path)
+                self._files.rename(self.spare_path, path)
             except OSError as error:
                 self.raise_if_full(error, need_bytes)
                 raise
-            self._spare = None
+            self._spare, self.spare_bytes = None, 0
             self._files.sync_folder(self._folder)
             return file, allocated_bytes
 
@@ -118,8 +120,8 @@ class Space:
         with self._lock:
             if self._spare is not None:
                 self._files.close(self._spare)
-                self._spare = None
-                remove_if_there(self._files, self._spare_path)
+                self._spare, self.spare_bytes = None, 0
+                remove_if_there(self._files, self.spare_path)
 
     def _look(self) -> None:
         reserve_bytes = self._reserve_bytes + self.snapshot_bytes
@@ -141,13 +143,14 @@ class Space:
         self.room = room
 
     def _make_spare(self, need_bytes: int) -> int:
-        remove_if_there(self._files, self._spare_path)
-        file = self._files.open(self._spare_path, write=True, create=True)
+        remove_if_there(self._files, self.spare_path)
+        file = self._files.open(self.spare_path, write=True, create=True)
         try:
             self._allocate_first(file, need_bytes)
+            self.filled_bytes, self.spare_bytes = 0, self._files.size(file)
         except OSError:
             self._files.close(file)
-            remove_if_there(self._files, self._spare_path)
+            remove_if_there(self._files, self.spare_path)
             raise
         return file
 

@@ -37,6 +37,9 @@ from laneway.journal.segments.snapshots import Snapshot, remove_if_there
 from laneway.journal.segments.space import Space
 
 REWRITE_BYTES = 4 << 20
+FILL_BYTES = 256 << 10  # at once
+FILL_AFTER_COMMITS = 1_000
+FILL_FOR_BYTES = 64 << 10  # commits up to this size wait for the disk's metadata longer than for their bytes
 
 Durability = Literal["commit", "interval", "none"]
 
@@ -89,6 +92,10 @@ class SegmentWriter:
         self._allocated_bytes = 0
         self._end = HEADER_BYTES  # offset in the current segment after the last commit written
         self._is_marked = False
+        self._filled_end = HEADER_BYTES  # offset in the current segment up to which its space has been written before
+        self._can_fill = durability == "commit"
+        self._commit_count = 0  # since the start
+        self._usual_bytes = 0.0  # of a commit lately
         self._epoch = 0  # of the last commit written
         self._durable = 0  # the last position known to be durable
         self._synced_at_ms = 0
@@ -167,6 +174,7 @@ class SegmentWriter:
                 if error.errno not in NO_SPACE:
                     raise
         self._allocated_bytes, self._end = size, replay.end
+        self._filled_end = replay.end
         return _Current(segment.number, file)
 
     def _rewrite(self, file: int, start: int, end: int) -> None:
@@ -201,6 +209,52 @@ class SegmentWriter:
     def sync(self) -> None:
         with self._lock:
             self._sync(self._usable())
+
+    def is_filled(self) -> bool:
+        """Whether fill() would do nothing."""
+        if not self._can_fill or self._commit_count < FILL_AFTER_COMMITS or self._usual_bytes > FILL_FOR_BYTES:
+            return True
+        return self._filled_end >= self._allocated_bytes and self._space.filled_bytes >= self._space.spare_bytes
+
+    def fill(self) -> bool:
+        """Write zeros over a piece of the space that is only allocated, in this segment and then in the spare: the disk
+        syncs a small commit sooner where no metadata has to change. False when there is nothing left to fill."""
+        with self._lock:
+            if self._failed is not None or self._current is None or self.is_filled():
+                return False
+            try:
+                file = self._fill(self._current)
+            except OSError as error:
+                return self._not_filled(error)
+        try:
+            # Not under the lock, so that a commit can be written meanwhile; and through a file opened for this alone,
+            # because what goes wrong with a commit is told once for each opened file.
+            self._files.sync(file)
+        except OSError as error:
+            return self._not_filled(error)
+        finally:
+            self._files.close(file)
+        return True
+
+    def _fill(self, current: _Current) -> int:
+        space, start = self._space, max(self._filled_end, self._end)
+        if (size := min(FILL_BYTES, self._allocated_bytes - start)) > 0:
+            file = self._files.open(os.path.join(self._folder, segment_name(current.number)), write=True)
+            self._files.write(file, [bytes(size)], start)
+            self._filled_end = start + size
+        else:
+            self._filled_end = self._allocated_bytes
+            size = min(FILL_BYTES, space.spare_bytes - space.filled_bytes)
+            file = self._files.open(space.spare_path, write=True)
+            self._files.write(file, [bytes(size)], space.filled_bytes)
+            space.filled_bytes += size
+        return file
+
+    def _not_filled(self, error: OSError) -> bool:
+        """It would have been nice to have; if the disk is in trouble, the next commit finds out."""
+        log.warning("the space ahead in %s was not written beforehand (%s)", self._folder, error)
+        self._can_fill = False
+        return False
 
     def close(self) -> None:
         """With a durable mark at the end, unless the journal failed before or now."""
@@ -275,6 +329,8 @@ class SegmentWriter:
             raise
         self._end = end
         self._is_marked = False
+        self._commit_count += 1
+        self._usual_bytes += (sealed.length - self._usual_bytes) / 64
         self.written, self._epoch = sealed.position, sealed.epoch
         self.written_location = sealed.location + sealed.length
         if sync:
@@ -304,7 +360,9 @@ class SegmentWriter:
         def header(begun_bytes: int) -> bytes:
             return pack_segment_header(number, first_position, self._store, self._epoch, begun_bytes)
 
+        filled_bytes = self._space.filled_bytes if self._space.has_spare else 0
         file, allocated_bytes = self._space.take(path, header, need_bytes)
+        self._filled_end = max(filled_bytes, HEADER_BYTES)
         if before is not None:
             self._mark(before, LAST_MARK, sync=True)
         self.segments[number] = Segment(number, first_position, self._epoch, allocated_bytes)
