@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -69,6 +69,8 @@ MAX_STAGED_BYTES = 256 * 1024 * 1024
 _T = TypeVar("_T")
 
 PublishDone = Callable[[list[Receipt | LanewayError]], None]
+#: Told of single publishes that were gathered, those of one caller together: who asked, and what each came to.
+SinglesDone = Callable[[list[Any], list[Receipt | LanewayError]], None]
 SettleDone = Callable[[list[int | LanewayError]], None]
 
 
@@ -110,7 +112,7 @@ class Broker:
         self._waiters: dict[int, deque[Waiter]] = {}
         # Single publishes and settlements by queue number, with whom to tell and since when: see run_gathered.
         self._gathered_bytes = 0
-        self._publishes: dict[int, tuple[list[Draft], list[PublishDone], int]] = {}
+        self._publishes: dict[tuple[str, str], _Singles] = {}  # by virtual host and name of their queue
         self._settlements: dict[int, tuple[list[Settlement], list[SettleDone], int]] = {}
         self._acks: dict[int, tuple[list[str], list[tuple[int, SettleDone]], int]] = {}  # tokens, and of how many whose
         self._names: list[tuple[str, str]] = []
@@ -220,7 +222,7 @@ class Broker:
         idempotency: tuple[str, bytes] | None = None,
     ) -> None:
         if len(drafts) == 1 and idempotency is None:
-            self.publish_one(vhost, queue, drafts[0], done)
+            self.publish_one(vhost, queue, drafts[0], _tell_each, done)
             return
         target = self._open_for_writing(vhost, queue)
         self.run_gathered()
@@ -234,19 +236,19 @@ class Broker:
         self.publish_now(target, drafts, now_ms, results)
         self.committer.when_durable(done, results)
 
-    def publish_one(self, vhost: str, queue: str, draft: Draft, done: PublishDone) -> None:
+    def publish_one(self, vhost: str, queue: str, draft: Draft, done: SinglesDone, asker: object) -> None:
         """Hot: gathered with others for the same queue, of which only the first looks closely at whether it may be."""
-        target = self._state.by_name.get((vhost, queue))
-        gathered = self._publishes.get(target.number) if target is not None else None
+        gathered = self._publishes.get((vhost, queue))
         if gathered is None:
             target = self._open_for_writing(vhost, queue)
             self.sessions.run_gathered()  # which came before this one
-            gathered = self._publishes[target.number] = ([], [], self.now())
-        else:
+            gathered = self._publishes[vhost, queue] = _Singles(target.number, self.now(), [], [], [])
+        elif self._phase != "ready" or self.committer.stuck:
             self._check_open()
         self.committer.touch()
-        gathered[0].append(draft)
-        gathered[1].append(done)
+        gathered.drafts.append(draft)
+        gathered.told.append(done)
+        gathered.askers.append(asker)
         self._gathered_bytes += len(draft.body)
         if self._gathered_bytes > MAX_GATHERED_BYTES:
             self.run_gathered()
@@ -356,19 +358,24 @@ class Broker:
         if self._publishes:
             self._gathered_bytes = 0
             publishes, self._publishes = self._publishes, {}
-            for number, (drafts, told, at_ms) in publishes.items():
-                self._run_batch(commands.publish, number, drafts, told, at_ms)
+            for number, at_ms, drafts, told, askers in publishes.values():
+                self._run_batch(commands.publish, number, drafts, partial(_tell_askers, told, askers), at_ms)
         if self._settlements:
             settlements, self._settlements = self._settlements, {}
             for number, (batch, told_of, at_ms) in settlements.items():
-                self._run_batch(lease_commands.settle, number, batch, told_of, at_ms)
+                self._run_batch(lease_commands.settle, number, batch, partial(_tell_each, told_of), at_ms)
         if self._acks:
             acks, self._acks = self._acks, {}
             for number, (tokens, askers, at_ms) in acks.items():
                 self._run_acks(self._state.queues[number], tokens, askers, at_ms)
 
     def _run_batch(
-        self, command: Callable[..., Iterator[Event]], number: int, batch: list[Any], told: list[Any], at_ms: int
+        self,
+        command: Callable[..., Iterator[Event]],
+        number: int,
+        batch: list[Any],
+        tell: Callable[[list[Any]], None],
+        at_ms: int,
     ) -> None:
         results: list[Any] = []
         try:
@@ -378,7 +385,7 @@ class Broker:
             events, results = [], [wrong] * len(batch)
         self._wake(events)
         self._set_timer()
-        self.committer.when_durable(_tell_each, (told, [[result] for result in results]))
+        self.committer.when_durable(tell, results)
 
     def _run_acks(self, queue: Queue, tokens: list[str], askers: list[tuple[int, SettleDone]], at_ms: int) -> None:
         """All of them as one event, if every one is in order; else each asker's on their own."""
@@ -401,7 +408,7 @@ class Broker:
             results += [[wrong] * count for count, _ in askers[len(results) :]]
         self._wake(events)
         self._set_timer()
-        self.committer.when_durable(_tell_each, (told, results))
+        self.committer.when_durable(partial(_tell_all, told), results)
 
     # Leasing
 
@@ -941,8 +948,36 @@ class Broker:
             raise DiskFull("the disk is full: consuming and acking go on, publishing waits until there is space again")
 
 
-def _tell_each(answers: tuple[list[Callable[[list[Any]], None]], list[Any]]) -> None:
-    for done, result in zip(*answers, strict=True):
+class _Singles(NamedTuple):
+    """Single publishes for one queue that wait for the next commit to be sealed."""
+
+    number: int
+    at_ms: int
+    drafts: list[Draft]
+    told: list[SinglesDone]
+    askers: list[Any]
+
+
+def _tell_askers(told: list[SinglesDone], askers: list[Any], results: list[Any]) -> None:
+    """Hot: mostly they all go to the same one."""
+    start, count = 0, len(told)
+    while start < count:
+        done = told[start]
+        end = count if told.count(done) == count else next((i for i in range(start, count) if told[i] != done), count)
+        try:
+            done(askers[start:end], results[start:end])
+        except Exception:
+            log.exception("callers failed to take their answers")
+        start = end
+
+
+def _tell_each(told: list[Callable[[list[Any]], None]], results: list[Any]) -> None:
+    """Each is told of the one thing it asked for."""
+    _tell_all(told, [[result] for result in results])
+
+
+def _tell_all(told: list[Callable[[list[Any]], None]], results: list[list[Any]]) -> None:
+    for done, result in zip(told, results, strict=True):
         try:
             done(result)
         except Exception:

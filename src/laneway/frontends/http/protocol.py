@@ -135,6 +135,17 @@ class Call(msgspec.Struct, eq=False):
         self.response = b"".join(pieces)
         connection.answered(self)
 
+    def head_of_answer(self, status: int, size: int) -> bytes:
+        """What stands before a body of this size, for answer_with()."""
+        return self.connection.shared.framer.head(status, size)
+
+    def answer_with(self, response: bytes) -> None:
+        """Hot: an answer with its head in front of it, where that has nothing to say about the connection."""
+        connection = self.connection
+        if self.response is None and not connection.is_gone and not connection.is_closing():
+            self.response = response
+            connection.answered(self)
+
     def refuse(self, error: LanewayError) -> None:
         application: Application = self.head.application or self.connection.shared.applications[-1]
         self.answer(*application.refusal(error))
@@ -242,8 +253,11 @@ class Connection(asyncio.Protocol):
             end = data.find(b"\r\n\r\n") + 4
             raw = data[:end]
             head = self._known_heads.get(raw) or self._recall(raw)
-            if head is not None and end + head.content_length == len(data):
-                self._arrived(head, data[end:])
+            if head is not None and end + head.content_length == len(data) and head.keep_alive:
+                self._ticks = 0
+                call = Call(self, head, data[end:], False)
+                self._slots.append(call)
+                head.application.handle(call)
                 return
         if self._is_deaf:
             return

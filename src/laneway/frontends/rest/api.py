@@ -85,9 +85,11 @@ class RestApi:
                 call.refuse(plan.refusal)
                 return
             if not plan.is_public:
-                if not plan.is_known(self._access, call.connection.from_loopback):
-                    self._start(call, self._authenticate(call, plan))
-                    return
+                from_loopback = call.connection.from_loopback
+                if self._access.version != plan.known_version or from_loopback is not plan.knows_loopback:
+                    if not plan.find_account(self._access, from_loopback):
+                        self._start(call, self._authenticate(call, plan))
+                        return
                 call.account = plan.account
             if plan.fast is not None and plan.is_json:
                 plan.fast(call)

@@ -21,8 +21,6 @@ class Plan:
     anything about accounts changes."""
 
     __slots__ = (
-        "_known_version",
-        "_knows_loopback",
         "account",
         "content_type",
         "credentials",
@@ -32,6 +30,8 @@ class Plan:
         "is_json",
         "is_public",
         "item",
+        "known_version",
+        "knows_loopback",
         "names",
         "part",
         "query",
@@ -59,21 +59,19 @@ class Plan:
         self.credentials = Credentials(head)
         self.account: Account | None = None
         self.is_allowed = False  # the account has been found to have the permission that this route needs
-        self._known_version, self._knows_loopback = -1, False
+        self.known_version, self.knows_loopback = -1, False  # of the accounts when `account` was found, and for whom
         self.content_type = (head.content_type or b"").decode("latin-1")
         media_type = self.content_type.partition(";")[0].strip().lower()
         self.is_json = media_type in _JSON_TYPES
 
-    def is_known(self, access: Access, from_loopback: bool) -> bool:
-        """Whether `account` is who is asking now; False if that takes a password check first."""
-        if access.version == self._known_version and from_loopback is self._knows_loopback:
-            return True
+    def find_account(self, access: Access, from_loopback: bool) -> bool:
+        """Find out who is asking; False if that takes a password check first."""
         self.is_allowed = False
-        self._known_version = -1
+        self.known_version = -1
         self.account = self.credentials.account_now(access, from_loopback)
         if self.account is None:
             return False
-        self._known_version, self._knows_loopback = access.version, from_loopback
+        self.known_version, self.knows_loopback = access.version, from_loopback
         return True
 
     def check(self, access: Access, account: Account, need: Need) -> None:

@@ -65,10 +65,6 @@ class Writer:
     def __init__(self, times: Timestamps) -> None:
         self.times = times
         self._text = times.text
-        self._last_shared: tuple[
-            object, ...
-        ] = ()  # what the last receipt shares with others, and their text around ids
-        self._last_text = (b"", b"")
 
     # --- the frequent ones, as text and bytes
 
@@ -89,15 +85,10 @@ class Writer:
         columns[-1] = columns[-1][: -len(head) - 1]  # there is none after the last one
         return b"[%b%b]" % (head.encode(), b"".join(columns))
 
-    def receipt(self, r: Receipt, queue_json: str) -> bytes:
-        """Hot: what a message came to; all but the id is mostly as it was the last time."""
-        shared = (queue_json, r.priority, r.enqueued_at_ms, r.visible_at_ms, r.duplicate)
-        if shared != self._last_shared:
-            text = self.receipts((r,), queue_json)[0].encode()
-            self._last_text = text[:_ID_AT], text[_ID_AT + len(r.message_id) :]
-            self._last_shared = shared
-        before, behind = self._last_text
-        return b"%b%b%b" % (before, r.message_id.encode(), behind)
+    def around_id(self, r: Receipt, queue_json: str) -> tuple[bytes, bytes]:
+        """What stands before and behind the id when it is told what a message came to."""
+        text = self.receipts((r,), queue_json)[0].encode()
+        return text[:_ID_AT], text[_ID_AT + len(r.message_id) :]
 
     def receipts(self, results: Sequence[Receipt | LanewayError], queue_json: str) -> list[str]:
         """What each message of a publish came to. queue_json is the queue's name as JSON; ids need no escaping."""

@@ -39,6 +39,7 @@ class Messages:
         self._senders = Senders()
         self._views = Views(broker)
         self._md5s = Md5s(_REMEMBERED_MD5S)
+        self._tell_sent = self._all_sent  # one and the same for all asks
         receiving = Receiving(broker, self._views, self._md5s)
         self.receive, self.end_wait = receiving.receive, receiving.end_wait
 
@@ -47,11 +48,14 @@ class Messages:
     def send(self, ask: Ask, asked: w.SendMessage) -> None:
         view = self._views.view(ask, asked.QueueUrl, "write")
         sent = self._senders.sent(asked, view, ask.caller.account.name, is_allowed=ask.is_allowed())
-        self._broker.publish_one(ask.caller.vhost, view.name, sent.draft, partial(self._sent, ask, view, sent))
+        self._broker.publish_one(ask.caller.vhost, view.name, sent.draft, self._tell_sent, (ask, view, sent))
+
+    def _all_sent(self, askers: list[tuple[Ask, View, Sent]], receipts: list[Receipt | LanewayError]) -> None:
+        for (ask, view, sent), receipt in zip(askers, receipts, strict=True):
+            self._sent(ask, view, sent, receipt)
 
     @answers_anyway
-    def _sent(self, ask: Ask, view: View, sent: Sent, results: list[Receipt | LanewayError]) -> None:
-        receipt = results[0]
+    def _sent(self, ask: Ask, view: View, sent: Sent, receipt: Receipt | LanewayError) -> None:
         if isinstance(receipt, LanewayError):
             raise receipt
         if not receipt.duplicate:
