@@ -47,6 +47,7 @@ class Upkeep:
         self._dropping: asyncio.Task[None] | None = None
         self._preparing: asyncio.Task[None] | None = None
         self._drop_again = False
+        self._sparse: dict[int, int] = {}  # extents that were sparse at the last snapshot -> their live records then
         self._touch: Callable[[], None] = lambda: None
         self._look_at_history: Callable[[], None] = lambda: None
 
@@ -162,7 +163,14 @@ class Upkeep:
         held = {one.extent for one in journal.held()}  # it would free nothing to empty these
         sizes = {extent: size for extent, size in journal.extent_bytes().items() if extent not in held}
         live = self._engine.state.extents
-        sparse = {e: size for e, size in sizes.items() if 0 < live.get(e, 0) <= size // SPARSE_BYTES_PER_RECORD}
+        counts = {
+            e: live.get(e, 0) for e, size in sizes.items() if 0 < live.get(e, 0) <= size // SPARSE_BYTES_PER_RECORD
+        }
+        # One that is losing its records quickly is being consumed and will be empty soon, without any help.
+        before, self._sparse = self._sparse, counts
+        sparse = {
+            extent: sizes[extent] for extent, count in counts.items() if count * 2 > before.get(extent, 2 * count)
+        }
         if not sparse or not journal.has_room():
             return
         survivors = await self._survivors(set(sparse))

@@ -39,7 +39,8 @@ from laneway.journal.segments.space import Space
 REWRITE_BYTES = 4 << 20
 FILL_BYTES = 256 << 10  # at once
 FILL_AFTER_COMMITS = 1_000
-FILL_FOR_BYTES = 64 << 10  # commits up to this size wait for the disk's metadata longer than for their bytes
+FILL_FOR_BYTES = 32 << 10  # commits up to this size wait for the disk's metadata longer than for their bytes
+USUAL_OVER_BYTES = 16 << 20
 
 Durability = Literal["commit", "interval", "none"]
 
@@ -95,7 +96,7 @@ class SegmentWriter:
         self._filled_end = HEADER_BYTES  # offset in the current segment up to which its space has been written before
         self._can_fill = durability == "commit"
         self._commit_count = 0  # since the start
-        self._usual_bytes = 0.0  # of a commit lately
+        self._usual_bytes = 0.0  # of the commit that a byte written lately is part of
         self._epoch = 0  # of the last commit written
         self._durable = 0  # the last position known to be durable
         self._synced_at_ms = 0
@@ -330,7 +331,7 @@ class SegmentWriter:
         self._end = end
         self._is_marked = False
         self._commit_count += 1
-        self._usual_bytes += (sealed.length - self._usual_bytes) / 64
+        self._usual_bytes += (sealed.length - self._usual_bytes) * min(sealed.length / USUAL_OVER_BYTES, 1.0)
         self.written, self._epoch = sealed.position, sealed.epoch
         self.written_location = sealed.location + sealed.length
         if sync:
