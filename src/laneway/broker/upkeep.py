@@ -168,9 +168,8 @@ class Upkeep:
         }
         # One that is losing its records quickly is being consumed and will be empty soon, without any help.
         before, self._sparse = self._sparse, counts
-        sparse = {
-            extent: sizes[extent] for extent, count in counts.items() if count * 2 > before.get(extent, 2 * count)
-        }
+        stay = [extent for extent, count in counts.items() if extent in before and count * 4 > before[extent] * 3]
+        sparse = {extent: sizes[extent] for extent in stay}
         if not sparse or not journal.has_room():
             return
         survivors = await self._survivors(set(sparse))
