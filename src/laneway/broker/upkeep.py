@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable
 
 from laneway.broker.engine import Engine
@@ -27,6 +28,7 @@ SPARSE_SHARE = 0.25  # … and rewritten if they fill less than this share of it
 SLABS_PER_STEP = 50
 RECORDS_PER_STEP = 256
 FINAL_SNAPSHOT_EVENTS = 1_000
+_UPPER_HALF = int(sys.byteorder == "little")  # of the two halves of a location: which one is the extent
 
 
 class Upkeep:
@@ -193,9 +195,11 @@ class Upkeep:
             slab = slabs.get(number)
             if slab is None:
                 continue
-            for i, location in enumerate(slab.location):
-                if location >> 32 in extents and slab.state[i] != FREE:
-                    found.setdefault(location >> 32, []).append((number << SLAB_BITS) + i)
+            held_in = memoryview(slab.location).cast("B").cast("I")[_UPPER_HALF::2].tolist()
+            if not extents.isdisjoint(held_in):  # mostly it is: the records of a slab stand in one extent or two
+                for i, extent in enumerate(held_in):
+                    if extent in extents and slab.state[i] != FREE:
+                        found.setdefault(extent, []).append((number << SLAB_BITS) + i)
             if step % SLABS_PER_STEP == 0:
                 await asyncio.sleep(0)
         return found
