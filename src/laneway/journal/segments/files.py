@@ -144,4 +144,11 @@ class RealFiles:
         os.unlink(path)
 
     def read_ahead(self, file: int, offset: int, size: int) -> None:
-        os.posix_fadvise(file, offset, size, os.POSIX_FADV_WILLNEED)
+        # Asking costs a millisecond for some megabytes, also where they have long been in memory; trying the last byte,
+        # without waiting for it, costs next to nothing.
+        try:
+            is_there = os.preadv(file, [bytearray(1)], offset + size - 1, os.RWF_NOWAIT) == 1
+        except OSError:  # not there, or this file system cannot tell
+            is_there = False
+        if not is_there:
+            os.posix_fadvise(file, offset, size, os.POSIX_FADV_WILLNEED)

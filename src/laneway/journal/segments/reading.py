@@ -94,7 +94,8 @@ class RecordReader:
             if not 0 <= location - self._last_end <= MAX_GAP_BYTES:
                 self._asked_until = 0
             elif end >= self._asked_until - READ_AHEAD_BYTES // 2:
-                self._files.read_ahead(file, offset + size, READ_AHEAD_BYTES)
+                start = max(self._asked_until, end)  # what is before it was asked for the last time
+                self._files.read_ahead(file, start & _OFFSET, end + READ_AHEAD_BYTES - start)
                 self._asked_until = end + READ_AHEAD_BYTES
             self._last_end = end
         except OSError as error:
