@@ -21,7 +21,7 @@ from benchmarks import laneway_load as laneway
 from benchmarks.amqp_load import AmqpConnection, consuming
 from benchmarks.http_load import HttpConnection, Script, ask, queue_path, request
 from benchmarks.load import Load, LoadFailed
-from benchmarks.machine import Watch, assign_cores, describe, resident_bytes, usage
+from benchmarks.machine import Watch, assign_cores, cpu_seconds, describe, resident_bytes
 from benchmarks.report import Goal, Report, percentile
 from benchmarks.servers import ROOT, LanewayServer, RabbitServer, Server
 from benchmarks.turns import Turns
@@ -249,9 +249,9 @@ class Crowd:
 def idle_share(server: Server, seconds: float, *, until_below: float | None = None, tries: int = 60) -> float:
     """The share of a core that the server used in so many seconds; measured again while it is not below a bound."""
     while True:
-        before = usage(server.pid).cpu_seconds
+        before = cpu_seconds(server.pid)
         time.sleep(seconds)  # the measurement is of doing nothing for this long
-        share = (usage(server.pid).cpu_seconds - before) / seconds
+        share = (cpu_seconds(server.pid) - before) / seconds
         tries -= 1
         if until_below is None or share <= until_below or not tries:
             return share
