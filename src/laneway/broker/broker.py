@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -238,14 +238,14 @@ class Broker:
 
     def publish_one(self, vhost: str, queue: str, draft: Draft, done: SinglesDone, asker: object) -> None:
         """Hot: gathered with others for the same queue, of which only the first looks closely at whether it may be."""
-        gathered = self._publishes.get((vhost, queue))
+        gathered, committer = self._publishes.get((vhost, queue)), self.committer
         if gathered is None:
             target = self._open_for_writing(vhost, queue)
             self.sessions.run_gathered()  # which came before this one
-            gathered = self._publishes[vhost, queue] = _Singles(target.number, self.now(), [], [], [])
-        elif self._phase != "ready" or self.committer.stuck:
+            gathered = self._publishes[vhost, queue] = _Singles(target.number, self.now())
+        elif self._phase != "ready" or committer.stuck:
             self._check_open()
-        self.committer.touch()
+        committer.touch()
         gathered.drafts.append(draft)
         gathered.told.append(done)
         gathered.askers.append(asker)
@@ -358,8 +358,9 @@ class Broker:
         if self._publishes:
             self._gathered_bytes = 0
             publishes, self._publishes = self._publishes, {}
-            for number, at_ms, drafts, told, askers in publishes.values():
-                self._run_batch(commands.publish, number, drafts, partial(_tell_askers, told, askers), at_ms)
+            for one in publishes.values():
+                tell = partial(_tell_askers, one.told, one.askers)
+                self._run_batch(commands.publish, one.number, one.drafts, tell, one.at_ms)
         if self._settlements:
             settlements, self._settlements = self._settlements, {}
             for number, (batch, told_of, at_ms) in settlements.items():
@@ -948,14 +949,17 @@ class Broker:
             raise DiskFull("the disk is full: consuming and acking go on, publishing waits until there is space again")
 
 
-class _Singles(NamedTuple):
+class _Singles:
     """Single publishes for one queue that wait for the next commit to be sealed."""
 
-    number: int
-    at_ms: int
-    drafts: list[Draft]
-    told: list[SinglesDone]
-    askers: list[Any]
+    __slots__ = ("askers", "at_ms", "drafts", "number", "told")
+
+    def __init__(self, number: int, at_ms: int) -> None:
+        self.number = number
+        self.at_ms = at_ms
+        self.drafts: list[Draft] = []
+        self.told: list[SinglesDone] = []
+        self.askers: list[Any] = []
 
 
 def _tell_askers(told: list[SinglesDone], askers: list[Any], results: list[Any]) -> None:

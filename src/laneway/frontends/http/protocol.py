@@ -117,13 +117,13 @@ class Call(msgspec.Struct, eq=False):
             return
         framer = connection.shared.framer
         if self.head.is_plain and not connection.shared.is_stopping and (status != 204 or not headers):
-            self.response = (
+            response = (
                 framer.no_content() if status == 204 else framer.head(status, len(body), content_type, headers) + body
             )
         else:
             self.is_last = self.is_last or connection.is_ending_with(self)
-            self.response = self._special(framer, status, body, headers, content_type)
-        connection.answered(self)
+            response = self._special(framer, status, body, headers, content_type)
+        connection.send(self, response)
 
     def answer_pieces(self, status: int, pieces: list[bytes]) -> None:
         """As answer, with a body in pieces: they are joined once, with the head in front of them."""
@@ -132,8 +132,7 @@ class Call(msgspec.Struct, eq=False):
             self.answer(status, b"".join(pieces))
             return
         pieces.insert(0, connection.shared.framer.head(status, sum(map(len, pieces))))
-        self.response = b"".join(pieces)
-        connection.answered(self)
+        connection.send(self, b"".join(pieces))
 
     def head_of_answer(self, status: int, size: int) -> bytes:
         """What stands before a body of this size, for answer_with()."""
@@ -141,10 +140,8 @@ class Call(msgspec.Struct, eq=False):
 
     def answer_with(self, response: bytes) -> None:
         """Hot: an answer with its head in front of it, where that has nothing to say about the connection."""
-        connection = self.connection
-        if self.response is None and not connection.is_gone and not connection.is_closing():
-            self.response = response
-            connection.answered(self)
+        if self.response is None:
+            self.connection.send(self, response)
 
     def refuse(self, error: LanewayError) -> None:
         application: Application = self.head.application or self.connection.shared.applications[-1]
@@ -468,30 +465,32 @@ class Connection(asyncio.Protocol):
 
     # --- answering
 
-    def answered(self, call: Call) -> None:
+    def send(self, call: Call, response: bytes) -> None:
+        """Answer a call when those before it have been answered; nothing, if nobody is there any more."""
+        if self.is_gone or self.is_closing():
+            return
+        call.response = response
         slots = self._slots
-        if len(slots) == 1 and call.response is not None:
-            if not (
-                self._is_corked
-                or self._is_flush_planned
-                or self._is_reading_paused
-                or self._is_deaf
-                or self._must_continue
-                or call.is_last
-                or self._held_by is not None
-            ):  # the usual case, which nothing else depends on
-                slots.clear()
-                self._transport.write(call.response)
-                return
+        if len(slots) == 1 and not (
+            self._is_corked
+            or self._is_flush_planned
+            or self._is_reading_paused
+            or self._is_deaf
+            or self._must_continue
+            or call.is_last
+            or self._held_by is not None
+        ):  # the usual case, which nothing else depends on
+            slots.clear()
+            self._transport.write(response)
+            return
         if self._held_by is call:
             self._held_by = None
-        if call.response is not None:
-            self._ready_bytes += len(call.response)
+        self._ready_bytes += len(response)
         if self._is_corked or self._is_flush_planned:
             return
         if len(slots) == 1:
             self._flush()
-        elif self._slots[0] is call or self._is_reading_paused:
+        elif slots[0] is call or self._is_reading_paused:
             self._plan_flush()  # its neighbours are probably answered in the same turn of the loop
 
     def _plan_flush(self) -> None:

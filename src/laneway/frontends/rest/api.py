@@ -81,22 +81,28 @@ class RestApi:
     def handle(self, call: Call) -> None:
         plan: Plan = call.head.plan
         try:
-            if plan.refusal is not None:
-                call.refuse(plan.refusal)
+            if self._access.version != plan.known_version or call.connection.from_loopback is not plan.knows_loopback:
+                self._handle_unknown(call, plan)
                 return
-            if not plan.is_public:
-                from_loopback = call.connection.from_loopback
-                if self._access.version != plan.known_version or from_loopback is not plan.knows_loopback:
-                    if not plan.find_account(self._access, from_loopback):
-                        self._start(call, self._authenticate(call, plan))
-                        return
-                call.account = plan.account
-            if plan.fast is not None and plan.is_json:
-                plan.fast(call)
+            call.account = plan.account
+            if plan.is_hot:
+                plan.fast(call)  # type: ignore[misc]
             else:
                 self._dispatch(call, plan)
         except Exception as error:
             self._refuse(call, error)
+
+    def _handle_unknown(self, call: Call, plan: Plan) -> None:
+        """Of which nobody knows yet who is asking: it may be that nobody has to."""
+        if plan.refusal is not None:
+            call.refuse(plan.refusal)
+        elif plan.is_public:
+            self._dispatch(call, plan)
+        elif plan.find_account(self._access, call.connection.from_loopback):
+            call.account = plan.account
+            self._dispatch(call, plan)
+        else:
+            self._start(call, self._authenticate(call, plan))
 
     def end_wait(self, call: Call) -> None:
         self._hot.end_wait(call)

@@ -27,6 +27,7 @@ class Plan:
         "exchange",
         "fast",
         "is_allowed",
+        "is_hot",
         "is_json",
         "is_public",
         "item",
@@ -63,6 +64,7 @@ class Plan:
         self.content_type = (head.content_type or b"").decode("latin-1")
         media_type = self.content_type.partition(";")[0].strip().lower()
         self.is_json = media_type in _JSON_TYPES
+        self.is_hot = self.fast is not None and self.is_json
 
     def find_account(self, access: Access, from_loopback: bool) -> bool:
         """Find out who is asking; False if that takes a password check first."""
