@@ -22,11 +22,10 @@ from laneway.core.message import (
     message_id,
     message_id_prefix,
     message_ids,
+    open_records,
     parse_message_id,
     record_is_intact,
-    records_are_intact,
     split_record,
-    split_records,
 )
 from laneway.errors import InvalidInput
 
@@ -81,16 +80,20 @@ def test_each_flipped_bit_of_a_record_is_noticed() -> None:
 @given(st.lists(st.tuples(st.binary(max_size=3), st.binary(max_size=3), st.integers(0, 2**48)), min_size=1))
 def test_records_taken_apart_together_are_those_taken_apart_one_by_one(made: list[tuple[bytes, bytes, int]]) -> None:
     records = [encode_record(seq, at_ms, props, body) for seq, (props, body, at_ms) in enumerate(made)]
-    assert records_are_intact(records)
-    assert list(zip(*split_records(records), strict=True)) == [split_record(record) for record in records]
-    views = list(map(memoryview, records))
-    assert records_are_intact(views) and split_records(views) == split_records(records)
-    kept = [*split_records(views)[1], *split_records(views)[2], *split_record(views[0])[1:]]
-    assert all(type(part) is bytes for part in kept)  # nothing of what was read with it
+    sizes = list(map(len, records))
+    offsets = [7 + sum(sizes[:at]) for at in range(len(sizes))]
+    data = memoryview(b"before " + b"".join(records) + b"behind")
+    opened = open_records(data, offsets, sizes)
+    assert opened is not None
+    assert list(zip(*opened, strict=True)) == [split_record(record) for record in records]
+    assert all(type(block) is bytes for block in opened[1])  # what is kept of it is no view
+    assert all(one is two for one in opened[1] for two in opened[1] if one == two)
     for at in range(len(records)):
-        spoilt = bytearray(records[at])
-        spoilt[-1] ^= 1
-        assert not records_are_intact([*records[:at], bytes(spoilt), *records[at + 1 :]])
+        spoilt = bytearray(data)
+        spoilt[offsets[at] + sizes[at] - 1] ^= 1
+        assert open_records(memoryview(spoilt), offsets, sizes) is None
+    assert open_records(data[: offsets[-1] + sizes[-1] - 1], offsets, sizes) is None  # the file ends too soon
+    assert open_records(data, offsets, [*sizes[:-1], RECORD_PREFIX_BYTES - 1]) is None
 
 
 def test_a_record_that_is_cut_or_longer_is_noticed() -> None:

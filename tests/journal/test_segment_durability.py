@@ -157,9 +157,10 @@ def test_damaged_record_is_noticed_when_it_is_read() -> None:
     places = locations_of(event, location)
     files.flip_bit(path_of(1), (places[1] & 0xFFFFFFFF) + 40, 3)
     assert journal.read(places[:1], event.sizes[:1]) == event.records[:1]
-    with pytest.raises(JournalDamaged) as caught:
-        journal.read(places, event.sizes)
-    assert caught.value.details == {"file": path_of(1), "offset": places[1] & 0xFFFFFFFF}
+    for read in (journal.read, journal.read_contents):
+        with pytest.raises(JournalDamaged) as caught:
+            read(places, event.sizes)
+        assert caught.value.details == {"file": path_of(1), "offset": places[1] & 0xFFFFFFFF}
 
 
 def test_record_in_a_segment_that_is_gone_is_noticed_when_it_is_read() -> None:

@@ -23,7 +23,6 @@ from laneway.core.message import (
     message_id_prefix,
     record_is_intact,
     split_record,
-    split_records,
     token,
 )
 from laneway.core.runs import runs
@@ -235,12 +234,12 @@ class Engine:
         told = self.state.stories.get(seq)
         return told.record_seq if told is not None else seq
 
-    def contents(self, seqs: Sequence[int]) -> tuple[list[int], list[bytes], list[bytes | None]]:
-        """(enqueued at, props, bodies) of messages, as columns. A body is None where the record is damaged, which is
-        logged with its place."""
+    def contents(self, seqs: Sequence[int]) -> tuple[list[int], list[bytes], list[bytes | memoryview | None]]:
+        """(enqueued at, props, bodies) of messages, as columns. Bodies may be views of what was read with them, so they
+        are for those who pass them on at once; None where the record is damaged, which is logged with its place."""
         at_ms: list[int] = []
         props: list[bytes] = []
-        bodies: list[bytes | None] = []
+        bodies: list[bytes | memoryview | None] = []
         stories = self.state.stories
         for first, count in runs(seqs):
             found = (self.cache.run(first, count) or self._read_run(first, count)) if not stories else None
@@ -255,16 +254,15 @@ class Engine:
                 bodies.append(content[2])
         return at_ms, props, bodies
 
-    def _read_run(self, first: int, count: int) -> tuple[list[int], list[bytes], list[bytes]] | None:
+    def _read_run(self, first: int, count: int) -> tuple[list[int], list[bytes], list[bytes | memoryview]] | None:
         """Hot: the columns of neighbours of one slab, from the journal; None if some are kept in memory, or damaged."""
         if self.cache.keeps_some(first, count):
             return None
         slab, i = self.state.table.slabs[first >> SLAB_BITS], first & SLAB_MASK
         try:
-            records = self.journal.read(slab.location[i : i + count], slab.size[i : i + count])
+            return self.journal.read_contents(slab.location[i : i + count], slab.size[i : i + count])
         except JournalDamaged:
             return None
-        return split_records(records)
 
     def props(self, seqs: Sequence[int]) -> list[bytes | None]:
         """The props of messages; None where the record is damaged."""
@@ -320,7 +318,7 @@ class Engine:
         )
 
     def _deliveries_one_by_one(
-        self, leased: Leased, columns: tuple[list[int], list[bytes], list[bytes | None]]
+        self, leased: Leased, columns: tuple[list[int], list[bytes], list[bytes | memoryview | None]]
     ) -> list[Delivery]:
         out: list[Delivery] = []
         state = self.state
@@ -351,7 +349,7 @@ class Engine:
                     Delivery(
                         prefix + record_seq.to_bytes(6, "big").hex(),
                         priorities[seq & SLAB_MASK],
-                        body,
+                        bytes(body),
                         shown,
                         at_ms,
                         receives,
@@ -383,7 +381,7 @@ class Engine:
                     message_id(at_ms, state.tag, told.record_seq if told is not None else seq),
                     found,
                     slab.priority[i],
-                    body,
+                    bytes(body),
                     properties,
                     at_ms,
                     slab.due_ms[i] if found in ("leased", "delayed") else slab.since_ms[i],

@@ -72,7 +72,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
     receives: Sequence[int]
     enqueued_at_ms: Sequence[int]
     props: Sequence[bytes]  # core.message.decode_props reads one; look-alikes have equal ones
-    bodies: Sequence[bytes]
+    bodies: Sequence[bytes | memoryview]
     priorities: Sequence[int]
     stories: dict[int, Story] | None  # of those that died or moved before
 

@@ -144,7 +144,7 @@ class Deliveries(Sequence[Delivery]):
         receives: Sequence[int],
         enqueued_at_ms: Sequence[int],
         props: Sequence[bytes],
-        bodies: Sequence[bytes],
+        bodies: Sequence[bytes | memoryview],
         priorities: bytes,
     ) -> None:
         self.tag = tag  # of the store, for message ids
@@ -172,7 +172,7 @@ class Deliveries(Sequence[Delivery]):
         return Delivery(
             message_id(self.enqueued_at_ms[i], self.tag, seq),
             self.priorities[i],
-            self.bodies[i],
+            bytes(self.bodies[i]),
             decode_props(self.props[i]),
             self.enqueued_at_ms[i],
             self.receives[i],
@@ -284,36 +284,31 @@ def _prefix_struct(size: int) -> struct.Struct:
     return struct.Struct(f"<IQQ{size}s")
 
 
-@lru_cache(maxsize=256)
-def _record_struct(props_size: int, body_size: int) -> struct.Struct:
-    """A record of this shape: the size of its props, when it came, the props, the body."""
-    return struct.Struct(f"<4xI8xQ{props_size}s{body_size}s")
-
-
 def record_is_intact(record: bytes | memoryview) -> bool:
     if len(record) < RECORD_PREFIX_BYTES:
         return False
     return bool(_U32.unpack_from(record)[0] == _hash(record[4:]) & 0xFFFFFFFF)
 
 
-def records_are_intact(records: Sequence[bytes | memoryview]) -> bool:
-    """Hot: as record_is_intact, of all of these."""
-    if min(map(len, records)) < RECORD_PREFIX_BYTES:
-        return False
-    sums = list(chain.from_iterable(map(_U32.unpack_from, records)))
-    return sums == [_hash(record[4:]) & 0xFFFFFFFF for record in records]
-
-
-def split_records(records: Sequence[bytes | memoryview]) -> tuple[list[int], list[bytes], list[bytes]]:
-    """Hot: (enqueued_at_ms, props, bodies) of records, as columns."""
-    _, props_size, _, _ = _unpack_prefix(records[0])
-    size = len(records[0]) - RECORD_PREFIX_BYTES - props_size
-    if set(map(len, records)) == {len(records[0])} and size >= 0:
-        sizes, at_ms, props, bodies = zip(*map(_record_struct(props_size, size).unpack, records), strict=True)
-        if sizes.count(props_size) == len(records):
-            return list(at_ms), list(props), list(bodies)
-    at_ms, props, bodies = zip(*map(split_record, records), strict=True)
-    return list(at_ms), list(props), list(bodies)
+def open_records(
+    data: memoryview, offsets: Sequence[int], sizes: Sequence[int]
+) -> tuple[list[int], list[bytes], list[memoryview]] | None:
+    """Hot: (enqueued_at_ms, props, bodies) of the records at these offsets, as columns; None if one is not intact. The
+    bodies are views of data."""
+    ends = list(map(add, offsets, sizes))
+    if min(sizes) < RECORD_PREFIX_BYTES or max(ends) > len(data):
+        return None
+    sums, props_sizes, _, at_ms = zip(*map(_unpack_prefix, repeat(data), offsets), strict=True)
+    places = list(zip(offsets, ends, strict=True))
+    if list(sums) != [_hash(data[at + 4 : end]) & 0xFFFFFFFF for at, end in places]:
+        return None
+    if not any(props_sizes):
+        return list(at_ms), [b""] * len(places), [data[at + RECORD_PREFIX_BYTES : end] for at, end in places]
+    starts = [at + RECORD_PREFIX_BYTES for at in offsets]
+    middles = list(map(add, starts, props_sizes))
+    alike: dict[bytes, bytes] = {}  # those that are equal become one
+    props = [alike.setdefault(block, block) for block in map(bytes, map(data.__getitem__, map(slice, starts, middles)))]
+    return list(at_ms), props, list(map(data.__getitem__, map(slice, middles, ends)))
 
 
 def split_record(record: bytes | memoryview) -> tuple[int, bytes, bytes]:

@@ -136,6 +136,11 @@ class Journal(Protocol):
         Raises JournalDamaged if one cannot be read.
         """
 
+    def read_contents(
+        self, locations: Sequence[int], sizes: Sequence[int]
+    ) -> tuple[list[int], list[bytes], list[bytes | memoryview]]:
+        """When messages came, their props and their bodies, as columns; of one at least, and read as read() does."""
+
     def save_snapshot(self, position: int, chunks: Iterable[bytes], live_extents: Iterable[int]) -> None:
         """Durably keep a snapshot that covers everything up to a position, replacing the one before.
 

@@ -99,7 +99,7 @@ def message(batch: Batch, at: int, shared: Shared, *, counted: bool = False) -> 
         where, raw = with_history(story, face.properties, where, raw)
     if counted and batch.receives[at] > 1:
         raw = change_headers(raw, (), {"x-delivery-count": Long(batch.receives[at] - 1)})
-    return Message(where, raw, batch.bodies[at], batch.receives[at] > 1)
+    return Message(where, raw, bytes(batch.bodies[at]), batch.receives[at] > 1)
 
 
 class _Frame(msgspec.Struct, frozen=True):
@@ -126,7 +126,7 @@ class Writer:
         self._frames_bytes = 0  # of the properties in there; each has them twice
 
     def write(self, batch: Batch, first_delivery: int) -> bytes:
-        parts: list[bytes] = []
+        parts: list[bytes | memoryview] = []
         at, count = 0, len(batch.bodies)
         while at < count:
             end = at + 1 if batch.stories else _end_of_look_alikes(batch, at)
@@ -136,7 +136,7 @@ class Writer:
                     one = message(batch, i, self._shared, counted=self._counted)
                     parts.append(deliver_frames(self._channel, self._tag, first_delivery + i, [one], self._frame_bytes))
             else:
-                row: list[bytes] = [_END] * (5 * (end - at))
+                row: list[bytes | memoryview] = [_END] * (5 * (end - at))
                 row[0::5] = [frame.before_tag] * (end - at)
                 row[1::5] = map(_pack_tag, range(first_delivery + at, first_delivery + end))
                 row[2::5] = [frame.before_body] * (end - at)

@@ -125,7 +125,7 @@ class Call(msgspec.Struct, eq=False):
             response = self._special(framer, status, body, headers, content_type)
         connection.send(self, response)
 
-    def answer_pieces(self, status: int, pieces: list[bytes]) -> None:
+    def answer_pieces(self, status: int, pieces: list[bytes | memoryview]) -> None:
         """As answer, with a body in pieces: they are joined once, with the head in front of them."""
         connection = self.connection
         if not self.head.is_plain or connection.shared.is_stopping or self.response is not None or self.is_abandoned:

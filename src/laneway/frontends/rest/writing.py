@@ -108,7 +108,7 @@ class Writer:
             )
         return texts
 
-    def delivery_pieces(self, deliveries: Sequence[Delivery]) -> list[bytes]:
+    def delivery_pieces(self, deliveries: Sequence[Delivery]) -> list[bytes | memoryview]:
         """Hot: as deliveries(), to be joined by whoever puts something in front of it."""
         if isinstance(deliveries, Deliveries) and not any(deliveries.props):
             return self._plain_deliveries(deliveries)
@@ -138,7 +138,7 @@ class Writer:
                 )
         return f'{{"messages":[{",".join(texts)}]}}'.encode()
 
-    def _plain_deliveries(self, d: Deliveries) -> list[bytes]:
+    def _plain_deliveries(self, d: Deliveries) -> list[bytes | memoryview]:
         """Hot: bodies that are known to be JSON and have nothing else, laid out in columns around them."""
         until = self._text(d.deadline_ms)
 
@@ -147,7 +147,7 @@ class Writer:
             return f'","enqueued_at":"{at}","receive_count":{key[1]},"visible_until":"{until}"}},'.encode()
 
         numbers = digits_of(d.seqs, 12)
-        columns = [_BEFORE_HANDLE] * (8 * len(d))
+        columns: list[bytes | memoryview] = [_BEFORE_HANDLE] * (8 * len(d))
         columns[0::8] = _column(d.enqueued_at_ms, lambda at: b'{"message_id":"' + _prefix(at, d.tag))
         columns[1::8] = numbers
         columns[2::8] = _column(d.priorities, b'","priority":%d,"payload":'.__mod__)
@@ -155,8 +155,8 @@ class Writer:
         columns[5::8] = digits_of(range(d.first_lease, d.first_lease + len(d)), 16)
         columns[6::8] = numbers
         columns[7::8] = _column(list(zip(d.enqueued_at_ms, d.receives, strict=True)), tail)
-        columns[0] = b'{"messages":[' + columns[0]
-        columns[-1] = columns[-1][:-1] + b"]}"
+        columns.insert(0, b'{"messages":[')
+        columns[-1] = bytes(columns[-1])[:-1] + b"]}"
         return columns
 
     def gotten(self, deliveries: Sequence[Delivery], *, with_handles: bool) -> bytes:

@@ -99,7 +99,8 @@ class Plain:
         self.ids = list(map(add, map(prefixes.__getitem__, d.enqueued_at_ms), numbers))
         self.handles = list(map(add, leases, numbers))
         known = md5s.of_neighbours(d.seqs)
-        self.bodies = d.bodies if known is not None else _shown(d.bodies)
+        bodies = list(map(bytes, d.bodies))
+        self.bodies = bodies if known is not None else _shown(bodies)
         self.md5s = known if known is not None else md5s.of(d.seqs, self.bodies)
 
     def result(self, at: int, end: int) -> w.PlainReceiveResult:

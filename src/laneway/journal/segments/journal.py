@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from laneway.core.events import Event, Opened, Published, QueueDeleted, QueuePut
+from laneway.core.message import split_record
 from laneway.core.rows import ROW_BYTES, encode
 from laneway.errors import JournalDamaged, JournalFailed, JournalLocked, LimitExceeded
 from laneway.journal.interface import Commit, Held, Place
@@ -309,6 +310,14 @@ class SegmentJournal:
         if max(locations) < self._writer.written_location:
             return self._reader.read(locations, sizes)
         return [self._read_one(location, size) for location, size in zip(locations, sizes, strict=True)]
+
+    def read_contents(
+        self, locations: Sequence[int], sizes: Sequence[int]
+    ) -> tuple[list[int], list[bytes], list[bytes | memoryview]]:
+        if max(locations) < self._writer.written_location:
+            return self._reader.read_contents(locations, sizes)  # type: ignore[return-value]
+        at_ms, props, bodies = zip(*map(split_record, self.read(locations, sizes)), strict=True)
+        return list(at_ms), list(props), list(bodies)
 
     def _being_written(self) -> tuple[Sealed, ...]:
         while True:

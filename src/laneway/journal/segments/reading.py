@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from operator import add
+from collections.abc import Iterator, Sequence
+from operator import add, le
+from typing import TypeVar
 
-from laneway.core.message import record_is_intact, records_are_intact
+from laneway.core.message import open_records, record_is_intact
+from laneway.errors import JournalDamaged
 from laneway.journal.segments.files import FileSystem
 from laneway.journal.segments.format import segment_name
 from laneway.journal.segments.recovery import missing
@@ -21,6 +23,8 @@ MAX_GAP_BYTES = 16 << 10  # reading over a gap this small costs less than anothe
 MAX_READ_BYTES = 4 << 20
 READ_AHEAD_BYTES = 16 << 20
 _OFFSET = 0xFFFFFFFF
+
+_T = TypeVar("_T")
 
 
 class RecordReader:
@@ -32,13 +36,34 @@ class RecordReader:
         self._asked_until = 0  # location up to which the system was asked to read ahead
 
     def read(self, locations: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
-        ordered = sorted(locations)  # costs next to nothing where they already are
-        if ordered == list(locations):
-            return self._read_ordered(ordered, sizes)
-        order = sorted(range(len(locations)), key=locations.__getitem__)
-        records = self._read_ordered(ordered, [sizes[i] for i in order])
-        by_index = dict(zip(order, records, strict=True))
-        return [by_index[i] for i in range(len(order))]
+        """Whole records."""
+        records: list[memoryview] = []
+        order = _ascending(locations)
+        for data, offsets, lengths, start in self._fetched(*_taken(order, locations, sizes)):
+            some = [data[at : at + size] for at, size in zip(offsets, lengths, strict=True)]
+            if not all(map(record_is_intact, some)):
+                raise self._damaged(data, offsets, lengths, start)
+            records += some
+        return records if order is None else _put_back(order, records)
+
+    def read_contents(
+        self, locations: Sequence[int], sizes: Sequence[int]
+    ) -> tuple[list[int], list[bytes], list[memoryview]]:
+        """What is in records."""
+        at_ms: list[int] = []
+        props: list[bytes] = []
+        bodies: list[memoryview] = []
+        order = _ascending(locations)
+        for data, offsets, lengths, start in self._fetched(*_taken(order, locations, sizes)):
+            found = open_records(data, offsets, lengths)
+            if found is None:
+                raise self._damaged(data, offsets, lengths, start)
+            at_ms += found[0]
+            props += found[1]
+            bodies += found[2]
+        if order is not None:
+            return _put_back(order, at_ms), _put_back(order, props), _put_back(order, bodies)
+        return at_ms, props, bodies
 
     def forget(self, number: int) -> None:
         """Close the file of a segment that is being dropped, so that its space comes back."""
@@ -47,22 +72,23 @@ class RecordReader:
     def close(self) -> None:
         self._open.close()
 
-    def _read_ordered(self, locations: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
-        records: list[memoryview] = []
+    def _fetched(
+        self, locations: Sequence[int], sizes: Sequence[int]
+    ) -> Iterator[tuple[memoryview, list[int], Sequence[int], int]]:
+        """Read after read: its bytes, where in them each record stands, how long these are, and the read's location."""
         first, count = 0, len(locations)
         while first < count:
             start = locations[first]
             after, end = self._reach(locations, sizes, first)
             data = memoryview(self._fetch(start, end - start))
-            places = zip(locations[first:after], sizes[first:after], strict=True)
-            some = [data[place - start : place - start + size] for place, size in places]
-            if not records_are_intact(some):
-                bad = first + next(i for i, record in enumerate(some) if not record_is_intact(record))
-                path = self._path(start >> 32)
-                raise damaged(path, locations[bad] & _OFFSET, "the message record does not check out")
-            records += some
+            some = first > 0 or after < count
+            offsets = [place - start for place in (locations[first:after] if some else locations)]
+            yield data, offsets, sizes[first:after] if some else sizes, start
             first = after
-        return records
+
+    def _damaged(self, data: memoryview, offsets: list[int], sizes: Sequence[int], start: int) -> JournalDamaged:
+        bad = next(at for at, n in zip(offsets, sizes, strict=True) if not record_is_intact(data[at : at + n]))
+        return damaged(self._path(start >> 32), (start & _OFFSET) + bad, "the message record does not check out")
 
     @staticmethod
     def _reach(locations: Sequence[int], sizes: Sequence[int], first: int) -> tuple[int, int]:
@@ -106,6 +132,28 @@ class RecordReader:
 
     def _path(self, number: int) -> str:
         return os.path.join(self._folder, segment_name(number))
+
+
+def _ascending(locations: Sequence[int]) -> list[int] | None:
+    """In which order to take locations so that they ascend; None if they do."""
+    if all(map(le, locations, locations[1:])):
+        return None
+    return sorted(range(len(locations)), key=locations.__getitem__)
+
+
+def _taken(
+    order: list[int] | None, locations: Sequence[int], sizes: Sequence[int]
+) -> tuple[Sequence[int], Sequence[int]]:
+    if order is None:
+        return locations, sizes
+    return [locations[i] for i in order], [sizes[i] for i in order]
+
+
+def _put_back(order: list[int], found: list[_T]) -> list[_T]:
+    out = found[:]
+    for i, one in zip(order, found, strict=True):
+        out[i] = one
+    return out
 
 
 class _OpenFiles:
