@@ -443,7 +443,7 @@ def deliveries_of(node: Node, batch: Columns) -> list[Delivery]:
             Delivery(
                 text,
                 batch.priorities[i],
-                batch.bodies[i],
+                bytes(batch.bodies[i]),
                 properties,
                 at_ms,
                 batch.receives[i],
