@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -553,6 +554,37 @@ def test_single_publishes_and_acks_of_one_turn_share_a_commit_and_keep_their_ord
         answers = await asyncio.gather(*(b.settle("ack", [d]) for d in [*held, held[0]]))
         assert [a[0] for a in answers[:20]] == [0] * 20
         assert isinstance(answers[20][0], LeaseStale)
+
+    run(scenario)
+
+
+def test_single_publishes_are_told_in_runs_of_those_who_asked_together(run: Run) -> None:
+    """And one who fails to take its answers keeps nobody else from theirs."""
+
+    async def scenario(b: Bench) -> None:
+        await b.queue(max_messages=5)
+        told: list[tuple[str, list[Any], list[str]]] = []
+
+        def teller(name: str) -> Callable[[list[Any], list[Receipt | LanewayError]], None]:
+            def done(askers: list[Any], results: list[Receipt | LanewayError]) -> None:
+                told.append((name, askers, [type(result).__name__ for result in results]))
+                if name == "clumsy":
+                    raise RuntimeError("oh")
+
+            return done
+
+        one, two, clumsy = teller("one"), teller("two"), teller("clumsy")
+        for number, done in enumerate((one, one, two, clumsy, one, two, two)):
+            b.broker.publish_one("/", "q", Draft(b"%d" % number), done, number)
+        await b.broker.committer.durable()
+        assert told == [
+            ("one", [0, 1], ["Receipt", "Receipt"]),
+            ("two", [2], ["Receipt"]),
+            ("clumsy", [3], ["Receipt"]),
+            ("one", [4], ["Receipt"]),
+            ("two", [5, 6], ["QueueFull", "QueueFull"]),
+        ]
+        assert bodies(await b.lease(10)) == [b"0", b"1", b"2", b"3", b"4"]
 
     run(scenario)
 

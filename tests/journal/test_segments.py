@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 from random import Random
+from unittest import mock
 
 import pytest
 
@@ -123,6 +125,22 @@ def test_neighbours_are_read_in_one_go() -> None:
     reads.clear()
     assert journal.read(places[::25], sizes[::25]) == records[::25]  # gaps of 25 are not
     assert len(reads) == 4
+
+
+def test_reading_ahead_is_a_hint_wherever_it_points(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(100_000))
+    files = RealFiles()
+    file = files.open(str(path))
+    asked: list[tuple[int, int]] = []
+    with mock.patch.object(os, "posix_fadvise", lambda _, offset, size, advice: asked.append((offset, size))):
+        files.read(file, 100_000, 0)
+        files.read_ahead(file, 0, 100_000)
+        assert not asked, "it was in memory"
+        files.read_ahead(file, 90_000, 50_000)
+        assert asked == [(90_000, 50_000)], "what is behind the end may come to be"
+    files.read_ahead(file, 200_000, 10)
+    files.close(file)
 
 
 def test_lock_names_the_folder_and_the_process_that_holds_it(tmp_path: Path) -> None:

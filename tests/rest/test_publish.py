@@ -14,7 +14,7 @@ import pytest
 from laneway.core.message import Draft, Properties
 from laneway.frontends.rest.answers import DequeueAnswer, PublishAnswer
 from laneway.frontends.rest.writing import Writer
-from tests.rest.serving import Serving
+from tests.rest.serving import Serving, request, take_responses
 
 JSON = {"Content-Type": "application/json"}
 
@@ -38,6 +38,41 @@ def test_a_published_message_is_answered_with_its_receipt(http: httpx.Client, qu
     assert receipt.visible_at == receipt.enqueued_at
     enqueued_at = datetime.fromisoformat(receipt.enqueued_at)
     assert abs(datetime.now(UTC) - enqueued_at) < timedelta(seconds=60)
+
+
+def test_single_publishes_of_one_commit_are_each_told_their_own(
+    serving: Serving, http: httpx.Client, queue: str
+) -> None:
+    asked: list[dict[str, Any]] = [
+        {"payload": 0, "priority": 3},
+        {"payload": 1, "priority": 3},
+        {"payload": 2, "priority": 9},
+        {"payload": 3, "priority": 200},
+        {"payload": 4, "priority": 3, "delay_seconds": 60},
+        {"payload": 5, "priority": 3, "dedup_id": "a"},
+        {"payload": 6, "priority": 3, "dedup_id": "a"},
+        {"payload": 7, "priority": 3},
+    ]
+    requests = [request("POST", f"{queue}/messages", json.dumps(one).encode()) for one in asked]
+    written, _ = serving.transcript([b"".join(requests)], len(asked))
+    answers = take_responses(written)
+    assert [one.status for one in answers] == [201, 201, 201, 400, 201, 201, 201, 201]
+    assert answers[3].json()["error"]["field"] == "priority"
+    receipts = [one.json() for one in answers if one.status == 201]
+    assert [one["priority"] for one in receipts] == [3, 3, 9, 3, 3, 3, 3]
+    assert [one["visible_at"] != one["enqueued_at"] for one in receipts] == [
+        False,
+        False,
+        False,
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert [n for n, one in enumerate(receipts) if one.get("duplicate")] == [5]
+    assert receipts[4]["message_id"] == receipts[5]["message_id"]
+    told = {one["message_id"]: n for one, n in zip(receipts, (0, 1, 2, 4, 5, 5, 7), strict=True)}
+    assert [told[one["message_id"]] for one in take(http, queue, 10)] == [2, 0, 1, 5, 7]
 
 
 @pytest.mark.parametrize(
