@@ -6,9 +6,11 @@ import errno
 
 import pytest
 
+from laneway.errors import DiskFull, JournalFailed
 from laneway.journal.segments import SegmentJournal, writer
+from laneway.journal.segments.format import HEADER_BYTES
 from tests.journal.contract import commit, published
-from tests.journal.stores import FOLDER, killed, path_of, positions, start
+from tests.journal.stores import FOLDER, Clock, killed, path_of, positions, start
 from tests.simulation.faulty_files import FaultyFiles
 
 SEGMENT_BYTES = 4096
@@ -141,9 +143,11 @@ def test_trouble_with_it_ends_it_and_nothing_else(number: int) -> None:
     files = FaultyFiles(0)
     journal, _ = start(files)
     small_commits(journal, 1, 3)
+    open_count = len(files._files)
     files.fail_writes_with = number
     assert not journal.prepare()
     files.fail_writes_with = None
+    assert len(files._files) == open_count
     assert journal.is_prepared()
     small_commits(journal, 4, 1)
     assert positions(start(killed(files))[1]) == [1, 2, 3, 4]
@@ -159,6 +163,38 @@ def test_a_failed_sync_of_it_ends_it_and_nothing_else() -> None:
     small_commits(journal, 4, 1)
     files.restart(power_loss=True)
     assert positions(start(files)[1]) == [1, 2, 3, 4]
+
+
+def test_nothing_is_filled_once_the_journal_has_failed() -> None:
+    files = FaultyFiles(0)
+    journal, _ = start(files)
+    small_commits(journal, 1, 3)
+    files.fail_sync_at = files.sync_count + 1
+    with pytest.raises(JournalFailed):
+        commit(journal, published(4))
+    count = files.operation_count
+    assert not journal.prepare()
+    assert files.operation_count == count
+
+
+def test_filling_outlives_a_full_disk() -> None:
+    """A segment that is then as large as its one commit, without a spare behind it, leaves nothing to fill."""
+    files, clock = FaultyFiles(0, capacity_bytes=3 * SEGMENT_BYTES), Clock()
+    journal, _ = start(files, now_ms=clock)
+    with pytest.raises(DiskFull):
+        for seq in range(1, 1_000):
+            journal.stage(published(seq, size=300))
+            waiting = journal.seal()
+            assert waiting is not None
+            journal.write(waiting)
+    files.capacity_bytes = files.used_bytes + HEADER_BYTES + waiting.byte_count
+    journal.write(waiting)
+    assert files.free_bytes(FOLDER) == 0
+    assert journal.is_prepared() and not journal.prepare()
+    files.capacity_bytes = 1 << 30
+    clock.now_ms += 1_000
+    assert journal.has_room()
+    assert prepare(journal)
 
 
 def test_a_closed_journal_is_left_alone() -> None:

@@ -124,6 +124,26 @@ def test_a_body_has_its_own_time_whatever_its_head_took(serving: Serving, queue:
     assert take_responses(serving.run(slowly()).written)[0].status == 201
 
 
+def test_blank_lines_before_a_request_do_not_make_it_late(serving: Serving, queue: str) -> None:
+    raw = request("POST", f"{queue}/messages", b'{"payload":1}')
+
+    async def spoken() -> RecordingTransport:
+        transport = RecordingTransport()
+        connection = Connection(serving.server._shared)
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        for piece in (raw, b"\r\n", b"\r\n", raw):  # the head of the second one is known
+            answered = transport.written.count(b"HTTP/1.1 ")
+            connection.data_received(piece)
+            while piece is raw and transport.written.count(b"HTTP/1.1 ") == answered:
+                await asyncio.sleep(0.001)
+        for _ in range(serving.server._shared.ticks.receive + 1):
+            connection.sweep()
+        connection.connection_lost(None)
+        return transport
+
+    assert [one.status for one in take_responses(serving.run(spoken()).written)] == [201, 201]
+
+
 def test_dripping_bytes_do_not_buy_time(own_serving: Start) -> None:
     with own_serving(receive_timeout_ms=200).connect() as wire:
         started = time.monotonic()

@@ -110,7 +110,7 @@ class Broker:
         self._new_writer = new_writer
         self._phase = "starting"
         self._waiters: dict[int, deque[Waiter]] = {}
-        # Single publishes and settlements by queue number, with whom to tell and since when: see run_gathered.
+        # Single publishes and settlements by their queue, with whom to tell and since when: see run_gathered.
         self._gathered_bytes = 0
         self._publishes: dict[tuple[str, str], _Singles] = {}  # by virtual host and name of their queue
         self._settlements: dict[int, tuple[list[Settlement], list[SettleDone], int]] = {}
@@ -965,9 +965,10 @@ class _Singles:
 def _tell_askers(told: list[SinglesDone], askers: list[Any], results: list[Any]) -> None:
     """Hot: mostly they all go to the same one."""
     start, count = 0, len(told)
+    is_one = told.count(told[0]) == count
     while start < count:
         done = told[start]
-        end = count if told.count(done) == count else next((i for i in range(start, count) if told[i] != done), count)
+        end = count if is_one else next((i for i in range(start, count) if told[i] != done), count)
         try:
             done(askers[start:end], results[start:end])
         except Exception:

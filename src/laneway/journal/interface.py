@@ -5,7 +5,7 @@ Three threads of thought meet here, so the calls are split by who may make them:
 - one writer thread writes:    write(), mark(), sync(), close()              (they block, and release the GIL)
 - any one thread at a time:    save_snapshot(), drop(); beside a write() if need be
 - any one thread at a time:    prepare(); beside all the others
-- any thread reads:            read(), extent_bytes(), hold(), held(), and all of history
+- any thread reads:            read(), read_contents(), extent_bytes(), hold(), held(), and all of history
 
 A *position* is the number of a commit: 1, 2, 3, … A *location* names where a blob stands; its upper bits
 (location >> 32) are its *extent*: the unit in which history is dropped (a segment file, a row).

@@ -252,6 +252,7 @@ class Connection(asyncio.Protocol):
             head = self._known_heads.get(raw) or self._recall(raw)
             if head is not None and end + head.content_length == len(data) and head.keep_alive:
                 self._ticks = 0
+                self._is_receiving = False  # blank lines came before it
                 call = Call(self, head, data[end:], False)
                 self._slots.append(call)
                 head.application.handle(call)

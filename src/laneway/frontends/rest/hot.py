@@ -158,9 +158,9 @@ class HotPaths:
                     continue
                 shared = (head.plan.queue_json, result.priority, result.enqueued_at_ms, result.visible_at_ms)
                 if shared != last:
-                    last = shared
-                    before, behind = self._writer.around_id(result, head.plan.queue_json)
-                    before = call.head_of_answer(201, len(before) + len(result.message_id) + len(behind)) + before
+                    start, behind = self._writer.around_id(result, head.plan.queue_json)
+                    size = len(start) + len(result.message_id) + len(behind)
+                    before, last = call.head_of_answer(201, size) + start, shared
                 call.answer_with(b"%b%b%b" % (before, result.message_id.encode(), behind))
             except Exception as trouble:
                 answer_anyway(call, trouble)

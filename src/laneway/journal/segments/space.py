@@ -85,7 +85,7 @@ class Space:
             except OSError as error:
                 self.raise_if_full(error, need_bytes)
                 raise
-            self._spare, self.spare_bytes = None, 0
+            self._spare, self.spare_bytes, self.filled_bytes = None, 0, 0
             self._files.sync_folder(self._folder)
             return file, allocated_bytes
 
@@ -120,7 +120,7 @@ class Space:
         with self._lock:
             if self._spare is not None:
                 self._files.close(self._spare)
-                self._spare, self.spare_bytes = None, 0
+                self._spare, self.spare_bytes, self.filled_bytes = None, 0, 0
                 remove_if_there(self._files, self.spare_path)
 
     def _look(self) -> None:

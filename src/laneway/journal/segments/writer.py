@@ -1,7 +1,7 @@
 """The writing side of a segment journal: commits into segment files, in order, and how durable they are.
 
-Everything here runs in the writer thread (or before it starts), under one lock, because a snapshot may be described by
-another thread meanwhile. A failed write or sync ends it: fail-stop.
+Everything here runs in the writer thread (or before it starts), under one lock, because another thread may describe a
+snapshot meanwhile, and another one fills space ahead. A failed write or sync of a commit ends it: fail-stop.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from laneway.journal.segments.space import Space
 REWRITE_BYTES = 4 << 20
 FILL_BYTES = 256 << 10  # at once
 FILL_AFTER_COMMITS = 1_000
-FILL_FOR_BYTES = 32 << 10  # commits up to this size wait for the disk's metadata longer than for their bytes
+FILL_FOR_BYTES = 48 << 10  # commits up to this size wait for the disk's metadata longer than for their bytes
 USUAL_OVER_BYTES = 16 << 20
 
 Durability = Literal["commit", "interval", "none"]
@@ -175,7 +175,6 @@ class SegmentWriter:
                 if error.errno not in NO_SPACE:
                     raise
         self._allocated_bytes, self._end = size, replay.end
-        self._filled_end = replay.end
         return _Current(segment.number, file)
 
     def _rewrite(self, file: int, start: int, end: int) -> None:
@@ -215,7 +214,8 @@ class SegmentWriter:
         """Whether fill() would do nothing."""
         if not self._can_fill or self._commit_count < FILL_AFTER_COMMITS or self._usual_bytes > FILL_FOR_BYTES:
             return True
-        return self._filled_end >= self._allocated_bytes and self._space.filled_bytes >= self._space.spare_bytes
+        filled_end = max(self._filled_end, self._end)
+        return filled_end >= self._allocated_bytes and self._space.filled_bytes >= self._space.spare_bytes
 
     def fill(self) -> bool:
         """Write zeros over a piece of the space that is only allocated, in this segment and then in the spare: the disk
@@ -240,15 +240,21 @@ class SegmentWriter:
     def _fill(self, current: _Current) -> int:
         space, start = self._space, max(self._filled_end, self._end)
         if (size := min(FILL_BYTES, self._allocated_bytes - start)) > 0:
-            file = self._files.open(os.path.join(self._folder, segment_name(current.number)), write=True)
-            self._files.write(file, [bytes(size)], start)
+            file = self._write_zeros(os.path.join(self._folder, segment_name(current.number)), start, size)
             self._filled_end = start + size
         else:
-            self._filled_end = self._allocated_bytes
             size = min(FILL_BYTES, space.spare_bytes - space.filled_bytes)
-            file = self._files.open(space.spare_path, write=True)
-            self._files.write(file, [bytes(size)], space.filled_bytes)
+            file = self._write_zeros(space.spare_path, space.filled_bytes, size)
             space.filled_bytes += size
+        return file
+
+    def _write_zeros(self, path: str, offset: int, size: int) -> int:
+        file = self._files.open(path, write=True)
+        try:
+            self._files.write(file, [bytes(size)], offset)
+        except OSError:
+            self._files.close(file)
+            raise
         return file
 
     def _not_filled(self, error: OSError) -> bool:
