@@ -56,6 +56,16 @@ def small_commits(journal: SegmentJournal, first: int, count: int) -> int:
     return journal.history.end().offset
 
 
+def filled_after_a_roll(files: Noting, journal: SegmentJournal) -> list[tuple[str, int, int]]:
+    files.zeros.clear()
+    seq = 4
+    while journal.history.end().segment == 1:
+        small_commits(journal, seq, 1)
+        seq += 1
+    prepare(journal)
+    return files.zeros
+
+
 def test_the_rest_of_the_segment_and_the_whole_spare_are_written_and_synced() -> None:
     files = Noting()
     journal, _ = start(files)
@@ -72,13 +82,7 @@ def test_the_spare_stays_filled_when_it_becomes_a_segment() -> None:
     journal, _ = start(files)
     small_commits(journal, 1, 3)
     prepare(journal)
-    files.zeros.clear()
-    seq = 4
-    while journal.history.end().segment == 1:
-        small_commits(journal, seq, 1)
-        seq += 1
-    prepare(journal)
-    assert {path for path, _, _ in files.zeros} == {f"{FOLDER}/spare"}
+    assert {path for path, _, _ in filled_after_a_roll(files, journal)} == {f"{FOLDER}/spare"}
 
 
 def test_a_spare_taken_half_filled_is_filled_from_there_on() -> None:
@@ -87,13 +91,7 @@ def test_a_spare_taken_half_filled_is_filled_from_there_on() -> None:
     small_commits(journal, 1, 3)
     while not files.zeros or not files.zeros[-1][0].endswith("spare"):
         journal.prepare()
-    files.zeros.clear()
-    seq = 4
-    while journal.history.end().segment == 1:
-        small_commits(journal, seq, 1)
-        seq += 1
-    prepare(journal)
-    assert files.zeros[0][:2] == (path_of(2), 1000)
+    assert filled_after_a_roll(files, journal)[0][:2] == (path_of(2), 1000)
 
 
 def test_nothing_is_written_over() -> None:

@@ -104,13 +104,17 @@ def test_a_request_that_takes_too_long_to_arrive_is_given_up(own_serving: Start,
         assert part in answer.error["message"]
 
 
+def connected(serving: Serving) -> tuple[Connection, RecordingTransport]:
+    connection, transport = Connection(serving.server._shared), RecordingTransport()
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    return connection, transport
+
+
 def test_a_body_has_its_own_time_whatever_its_head_took(serving: Serving, queue: str) -> None:
     raw = request("POST", f"{queue}/messages", b'{"payload":1}')
 
     async def slowly() -> RecordingTransport:
-        transport = RecordingTransport()
-        connection = Connection(serving.server._shared)
-        connection.connection_made(transport)  # type: ignore[arg-type]
+        connection, transport = connected(serving)
         ticks = serving.server._shared.ticks.receive
         for piece in (raw[:10], raw[10:-5], raw[-5:]):
             for _ in range(ticks - 1):
@@ -128,9 +132,7 @@ def test_blank_lines_before_a_request_do_not_make_it_late(serving: Serving, queu
     raw = request("POST", f"{queue}/messages", b'{"payload":1}')
 
     async def spoken() -> RecordingTransport:
-        transport = RecordingTransport()
-        connection = Connection(serving.server._shared)
-        connection.connection_made(transport)  # type: ignore[arg-type]
+        connection, transport = connected(serving)
         for piece in (raw, b"\r\n", b"\r\n", raw):  # the head of the second one is known
             answered = transport.written.count(b"HTTP/1.1 ")
             connection.data_received(piece)

@@ -963,12 +963,10 @@ class _Singles:
 
 
 def _tell_askers(told: list[SinglesDone], askers: list[Any], results: list[Any]) -> None:
-    """Hot: mostly they all go to the same one."""
-    start, count = 0, len(told)
-    is_one = told.count(told[0]) == count
-    while start < count:
-        done = told[start]
-        end = count if is_one else next((i for i in range(start, count) if told[i] != done), count)
+    """Hot: neighbours who are told by the same one, and mostly all are, hear it in one go."""
+    start = 0
+    for done, alike in groupby(told):
+        end = start + len(list(alike))
         try:
             done(askers[start:end], results[start:end])
         except Exception:

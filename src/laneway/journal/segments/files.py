@@ -144,8 +144,8 @@ class RealFiles:
         os.unlink(path)
 
     def read_ahead(self, file: int, offset: int, size: int) -> None:
-        # Asking costs a millisecond for some megabytes, also where they have long been in memory; trying the last byte,
-        # without waiting for it, costs next to nothing.
+        # Asking costs time also for what is in memory already, as it mostly is: each page is looked for. So the last
+        # byte is tried first, without waiting for it.
         try:
             is_there = os.preadv(file, [bytearray(1)], offset + size - 1, os.RWF_NOWAIT) == 1
         except OSError:  # not there, or this file system cannot tell

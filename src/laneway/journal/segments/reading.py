@@ -81,9 +81,7 @@ class RecordReader:
             start = locations[first]
             after, end = self._reach(locations, sizes, first)
             data = memoryview(self._fetch(start, end - start))
-            some = first > 0 or after < count
-            offsets = [place - start for place in (locations[first:after] if some else locations)]
-            yield data, offsets, sizes[first:after] if some else sizes, start
+            yield data, [place - start for place in locations[first:after]], sizes[first:after], start
             first = after
 
     def _damaged(self, data: memoryview, offsets: list[int], sizes: Sequence[int], start: int) -> JournalDamaged:
