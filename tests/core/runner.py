@@ -14,8 +14,9 @@ import msgspec
 
 from laneway.core import births, burial, clockwork, commands, lease_commands, rows, snapshot
 from laneway.core.deadlines import TTL
+from laneway.core.digits import token
 from laneway.core.events import Event, Kind, Opened, Published, Relocated
-from laneway.core.message import PLAIN, Draft, Properties, Receipt, Settlement, split_record, token
+from laneway.core.message import PLAIN, Draft, Properties, Receipt, Settlement, split_record
 from laneway.core.queue import DEDUPLICATED, TOTALS, Queue
 from laneway.core.settings import QueueSettings
 from laneway.core.state import State

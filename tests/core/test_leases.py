@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from laneway.core import lease_commands
+from laneway.core.digits import token
 from laneway.core.events import Acked, Cause, DeadLettered, Extended, Leased, Moved, Opened, Released
 from laneway.core.invariants import check_invariants
 from laneway.core.lease_commands import MAX_BACKOFF_MS, MAX_LEASE_MS, check_lease, parse_tokens
-from laneway.core.message import Settlement, message_id, token
+from laneway.core.message import Settlement, message_id
 from laneway.errors import InvalidInput
 from tests.core.runner import START_MS, TAG, Core, codes, draft
 

@@ -15,7 +15,8 @@ import msgspec
 from laneway.broker.audiences import Credit, Subscription
 from laneway.broker.values import Batch as Columns
 from laneway.core import lease_commands
-from laneway.core.message import Delivery, Draft, Properties, Settlement, decode_props, encode_props, message_id, token
+from laneway.core.digits import token
+from laneway.core.message import Delivery, Draft, Properties, Settlement, decode_props, encode_props, message_id
 from laneway.core.settings import QueueSettings
 from laneway.core.stories import fill_in
 from laneway.core.table import LEASED

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain, groupby, islice
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -114,7 +114,7 @@ class Broker:
         self._gathered_bytes = 0
         self._publishes: dict[tuple[str, str], _Singles] = {}  # by virtual host and name of their queue
         self._settlements: dict[int, tuple[list[Settlement], list[SettleDone], int]] = {}
-        self._acks: dict[int, tuple[list[str], list[tuple[int, SettleDone]], int]] = {}  # tokens, and of how many whose
+        self._acks: dict[int, tuple[list[Sequence[str]], list[SettleDone], int]] = {}  # tokens, by whose they are
         self._names: list[tuple[str, str]] = []
         self._encoded: tuple[Properties, bytes] = (PLAIN, b"")  # those of publish_bodies, who often comes with the same
         self._timer: asyncio.TimerHandle | None = None
@@ -354,6 +354,11 @@ class Broker:
         self.sessions.run_gathered()
         self.run_gathered_singles()
 
+    def run_gathered_before_publish(self) -> None:
+        """What came before a publish that is gathered, and could be told to have come after it; acks could not."""
+        if self._publishes or self._settlements:
+            self.run_gathered_singles()
+
     def run_gathered_singles(self) -> None:
         if self._publishes:
             self._gathered_bytes = 0
@@ -367,8 +372,8 @@ class Broker:
                 self._run_batch(lease_commands.settle, number, batch, partial(_tell_each, told_of), at_ms)
         if self._acks:
             acks, self._acks = self._acks, {}
-            for number, (tokens, askers, at_ms) in acks.items():
-                self._run_acks(self._state.queues[number], tokens, askers, at_ms)
+            for number, (parts, told, at_ms) in acks.items():
+                self._run_acks(self._state.queues[number], parts, told, at_ms)
 
     def _run_batch(
         self,
@@ -388,25 +393,23 @@ class Broker:
         self._set_timer()
         self.committer.when_durable(tell, results)
 
-    def _run_acks(self, queue: Queue, tokens: list[str], askers: list[tuple[int, SettleDone]], at_ms: int) -> None:
+    def _run_acks(self, queue: Queue, parts: list[Sequence[str]], told: list[SettleDone], at_ms: int) -> None:
         """All of them as one event, if every one is in order; else each asker's on their own."""
         events: list[Event] = []
         results: list[list[int | LanewayError]] = []
-        told = [done for _, done in askers]
         try:
-            acked = lease_commands.ack_tokens(self._state, queue, tokens, at_ms)
+            acked = lease_commands.ack_tokens(self._state, queue, parts, at_ms)
             if acked is not None:
                 events = self.engine.run(iter((acked,)))
-                results = [[0] * count for count, _ in askers]
+                results = [[0] * len(tokens) for tokens in parts]
             else:
-                rest = iter(tokens)
-                for count, _ in askers:
+                for tokens in parts:
                     outcome: list[int | LanewayError] = []
-                    batch = [Settlement("ack", token) for token in islice(rest, count)]
+                    batch = [Settlement("ack", token) for token in tokens]
                     events += self.engine.run(lease_commands.settle(self._state, queue, batch, at_ms, outcome))
                     results.append(outcome)
         except LanewayError as wrong:  # the journal takes no more
-            results += [[wrong] * count for count, _ in askers[len(results) :]]
+            results += [[wrong] * len(tokens) for tokens in parts[len(results) :]]
         self._wake(events)
         self._set_timer()
         self.committer.when_durable(partial(_tell_all, told), results)
@@ -451,15 +454,24 @@ class Broker:
         self, vhost: str, queue: str, count: int, *, lease_ms: int | None = None, consumer: str = ""
     ) -> Sequence[Delivery]:
         """For several that ask at once: up to so many messages, of those that are durable, as one lease. None if others
-        wait already, or if what one gets depends on what the one before it holds."""
-        source = self._open_for_leasing(vhost, queue, lease_ms, consumer)
+        wait already, or if what one gets depends on what the one before it holds. What is gathered stays so, if it
+        changes nothing about which messages are next: publishes are not durable yet, and acks are of others."""
+        self._check_open()
+        if self._settlements:
+            self.run_gathered()
+        source = self._found_for_leasing(vhost, queue, lease_ms, consumer)
         if not source.ready or source.number in self._waiters or source.heads or source.tenants is not None:
             return ()
         leased = self.lease_now(source, min(count, MAX_BATCH), lease_ms, consumer, durable_only=True)
         return () if leased is None else self.engine.deliveries(leased)
 
     def _open_for_leasing(self, vhost: str, queue: str, lease_ms: int | None, consumer: str) -> Queue:
-        source = self.open_queue(vhost, queue)
+        self._check_open()
+        self.run_gathered()
+        return self._found_for_leasing(vhost, queue, lease_ms, consumer)
+
+    def _found_for_leasing(self, vhost: str, queue: str, lease_ms: int | None, consumer: str) -> Queue:
+        source = commands.find_queue(self._state, vhost, queue)
         lease_commands.check_lease(lease_ms, consumer)
         self._check_shared(source)
         if source.settings.expires_ms is not None:
@@ -640,8 +652,8 @@ class Broker:
         if gathered is None:
             gathered = self._acks[source.number] = ([], [], self.now())
         self.committer.touch()
-        gathered[0].extend(tokens)
-        gathered[1].append((len(tokens), done))
+        gathered[0].append(tokens)
+        gathered[1].append(done)
 
     # Time
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 import msgspec
 
 from laneway.core import births, clockwork, lease_commands, snapshot
+from laneway.core.digits import token
 from laneway.core.events import Event, Kind, Leased, Opened
 from laneway.core.message import (
     PLAIN,
@@ -23,7 +24,6 @@ from laneway.core.message import (
     message_id_prefix,
     record_is_intact,
     split_record,
-    token,
 )
 from laneway.core.runs import runs
 from laneway.core.state import State

@@ -198,7 +198,7 @@ class Sessions:
         """
         broker = self._broker
         broker.check_writable()
-        broker.run_gathered_singles()  # which came before these
+        broker.run_gathered_before_publish()
         broker.committer.touch()
         self._gathered.append((runs, done, places))
         self._gathered_bytes += size_bytes

@@ -1,6 +1,6 @@
 """Commands about leases: leasing, settling, extending, giving back. commands.py says what a command is.
 
-A lease is named by its number and by the message's, together a token (message.py); an ack with one that is not of this
+A lease is named by its number and by the message's, together a token (digits.py); an ack with one that is not of this
 very delivery is refused.
 """
 
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import chain, pairwise
+from typing import cast
 
 from laneway.core.burial import bury
 from laneway.core.deadlines import coarse
+from laneway.core.digits import TOKEN_CHARS, TokenRun
 from laneway.core.events import (
     Acked,
     Cause,
@@ -19,12 +22,9 @@ from laneway.core.events import (
     Leased,
     Released,
 )
-from laneway.core.message import (
-    TOKEN_CHARS,
-    Settlement,
-)
+from laneway.core.message import Settlement
 from laneway.core.queue import Queue
-from laneway.core.runs import Seqs, as_array, runs
+from laneway.core.runs import Seqs, as_array, joined, runs
 from laneway.core.settings import RANGES, SECOND_MS
 from laneway.core.state import SESSION_LEASE, State
 from laneway.core.table import LEASED, OVERDUE, SLAB_BITS, SLAB_MASK
@@ -170,12 +170,23 @@ def parse_tokens(texts: Sequence[str]) -> tuple[list[int], list[int]] | None:
     return (seqs, list(leases)) if len(set(seqs)) == len(seqs) else None
 
 
-def ack_tokens(state: State, queue: Queue, tokens: Sequence[str], now_ms: int) -> Acked | None:
-    """The event that acks all of these; None if one of them is no token, comes twice, or is not held any more."""
-    parsed = parse_tokens(sorted(tokens))  # what was leased together then stands together
-    if parsed is None or still_held(state, queue, *parsed) is not None:
-        return None
-    seqs, leases = parsed
+def ack_tokens(state: State, queue: Queue, parts: Sequence[Sequence[str]], now_ms: int) -> Acked | None:
+    """The event that acks all tokens of all parts; None if one of them is no token, comes twice, or is not held any
+    more. Hot: parts that are runs are never looked at token by token."""
+    seqs: Sequence[int]
+    leases: Sequence[int]
+    if all(type(part) is TokenRun for part in parts):
+        held = sorted(cast(Sequence[TokenRun], parts), key=lambda part: part.seqs.start)
+        if any(one.seqs.stop > other.seqs.start for one, other in pairwise(held)):
+            return None
+        if any(still_held(state, queue, part.seqs, part.leases) is not None for part in held):
+            return None
+        seqs, leases = joined([part.seqs for part in held]), joined([part.leases for part in held])
+    else:
+        parsed = parse_tokens(sorted(chain.from_iterable(parts)))  # what was leased together then stands together
+        if parsed is None or still_held(state, queue, *parsed) is not None:
+            return None
+        seqs, leases = parsed
     slabs = state.table.slabs
     for first, count in runs(seqs):
         i = first & SLAB_MASK

@@ -31,6 +31,7 @@ from typing import Any, Literal, overload
 import msgspec
 import xxhash
 
+from laneway.core.digits import hex_lines, token
 from laneway.errors import InvalidInput
 
 RECORD_PREFIX_BYTES = 24
@@ -159,6 +160,21 @@ class Deliveries(Sequence[Delivery]):
 
     def __len__(self) -> int:
         return len(self.seqs)
+
+    def part(self, at: int, end: int) -> Deliveries:
+        """Some of them, still in columns."""
+        here = slice(at, end)
+        return Deliveries(
+            self.tag,
+            self.seqs[here],
+            self.first_lease + at,
+            self.deadline_ms,
+            self.receives[here],
+            self.enqueued_at_ms[here],
+            self.props[here],
+            self.bodies[here],
+            self.priorities[here],
+        )
 
     @overload
     def __getitem__(self, i: int) -> Delivery: ...
@@ -380,15 +396,6 @@ def decode_props(props: bytes) -> Properties:
     )
 
 
-#: A token is the lease id and the message number, eight and six bytes in hexadecimal. A lease id is never given twice
-#: (its upper bits are the epoch), so a token is good for one delivery alone.
-TOKEN_CHARS = 28
-
-
-def token(lease_id: int, seq: int) -> str:
-    return (lease_id << 48 | seq).to_bytes(14, "big").hex()
-
-
 # Message ids are UUIDv7: 48 bits of milliseconds, then instead of random bits the store's tag (26 bits, drawn once
 # when a store is created) and the message's number (48 bits). So an id costs no memory: it names its message.
 #
@@ -411,12 +418,6 @@ def message_ids(enqueued_at_ms: int, tag: int, seqs: Sequence[int]) -> list[str]
     """The ids of messages that came in one millisecond. Hot: all at once, without a step of Python for each."""
     lines = hex_lines(seqs).replace("\n0000", "\n" + message_id_prefix(enqueued_at_ms, tag))
     return lines[1:].split("\n")
-
-
-def hex_lines(numbers: Sequence[int]) -> str:
-    """Numbers as sixteen hexadecimal digits each, each behind a line break, so that one replace puts something before
-    every one of them, or takes four digits away that are known to be 0."""
-    return "\n" + struct.pack(f">{len(numbers)}Q", *numbers).hex("\n", 8)
 
 
 def parse_message_id(text: str) -> tuple[int, int, int]:

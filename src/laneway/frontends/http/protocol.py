@@ -109,6 +109,11 @@ class Call(msgspec.Struct, eq=False):
         """Nobody is there to read the answer, or soon will be."""
         return self.connection.is_gone or self.connection.is_closing()
 
+    @property
+    def is_alone(self) -> bool:
+        """Nothing else of its connection was read with it, or waits to be answered before it."""
+        return self.connection.is_answering_one()
+
     def answer(
         self, status: int, body: bytes | bytearray = b"", headers: bytes = b"", content_type: bytes = JSON
     ) -> None:
@@ -125,13 +130,13 @@ class Call(msgspec.Struct, eq=False):
             response = self._special(framer, status, body, headers, content_type)
         connection.send(self, response)
 
-    def answer_pieces(self, status: int, pieces: list[bytes | memoryview]) -> None:
-        """As answer, with a body in pieces: they are joined once, with the head in front of them."""
+    def answer_pieces(self, status: int, pieces: list[bytes | memoryview], size: int) -> None:
+        """As answer, with a body in pieces of this size: they are joined once, with the head in front of them."""
         connection = self.connection
         if not self.head.is_plain or connection.shared.is_stopping or self.response is not None or self.is_abandoned:
             self.answer(status, b"".join(pieces))
             return
-        pieces.insert(0, connection.shared.framer.head(status, sum(map(len, pieces))))
+        pieces.insert(0, connection.shared.framer.head(status, size))
         connection.send(self, b"".join(pieces))
 
     def head_of_answer(self, status: int, size: int) -> bytes:
@@ -433,6 +438,9 @@ class Connection(asyncio.Protocol):
         call = Call(self, _UNREADABLE, b"", True)
         self._slots.append(call)
         call.refuse(error)
+
+    def is_answering_one(self) -> bool:
+        return not self._is_corked and len(self._slots) == 1
 
     # --- holding back, and going on
 

@@ -18,6 +18,7 @@ from laneway.frontends.rest import answers as a
 from laneway.frontends.rest.accounts import Accounts
 from laneway.frontends.rest.admin import Administration
 from laneway.frontends.rest.bindings import Bindings, binding_routes
+from laneway.frontends.rest.dequeuing import Dequeuing
 from laneway.frontends.rest.errors import INTERNAL, encode_error, headers_of, status_of
 from laneway.frontends.rest.exchanges import Exchanges, exchange_message_routes, exchange_routes
 from laneway.frontends.rest.getting import Getting, get_routes
@@ -47,10 +48,10 @@ class RestApi:
         self._version = version("laneway")
         self._tasks: set[asyncio.Task[None]] = set()
         writer = Writer(Timestamps())
-        self._hot = HotPaths(broker, access, limits, writer)
+        self._dequeuing = Dequeuing(broker, access, limits, writer)
         exchanges = Exchanges(broker, access, writer)
         self._routes = (
-            *message_routes(self._hot),
+            *message_routes(HotPaths(broker, access, limits, writer), self._dequeuing),
             *get_routes(Getting(broker, access, limits, writer)),
             *queue_routes(Administration(broker, access, limits, writer)),
             *exchange_routes(exchanges),
@@ -105,7 +106,7 @@ class RestApi:
             self._start(call, self._authenticate(call, plan))
 
     def end_wait(self, call: Call) -> None:
-        self._hot.end_wait(call)
+        self._dequeuing.end_wait(call)
 
     def refusal(self, error: LanewayError) -> tuple[int, bytes, bytes]:
         return status_of(error), encode_error(error), headers_of(error)

@@ -17,6 +17,7 @@ from laneway.broker.values import Route as Way
 from laneway.errors import ExchangeNotFound, InvalidInput, LanewayError
 from laneway.frontends.http.protocol import Call
 from laneway.frontends.rest.admin import read_body
+from laneway.frontends.rest.answering import answers_anyway
 from laneway.frontends.rest.answers import (
     ArrivalAnswer,
     ExchangeAnswer,
@@ -29,7 +30,7 @@ from laneway.frontends.rest.answers import (
 )
 from laneway.frontends.rest.cursors import decode_cursor, encode_cursor
 from laneway.frontends.rest.errors import error_object
-from laneway.frontends.rest.hot import REPLAYED, answers_anyway, idempotency_of
+from laneway.frontends.rest.hot import REPLAYED, idempotency_of
 from laneway.frontends.rest.plan import Plan
 from laneway.frontends.rest.publishing import Attributes, RoutedRequest, ShortText, attribute_values, decode_routed
 from laneway.frontends.rest.routing import Reply, Route

@@ -17,8 +17,9 @@ from laneway.broker.broker import Broker
 from laneway.core.message import Delivery, Settlement
 from laneway.errors import InvalidInput, LanewayError
 from laneway.frontends.http.protocol import Call
+from laneway.frontends.rest.answering import answers_anyway
 from laneway.frontends.rest.answers import GetAnswer
-from laneway.frontends.rest.hot import answers_anyway, give_back
+from laneway.frontends.rest.dequeuing import give_back
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.plan import Plan
 from laneway.frontends.rest.routing import Route

@@ -1,4 +1,4 @@
-"""The frequent requests: publish, dequeue, and the four ways to settle.
+"""The frequent requests beside dequeue: publish, and the four ways to settle.
 
 Nothing here awaits. A handler checks, calls the broker, and returns; the broker calls back when the answer is known
 (and durable), and the answer is put together right there. So a request costs no task and no future.
@@ -9,23 +9,24 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 from laneway.access import Access
 from laneway.broker.broker import Broker
-from laneway.core.message import Delivery, Draft, Receipt, Receipts, Settlement
+from laneway.core.digits import token_run
+from laneway.core.message import Draft, Receipt, Receipts, Settlement
 from laneway.errors import InvalidInput, LanewayError
 from laneway.frontends.http.protocol import Call
+from laneway.frontends.rest.answering import answer_anyway, answers_anyway
 from laneway.frontends.rest.answers import encode
-from laneway.frontends.rest.errors import INTERNAL, InvalidRequest, encode_error
+from laneway.frontends.rest.errors import InvalidRequest, encode_error
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.plan import Plan
 from laneway.frontends.rest.publishing import PlainBatch, PublishOptions, colons_of, decode_publish, draft_of_bytes
 from laneway.frontends.rest.wire import (
     AckOptions,
     AckRequest,
-    DequeueRequest,
     NackRequest,
     RejectRequest,
     VisibilityRequest,
@@ -36,7 +37,6 @@ from laneway.frontends.rest.wire import (
     nack_of,
     reject_of,
 )
-from laneway.frontends.rest.words import milliseconds
 from laneway.frontends.rest.writing import Writer
 
 log = logging.getLogger("laneway.http")
@@ -44,40 +44,9 @@ log = logging.getLogger("laneway.http")
 REPLAYED = b"Idempotency-Replayed: true\r\n"
 #: What stands before, between and behind the receipt handles of a list of them, without blanks and as Python writes it.
 _BARE = (
-    (b'[{"receipt_handle":"', '"},{"receipt_handle":"', b'"}]'),
-    (b'[{"receipt_handle": "', '"}, {"receipt_handle": "', b'"}]'),
+    (b'[{"receipt_handle":"', b'"},{"receipt_handle":"', b'"}]'),
+    (b'[{"receipt_handle": "', b'"}, {"receipt_handle": "', b'"}]'),
 )
-_REMEMBERED_BODIES = 1024
-_REMEMBERED_BODY_BYTES = 512
-
-
-class _Dequeue(NamedTuple):
-    """A dequeue request in the broker's words."""
-
-    max_messages: int
-    lease_ms: int | None
-    wait_ms: int
-    consumer: str
-
-
-def answers_anyway(callback: Callable[..., None]) -> Callable[..., None]:
-    """If an answer cannot be put together, its client is told so, and the log why."""
-
-    @wraps(callback)
-    def guarded(self: object, call: Call, *rest: Any) -> None:
-        try:
-            callback(self, call, *rest)
-        except Exception as trouble:
-            answer_anyway(call, trouble)
-
-    return guarded
-
-
-def answer_anyway(call: Call, trouble: Exception) -> None:
-    if not isinstance(trouble, LanewayError):
-        log.error("the answer to %s %s could not be made", call.head.method, call.head.target, exc_info=trouble)
-        trouble = INTERNAL
-    call.refuse(trouble)
 
 
 class SettleForm:
@@ -104,8 +73,6 @@ class HotPaths:
         self._access = access
         self._limits = limits
         self._writer = writer
-        self._decode_dequeue = decoder(DequeueRequest)
-        self._dequeues: dict[bytes, _Dequeue] = {}
         self._tell_published = self._published  # one and the same for all calls
 
     # --- publish
@@ -182,70 +149,6 @@ class HotPaths:
     def _draft_of_bytes(self, call: Call, plan: Plan) -> Draft:
         """The body is the message itself, whatever it is; what else there is to say is in the query string."""
         return draft_of_bytes(call.body, plan.content_type, plan.options(PublishOptions))
-
-    # --- dequeue
-
-    def dequeue(self, call: Call) -> None:
-        plan: Plan = call.head.plan
-        if not plan.is_allowed:
-            plan.check(self._access, call.account, "read")
-        asked = self._dequeues.get(call.body) or self._dequeue_of(call.body)
-        waiter = self._broker.lease(
-            plan.vhost,
-            plan.queue,
-            max_messages=asked.max_messages,
-            done=partial(self._leased, call),
-            lease_ms=asked.lease_ms,
-            wait_ms=asked.wait_ms,
-            consumer=asked.consumer,
-        )
-        if call.response is None:
-            call.waiter = waiter
-
-    def _dequeue_of(self, body: bytes) -> _Dequeue:
-        """What a body asks for. Consumers ask for the same thing again and again, so it is remembered."""
-        request: DequeueRequest = self._decode_dequeue(body) if body else DequeueRequest()
-        if body:
-            check_names_once(body)
-        limits = self._limits
-        lease = request.visibility_timeout
-        asked = _Dequeue(
-            request.max_messages,
-            None if lease is None else milliseconds(lease, "visibility_timeout"),
-            milliseconds(request.wait_seconds, "wait_seconds"),
-            request.consumer_id or "",
-        )
-        if asked.max_messages > limits.batch_count:
-            raise InvalidInput(
-                f"max_messages is {asked.max_messages}, at most {limits.batch_count} can be had at once",
-                field="max_messages",
-                limit=limits.batch_count,
-            )
-        if asked.wait_ms > limits.wait_ms:
-            raise InvalidInput(
-                f"wait_seconds is {request.wait_seconds:g}, the longest wait is {limits.wait_ms / 1000:g} seconds",
-                field="wait_seconds",
-                limit=limits.wait_ms / 1000,
-            )
-        if len(body) <= _REMEMBERED_BODY_BYTES:
-            if len(self._dequeues) >= _REMEMBERED_BODIES:
-                self._dequeues.clear()
-            self._dequeues[body] = asked
-        return asked
-
-    @answers_anyway
-    def _leased(self, call: Call, deliveries: Sequence[Delivery]) -> None:
-        call.waiter = None
-        if call.is_abandoned or call.response is not None:
-            give_back(self._broker, call.head.plan, deliveries)
-            return
-        call.answer_pieces(200, self._writer.delivery_pieces(deliveries))
-
-    def end_wait(self, call: Call) -> None:
-        if call.waiter is not None:
-            call.waiter.cancel()
-            call.waiter = None
-            call.answer(200, b'{"messages":[]}')
 
     # --- settle
 
@@ -363,33 +266,23 @@ class HotPaths:
             raise InvalidInput(f"a batch has 1 to {most} entries, this one has {count}", limit=most)
 
 
-def bare_handles(body: bytes) -> list[str] | None:
+def bare_handles(body: bytes) -> Sequence[str] | None:
     """Hot: the receipt handles of a list of nothing else, cut out of its JSON as programs write it. None if it does not
     look like that: what is cut out wrongly has more in it than letters and digits."""
     for begin, between, end in _BARE:
         if body.startswith(begin) and body.endswith(end):
-            handles = body[len(begin) : -len(end)].decode("latin-1").split(between)
+            text = body[len(begin) : -len(end)]
+            run = token_run(text, between)
+            if run is not None:
+                return run
+            handles = text.decode("latin-1").split(between.decode())
             joined = "".join(handles)
             return handles if joined.isalnum() and joined.isascii() else None
     return None
 
 
-def give_back(broker: Broker, plan: Plan, deliveries: Sequence[Delivery]) -> None:
-    """Nobody is there any more to take these: others may have them now rather than when the leases expire."""
-    if deliveries:
-        returned = [Settlement("release", delivery.token) for delivery in deliveries]
-        try:
-            broker.settle(plan.vhost, plan.queue, returned, _ignore)
-        except LanewayError:
-            pass  # then the leases expire
-
-
 def _is_duplicate(result: Receipt | LanewayError) -> bool:
     return isinstance(result, Receipt) and result.duplicate
-
-
-def _ignore(results: object) -> None:
-    pass
 
 
 def idempotency_of(call: Call, key: bytes) -> tuple[str, bytes]:

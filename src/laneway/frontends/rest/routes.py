@@ -6,13 +6,14 @@ from laneway.frontends.rest import answers as a
 from laneway.frontends.rest import wire as w
 from laneway.frontends.rest.accounts import Accounts
 from laneway.frontends.rest.admin import Administration
+from laneway.frontends.rest.dequeuing import Dequeuing
 from laneway.frontends.rest.hot import HotPaths
 from laneway.frontends.rest.publishing import PublishBody, PublishOptions
 from laneway.frontends.rest.routing import Each, Route
 
 
-def message_routes(hot: HotPaths) -> list[Route]:
-    return [*_publishing(hot), *_settling(hot), *_settling_many(hot)]
+def message_routes(hot: HotPaths, dequeuing: Dequeuing) -> list[Route]:
+    return [*_publishing(hot), *_dequeuing(dequeuing), *_settling(hot), *_settling_many(hot)]
 
 
 def queue_routes(admin: Administration) -> list[Route]:
@@ -37,12 +38,17 @@ def _publishing(hot: HotPaths) -> list[Route]:
             answers={201: a.PublishAnswer | list[a.PublishAnswer], 207: Each((a.PublishAnswer, a.ErrorAnswer))},
             refusals=(404, 409, 413, 429, 507),
         ),
+    ]
+
+
+def _dequeuing(dequeuing: Dequeuing) -> list[Route]:
+    return [
         Route(
             method="POST",
             pattern="{Q}/dequeue",
             name="dequeue",
             summary="Lease messages, highest priority first; wait for the first one if asked to",
-            fast=hot.dequeue,
+            fast=dequeuing.dequeue,
             request=w.DequeueRequest,
             body_optional=True,
             answers={200: a.DequeueAnswer},

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from laneway.access import Account, KeyInfo
 from laneway.broker.values import QueueInfo, QueueStats, Task
+from laneway.core.digits import LEASE_DIGITS, LOW_DIGITS, SEQ_DIGITS, by_block, high_digits, low_digits
 from laneway.core.message import (
     JSON_TYPE,
     PLAIN,
@@ -18,7 +19,6 @@ from laneway.core.message import (
     Properties,
     Receipt,
     Receipts,
-    hex_lines,
     message_id_prefix,
 )
 from laneway.errors import LanewayError
@@ -43,12 +43,18 @@ _K = TypeVar("_K")
 
 _ID_AT = len('{"message_id":"')  # where in a receipt
 _DUPLICATE = ',"duplicate":true}'
-_BEFORE_HANDLE = b',"attributes":{},"receipt_handle":"'
+
+Pieces = tuple[list[bytes | memoryview], int]  # of a text, and how many bytes they are together
 
 
-def digits_of(numbers: Sequence[int], count: int) -> list[bytes]:
-    """The last sixteen or twelve hexadecimal digits of numbers that have no more."""
-    return hex_lines(numbers).encode().replace(b"\n" + b"0" * (16 - count), b"\n")[1:].split(b"\n")
+def _numbers(seqs: Sequence[int]) -> tuple[list[bytes], list[bytes]]:
+    """The beginnings and ends of message numbers as they stand in ids."""
+    highs: list[bytes] = []
+    lows: list[bytes] = []
+    for at, count in by_block(seqs):
+        highs += [high_digits(seqs[at], SEQ_DIGITS)] * count
+        lows += low_digits(seqs[at], count)
+    return highs, lows
 
 
 def _column(keys: Sequence[_K], make: Callable[[_K], bytes]) -> list[bytes]:
@@ -79,9 +85,9 @@ class Writer:
             )
             return text.encode()
 
-        columns = [b""] * (2 * len(told.seqs))
-        columns[0::2] = digits_of(told.seqs, 12)
-        columns[1::2] = _column(told.priorities, rest)
+        columns = [b""] * (3 * len(told.seqs))
+        columns[0::3], columns[1::3] = _numbers(told.seqs)
+        columns[2::3] = _column(told.priorities, rest)
         columns[-1] = columns[-1][: -len(head) - 1]  # there is none after the last one
         return b"[%b%b]" % (head.encode(), b"".join(columns))
 
@@ -108,11 +114,12 @@ class Writer:
             )
         return texts
 
-    def delivery_pieces(self, deliveries: Sequence[Delivery]) -> list[bytes | memoryview]:
+    def delivery_pieces(self, deliveries: Sequence[Delivery]) -> Pieces:
         """Hot: as deliveries(), to be joined by whoever puts something in front of it."""
         if isinstance(deliveries, Deliveries) and not any(deliveries.props):
             return self._plain_deliveries(deliveries)
-        return [self.deliveries(deliveries)]
+        text = self.deliveries(deliveries)
+        return [text], len(text)
 
     def deliveries(self, deliveries: Sequence[Delivery]) -> bytes:
         """One text a message, encoded all at once. Neighbours mostly share their times, so those are kept."""
@@ -138,26 +145,39 @@ class Writer:
                 )
         return f'{{"messages":[{",".join(texts)}]}}'.encode()
 
-    def _plain_deliveries(self, d: Deliveries) -> list[bytes | memoryview]:
-        """Hot: bodies that are known to be JSON and have nothing else, laid out in columns around them."""
+    def _plain_deliveries(self, d: Deliveries) -> Pieces:
+        """Hot: bodies that are known to be JSON and have nothing else, with columns around them, run by run."""
         until = self._text(d.deadline_ms)
+
+        def head(at_ms: int) -> bytes:
+            return b'{"message_id":"' + _prefix(at_ms, d.tag)
 
         def tail(key: tuple[int, int]) -> bytes:
             at = self._text(key[0])
             return f'","enqueued_at":"{at}","receive_count":{key[1]},"visible_until":"{until}"}},'.encode()
 
-        numbers = digits_of(d.seqs, 12)
-        columns: list[bytes | memoryview] = [_BEFORE_HANDLE] * (8 * len(d))
-        columns[0::8] = _column(d.enqueued_at_ms, lambda at: b'{"message_id":"' + _prefix(at, d.tag))
-        columns[1::8] = numbers
-        columns[2::8] = _column(d.priorities, b'","priority":%d,"payload":'.__mod__)
-        columns[3::8] = d.bodies
-        columns[5::8] = digits_of(range(d.first_lease, d.first_lease + len(d)), 16)
-        columns[6::8] = numbers
-        columns[7::8] = _column(list(zip(d.enqueued_at_ms, d.receives, strict=True)), tail)
-        columns.insert(0, b'{"messages":[')
-        columns[-1] = bytes(columns[-1])[:-1] + b"]}"
-        return columns
+        pieces: list[bytes | memoryview] = [b'{"messages":[']
+        size = len(pieces[0]) + sum(map(len, d.bodies))
+        for at, count in by_block(d.seqs, d.first_lease):
+            here, seq, lease = slice(at, at + count), d.seqs[at], d.first_lease + at
+            since, number = d.enqueued_at_ms[here], high_digits(seq, SEQ_DIGITS)
+            handle = b',"attributes":{},"receipt_handle":"' + high_digits(lease, LEASE_DIGITS)
+            heads = _column(since, head)
+            middles = _column(d.priorities[here], b'","priority":%d,"payload":'.__mod__)
+            tails = _column(list(zip(since, d.receives[here], strict=True)), tail)
+            columns: list[bytes | memoryview] = [number] * (10 * count)
+            columns[0::10] = heads
+            columns[2::10] = columns[8::10] = low_digits(seq, count)
+            columns[3::10] = middles
+            columns[4::10] = d.bodies[here]
+            columns[5::10] = [handle] * count
+            columns[6::10] = low_digits(lease, count)
+            columns[9::10] = tails
+            pieces += columns
+            size += count * (2 * SEQ_DIGITS + len(handle) + LOW_DIGITS)
+            size += sum(map(len, heads)) + sum(map(len, middles)) + sum(map(len, tails))
+        pieces[-1] = bytes(pieces[-1])[:-1] + b"]}"
+        return pieces, size + 1
 
     def gotten(self, deliveries: Sequence[Delivery], *, with_handles: bool) -> bytes:
         """Deliveries, without their handles if they are settled already."""

@@ -10,7 +10,8 @@ from typing import Any
 
 from laneway.broker.broker import Broker
 from laneway.broker.values import Delivery, Settlement
-from laneway.core.message import Deliveries, hex_lines, message_id_prefix
+from laneway.core.digits import hex_lines
+from laneway.core.message import Deliveries, message_id_prefix
 from laneway.errors import LanewayError
 from laneway.frontends.http.protocol import Call
 from laneway.frontends.sqs import message_attributes
