@@ -20,6 +20,7 @@ _LOW = [b"%03x" % number for number in range(BLOCK)]
 #: (its upper bits are the epoch), so a token is good for one delivery alone.
 LEASE_DIGITS, SEQ_DIGITS = 16, 12
 TOKEN_CHARS = LEASE_DIGITS + SEQ_DIGITS
+SHORT_RUN = 8  # neighbours are worth looking for if there are as many together
 _SEQ_MASK = (1 << 48) - 1
 
 
@@ -27,26 +28,27 @@ def token(lease_id: int, seq: int) -> str:
     return (lease_id << 48 | seq).to_bytes(14, "big").hex()
 
 
-class TokenRun(Sequence[str]):
-    """The tokens of neighbours that were leased as neighbours."""
+class Tokens(Sequence[str]):
+    """Tokens as runs of neighbours that were leased as neighbours: (message numbers, lease ids) of each run."""
 
-    __slots__ = ("leases", "seqs")
+    __slots__ = ("runs",)
 
-    def __init__(self, seqs: range, leases: range) -> None:
-        self.seqs = seqs
-        self.leases = leases
+    def __init__(self, runs: list[tuple[range, range]]) -> None:
+        self.runs = runs
 
     def __len__(self) -> int:
-        return len(self.seqs)
+        return sum([len(seqs) for seqs, _ in self.runs])
+
+    def __iter__(self) -> Iterator[str]:
+        for seqs, leases in self.runs:
+            yield from map(token, leases, seqs)
 
     @overload
     def __getitem__(self, i: int) -> str: ...
     @overload
     def __getitem__(self, i: slice) -> list[str]: ...
     def __getitem__(self, i: int | slice) -> str | list[str]:
-        if isinstance(i, slice):
-            return list(map(token, self.leases[i], self.seqs[i]))
-        return token(self.leases[i], self.seqs[i])
+        return list(self)[i]
 
 
 def hex_lines(numbers: Sequence[int]) -> str:
@@ -77,9 +79,8 @@ def low_digits(first: int, count: int) -> list[bytes]:
     return _LOW[low : low + count]
 
 
-def tokens_text(run: TokenRun, between: bytes) -> bytes:
-    """The tokens of a run, with this between them."""
-    seqs, leases = run.seqs, run.leases
+def tokens_text(seqs: range, leases: range, between: bytes) -> bytes:
+    """The tokens of neighbours that were leased as neighbours, with this between them."""
     pieces: list[bytes] = []
     for at, count in by_block(seqs, leases.start):
         columns = [high_digits(seqs[at], SEQ_DIGITS)] * (4 * count)
@@ -91,15 +92,45 @@ def tokens_text(run: TokenRun, between: bytes) -> bytes:
     return b"".join(pieces)[len(between) :]
 
 
-def token_run(text: bytes, between: bytes) -> TokenRun | None:
-    """Hot: the run whose tokens, with this between them, are this text, if there is one."""
-    count, rest = divmod(len(text) + len(between), TOKEN_CHARS + len(between))
-    if rest or count < 2:
+def tokens_in(text: bytes, between: bytes) -> Tokens | None:
+    """Hot: the tokens that are this text, with this between them; None if it is anything else, or if so many of them
+    are no neighbours that it would take longer than to look at each."""
+    width = TOKEN_CHARS + len(between)
+    left, rest = divmod(len(text) + len(between), width)
+    if rest or left < SHORT_RUN:
         return None
-    try:
-        value = int(text[:TOKEN_CHARS], 16)
-    except ValueError:
-        return None
-    lease, seq = value >> 48, value & _SEQ_MASK
-    run = TokenRun(range(seq, seq + count), range(lease, lease + count))
-    return run if tokens_text(run, between) == text else None
+    found: list[tuple[range, range]] = []
+    fewest, at = left // SHORT_RUN, 0
+    while left:
+        beginning = text[at : at + TOKEN_CHARS]
+        try:
+            value = int(beginning, 16)
+        except ValueError:
+            return None
+        lease, seq = value >> 48, value & _SEQ_MASK
+        if (seq + left) >> 48 or (lease + left) >> 64:
+            return None  # no such numbers were ever given
+        count = _length_of_run(text, at, width, left, lease, seq)
+        run = range(seq, seq + count), range(lease, lease + count)
+        end = at + width * count
+        if len(found) == fewest or text[at : end - len(between)] != tokens_text(*run, between):
+            return None
+        if text[end - len(between) : end] != between and count < left:
+            return None
+        found.append(run)
+        at, left = end, left - count
+    return Tokens(found)
+
+
+def _length_of_run(text: bytes, at: int, width: int, left: int, lease: int, seq: int) -> int:
+    """How many of `left` tokens count up from this one, if those that do are at the beginning."""
+    few, many = 1, left  # `few` do, more than `many` are not there
+    ask = many  # mostly all do
+    while few < many:
+        start = at + width * (ask - 1)
+        if text[start : start + TOKEN_CHARS] == token(lease + ask - 1, seq + ask - 1).encode():
+            few = ask
+        else:
+            many = ask - 1
+        ask = (few + many + 1) // 2
+    return few

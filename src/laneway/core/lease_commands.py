@@ -13,7 +13,7 @@ from typing import cast
 
 from laneway.core.burial import bury
 from laneway.core.deadlines import coarse
-from laneway.core.digits import TOKEN_CHARS, TokenRun
+from laneway.core.digits import TOKEN_CHARS, Tokens
 from laneway.core.events import (
     Acked,
     Cause,
@@ -170,18 +170,22 @@ def parse_tokens(texts: Sequence[str]) -> tuple[list[int], list[int]] | None:
     return (seqs, list(leases)) if len(set(seqs)) == len(seqs) else None
 
 
+def _first_of(run: tuple[range, range]) -> int:
+    return run[0].start
+
+
 def ack_tokens(state: State, queue: Queue, parts: Sequence[Sequence[str]], now_ms: int) -> Acked | None:
     """The event that acks all tokens of all parts; None if one of them is no token, comes twice, or is not held any
     more. Hot: parts that are runs are never looked at token by token."""
     seqs: Sequence[int]
     leases: Sequence[int]
-    if all(type(part) is TokenRun for part in parts):
-        held = sorted(cast(Sequence[TokenRun], parts), key=lambda part: part.seqs.start)
-        if any(one.seqs.stop > other.seqs.start for one, other in pairwise(held)):
+    if all(type(part) is Tokens for part in parts):
+        held = sorted(chain.from_iterable([part.runs for part in cast(Sequence[Tokens], parts)]), key=_first_of)
+        if any(one.stop > other.start for (one, _), (other, _) in pairwise(held)):
             return None
-        if any(still_held(state, queue, part.seqs, part.leases) is not None for part in held):
+        if any(still_held(state, queue, *run) is not None for run in held):
             return None
-        seqs, leases = joined([part.seqs for part in held]), joined([part.leases for part in held])
+        seqs, leases = joined([run[0] for run in held]), joined([run[1] for run in held])
     else:
         parsed = parse_tokens(sorted(chain.from_iterable(parts)))  # what was leased together then stands together
         if parsed is None or still_held(state, queue, *parsed) is not None:

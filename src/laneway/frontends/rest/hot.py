@@ -14,7 +14,7 @@ from typing import Any
 
 from laneway.access import Access
 from laneway.broker.broker import Broker
-from laneway.core.digits import token_run
+from laneway.core.digits import tokens_in
 from laneway.core.message import Draft, Receipt, Receipts, Settlement
 from laneway.errors import InvalidInput, LanewayError
 from laneway.frontends.http.protocol import Call
@@ -272,9 +272,9 @@ def bare_handles(body: bytes) -> Sequence[str] | None:
     for begin, between, end in _BARE:
         if body.startswith(begin) and body.endswith(end):
             text = body[len(begin) : -len(end)]
-            run = token_run(text, between)
-            if run is not None:
-                return run
+            tokens = tokens_in(text, between)
+            if tokens is not None:
+                return tokens
             handles = text.decode("latin-1").split(between.decode())
             joined = "".join(handles)
             return handles if joined.isalnum() and joined.isascii() else None
