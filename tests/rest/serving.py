@@ -9,21 +9,25 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
 from laneway.access import Access
 from laneway.broker.broker import Broker
 from laneway.broker.engine import Engine
+from laneway.core.events import Event
 from laneway.frontends.http.protocol import Connection
 from laneway.frontends.http.server import HttpServer
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.server import RestServer
 from laneway.journal.segments.journal import SegmentJournal
 from tests.in_thread import DEADLINE_S, InThread
+
+_E = TypeVar("_E", bound=Event)
 
 
 class Response:
@@ -157,6 +161,23 @@ class RecordingTransport:
         self.reading = True
 
 
+@contextmanager
+def staged(serving: Serving, kind: type[_E]) -> Iterator[list[_E]]:
+    """The events of one kind that are staged meanwhile."""
+    found: list[_E] = []
+    journal = serving.broker.engine.journal
+    stage = journal.stage
+
+    def noted(event: Event) -> int:
+        if isinstance(event, kind):
+            found.append(event)
+        return stage(event)
+
+    journal.stage = noted  # type: ignore[method-assign]
+    yield found
+    journal.stage = stage  # type: ignore[method-assign]
+
+
 class Serving(InThread):
     def __init__(self, folder: Path, limits: RestLimits | None = None, *, loop: str = "uvloop") -> None:
         super().__init__(loop=loop)
@@ -207,5 +228,29 @@ class Serving(InThread):
                 await asyncio.sleep(0.0005)
             connection.connection_lost(None)
             return transport.written, transport
+
+        return self.run(spoken())
+
+    def at_once(self, requests: Sequence[bytes], *, hang_up: Collection[int] = ()) -> list[Response]:
+        """The answers to requests that come in one turn of the loop, each on a connection of its own. Those whose
+        number is in `hang_up` are gone before the turn ends, and have no answer here."""
+
+        async def spoken() -> list[Response]:
+            talks: list[tuple[Connection, RecordingTransport]] = []
+            for at, piece in enumerate(requests):
+                connection, transport = Connection(self.server._shared), RecordingTransport()
+                connection.connection_made(transport)  # type: ignore[arg-type]
+                connection.data_received(piece)
+                if at in hang_up:
+                    connection.connection_lost(None)
+                else:
+                    talks.append((connection, transport))
+            deadline = time.monotonic() + DEADLINE_S
+            while not all(transport.written for _, transport in talks):
+                assert time.monotonic() < deadline, [transport.written for _, transport in talks]
+                await asyncio.sleep(0.0005)
+            for connection, _ in talks:
+                connection.connection_lost(None)
+            return [take_responses(transport.written)[0] for _, transport in talks]
 
         return self.run(spoken())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from datetime import datetime, timedelta
 from typing import Any
@@ -10,9 +11,10 @@ import httpx
 import msgspec
 import pytest
 
+from laneway.core.events import Leased
 from laneway.frontends.rest.answers import DequeueAnswer, NackAnswer, SettledAnswer, VisibilityAnswer
 from tests.in_thread import wait_for
-from tests.rest.serving import Serving
+from tests.rest.serving import Serving, request, staged
 
 
 def publish(http: httpx.Client, queue: str, *payloads: object, **more: Any) -> list[str]:
@@ -268,3 +270,85 @@ def test_what_is_no_receipt_handle_in_a_batch_of_acks_is_told_so(http: httpx.Cli
         assert answer.status_code in (207, 400), answer.text
     twice = http.post(f"{queue}/ack", content=f'[{{"receipt_handle":"{good}"}},{{"receipt_handle":"{good}"}}]')
     assert [list(one) for one in twice.json()] == [["status"], ["error"]]
+
+
+# --- several at once
+
+
+def asking(queue: str, count: int, **more: Any) -> bytes:
+    return request("POST", f"{queue}/dequeue", json.dumps({"max_messages": count, **more}).encode())
+
+
+def test_consumers_who_ask_at_once_are_served_in_turn(serving: Serving, http: httpx.Client, queue: str) -> None:
+    publish(http, queue, *range(9))
+    with staged(serving, Leased) as leased:
+        answers = serving.at_once([asking(queue, count) for count in (3, 2, 3, 3, 3)])
+    assert [len(event.seqs) for event in leased] == [9], "they share one lease"
+    taken = [one.json()["messages"] for one in answers]
+    assert [[m["payload"] for m in messages] for messages in taken] == [[0, 1, 2], [3, 4], [5, 6, 7], [8], []]
+    held = [message for messages in taken for message in messages]
+    assert len({m["receipt_handle"] for m in held}) == 9
+    handles = [{"receipt_handle": m["receipt_handle"]} for m in held]
+    settled = http.post(f"{queue}/ack", content=json.dumps(handles, separators=(",", ":")))
+    assert settled.json() == [{"status": "acked"}] * 9
+    assert http.get(f"{queue}/stats").json()["in_flight_count"] == 0
+
+
+def test_what_one_asks_for_is_not_what_another_gets(serving: Serving, http: httpx.Client, queue: str) -> None:
+    publish(http, queue, *range(4))
+    answers = serving.at_once(
+        [
+            asking(queue, 1, visibility_timeout=100),
+            asking("/queues/nowhere", 1),
+            asking(queue, 1, visibility_timeout=1000),
+            asking("/queues/nowhere", 1),
+            asking(queue, 0),
+            asking(queue, 1, visibility_timeout=100, consumer_id="c"),
+        ]
+    )
+    assert [one.status for one in answers] == [200, 404, 200, 404, 400, 200]
+    leases = []
+    for one in (answers[0], answers[2]):
+        (message,) = one.json()["messages"]
+        until = datetime.fromisoformat(message["visible_until"])
+        leases.append(round((until - datetime.fromisoformat(message["enqueued_at"])).total_seconds() / 100))
+    assert leases == [1, 10]
+    (leased,) = http.get(f"{queue}/messages", params={"state": "leased", "limit": 10}).json()["messages"][2:]
+    assert leased["consumer_id"] == "c"
+
+
+def test_who_hung_up_before_it_was_served_holds_nothing(serving: Serving, http: httpx.Client, queue: str) -> None:
+    publish(http, queue, *range(4))
+    answers = serving.at_once([asking(queue, 2), asking(queue, 2), asking(queue, 2)], hang_up={1})
+    assert [[m["payload"] for m in one.json()["messages"]] for one in answers] == [[0, 1], [2, 3]]
+
+
+def test_those_who_find_nothing_wait_for_their_turn(serving: Serving, http: httpx.Client, queue: str) -> None:
+    publish(http, queue, 0)
+    two_more = request("POST", f"{queue}/messages", b'[{"payload":1},{"payload":2}]')
+    answers = serving.at_once([asking(queue, 1, wait_seconds=10)] * 3 + [two_more])
+    assert [m["payload"] for one in answers[:3] for m in one.json()["messages"]] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": "), (" , ", " : ")])
+@pytest.mark.parametrize("spoil", ["nothing", "twice", "stale", "unknown"])
+def test_many_handles_are_settled_one_by_one(
+    http: httpx.Client, queue: str, separators: tuple[str, str], spoil: str
+) -> None:
+    """In whichever way they are written, and whether or not all are in order."""
+    for priority in (1, 9, 5):
+        publish(http, queue, *range(20), priority=priority)
+    held = [m["receipt_handle"] for m in dequeue(http, queue, max_messages=60)]
+    expected = ["acked"] * 60
+    if spoil == "twice":
+        held[30], expected[30] = held[29], "lease_stale"
+    elif spoil == "stale":
+        assert http.post(f"{queue}/ack", json=[{"receipt_handle": held[45]}]).status_code == 200
+        expected[45] = "lease_stale"
+    elif spoil == "unknown":
+        held[10], expected[10] = "f" * 28, "lease_stale"
+    body = json.dumps([{"receipt_handle": handle} for handle in held], separators=separators)
+    answer = http.post(f"{queue}/ack", content=body)
+    assert answer.status_code == (200 if spoil == "nothing" else 207)
+    assert [one["status"] if "status" in one else one["error"]["code"] for one in answer.json()] == expected
+    assert http.get(f"{queue}/stats").json()["in_flight_count"] == (1 if spoil in ("twice", "unknown") else 0)

@@ -112,6 +112,7 @@ class Broker:
         self._waiters: dict[int, deque[Waiter]] = {}
         # Single publishes and settlements by their queue, with whom to tell and since when: see run_gathered.
         self._gathered_bytes = 0
+        self._gatherers: list[Callable[[], None]] = []  # front ends that gather publishes of their own: see gather
         self._publishes: dict[tuple[str, str], _Singles] = {}  # by virtual host and name of their queue
         self._settlements: dict[int, tuple[list[Settlement], list[SettleDone], int]] = {}
         self._acks: dict[int, tuple[list[Sequence[str]], list[SettleDone], int]] = {}  # tokens, by whose they are
@@ -347,17 +348,38 @@ class Broker:
         )
         return Receipt(text, priority, at_ms, max(at_ms, visible_ms), duplicate=True)
 
+    def gather(self, publish: Callable[[], None]) -> None:
+        """For a front end that has something to publish which costs less together with more of the same: it is called
+        when everything else that is gathered is carried out. For what is added until then, see gather_more."""
+        self.check_writable()
+        self._gatherers.append(publish)
+        self.committer.touch()
+
+    def gather_more(self) -> None:
+        if self._phase != "ready" or self.committer.stuck:
+            self._check_open()
+        self.committer.touch()
+
     def run_gathered(self) -> None:
         """Carry out the single publishes and settlements that came since the last commit was sealed, as one batch a
         queue: a message then costs half. Called before the next seal, and before anything that could tell the order.
         """
+        if self._gatherers:
+            self._run_gatherers()
         self.sessions.run_gathered()
         self.run_gathered_singles()
 
     def run_gathered_before_publish(self) -> None:
         """What came before a publish that is gathered, and could be told to have come after it; acks could not."""
+        if self._gatherers:
+            self._run_gatherers()
         if self._publishes or self._settlements:
             self.run_gathered_singles()
+
+    def _run_gatherers(self) -> None:
+        gatherers, self._gatherers = self._gatherers, []
+        for publish in gatherers:
+            publish()
 
     def run_gathered_singles(self) -> None:
         if self._publishes:

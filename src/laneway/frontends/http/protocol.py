@@ -99,6 +99,7 @@ class Call(msgspec.Struct, eq=False):
     head: Head
     body: bytes
     is_last: bool  # there is no next one on its connection
+    is_alone: bool = False  # nothing else of its connection was read with it, or waits to be answered before it
     account: Any = None  # who is asking, once the application knows
     state: Any = None  # what the application wants to find again while the call waits
     waiter: Cancellable | None = None  # set while the answer waits for something that may never come
@@ -108,11 +109,6 @@ class Call(msgspec.Struct, eq=False):
     def is_abandoned(self) -> bool:
         """Nobody is there to read the answer, or soon will be."""
         return self.connection.is_gone or self.connection.is_closing()
-
-    @property
-    def is_alone(self) -> bool:
-        """Nothing else of its connection was read with it, or waits to be answered before it."""
-        return self.connection.is_answering_one()
 
     def answer(
         self, status: int, body: bytes | bytearray = b"", headers: bytes = b"", content_type: bytes = JSON
@@ -258,7 +254,7 @@ class Connection(asyncio.Protocol):
             if head is not None and end + head.content_length == len(data) and head.keep_alive:
                 self._ticks = 0
                 self._is_receiving = False  # blank lines came before it
-                call = Call(self, head, data[end:], False)
+                call = Call(self, head, data[end:], False, True)
                 self._slots.append(call)
                 head.application.handle(call)
                 return
@@ -315,7 +311,7 @@ class Connection(asyncio.Protocol):
                     self._begin_body(head)
                 else:
                     at = stop
-                    self._arrived(head, data[end:stop])
+                    self._arrived(head, data[end:stop], is_alone=not slots and len(raw) == end and stop == size)
         except HttpError as error:
             self._refuse(error)
         except Exception:
@@ -419,11 +415,11 @@ class Connection(asyncio.Protocol):
         self._must_continue = False
         self._arrived(head, body)
 
-    def _arrived(self, head: Head, body: bytes) -> None:
+    def _arrived(self, head: Head, body: bytes, *, is_alone: bool = False) -> None:
         self._is_receiving = False
         self._ticks = 0
         is_last = not head.keep_alive
-        call = Call(self, head, body, is_last)
+        call = Call(self, head, body, is_last, is_alone)
         self._slots.append(call)
         if is_last:
             self._is_deaf = True
@@ -438,9 +434,6 @@ class Connection(asyncio.Protocol):
         call = Call(self, _UNREADABLE, b"", True)
         self._slots.append(call)
         call.refuse(error)
-
-    def is_answering_one(self) -> bool:
-        return not self._is_corked and len(self._slots) == 1
 
     # --- holding back, and going on
 

@@ -24,6 +24,7 @@ from laneway.frontends.rest.errors import InvalidRequest, encode_error
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.plan import Plan
 from laneway.frontends.rest.publishing import PlainBatch, PublishOptions, colons_of, decode_publish, draft_of_bytes
+from laneway.frontends.rest.singles import Singles
 from laneway.frontends.rest.wire import (
     AckOptions,
     AckRequest,
@@ -74,15 +75,23 @@ class HotPaths:
         self._limits = limits
         self._writer = writer
         self._tell_published = self._published  # one and the same for all calls
+        self._singles = Singles(broker, writer, self._publish_alone)
 
     # --- publish
 
     def publish(self, call: Call) -> None:
+        plan: Plan = call.head.plan
+        if not plan.is_allowed:
+            plan.check(self._access, call.account, "write")
+        if plan.is_bare_json and call.is_alone and call.body.startswith(b"{"):
+            self._singles.add(call, plan.place)
+        else:
+            self._publish_alone(call)
+
+    def _publish_alone(self, call: Call) -> None:
         head = call.head
         plan: Plan = head.plan
         decoded: PlainBatch | list[Draft] | Draft
-        if not plan.is_allowed:
-            plan.check(self._access, call.account, "write")
         if plan.is_json:
             if plan.query:
                 raise InvalidRequest(

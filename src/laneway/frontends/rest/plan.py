@@ -27,6 +27,7 @@ class Plan:
         "exchange",
         "fast",
         "is_allowed",
+        "is_bare_json",
         "is_hot",
         "is_json",
         "is_public",
@@ -35,6 +36,7 @@ class Plan:
         "knows_loopback",
         "names",
         "part",
+        "place",
         "query",
         "queue",
         "queue_json",
@@ -64,6 +66,8 @@ class Plan:
         self.content_type = (head.content_type or b"").decode("latin-1")
         media_type = self.content_type.partition(";")[0].strip().lower()
         self.is_json = media_type in _JSON_TYPES
+        self.is_bare_json = self.is_json and not match.query and head.idempotency_key is None  # the body says it all
+        self.place = (match.vhost, match.queue)
         self.is_hot = self.fast is not None and self.is_json
 
     def find_account(self, access: Access, from_loopback: bool) -> bool:

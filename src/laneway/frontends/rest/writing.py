@@ -47,16 +47,6 @@ _DUPLICATE = ',"duplicate":true}'
 Pieces = tuple[list[bytes | memoryview], int]  # of a text, and how many bytes they are together
 
 
-def _numbers(seqs: Sequence[int]) -> tuple[list[bytes], list[bytes]]:
-    """The beginnings and ends of message numbers as they stand in ids."""
-    highs: list[bytes] = []
-    lows: list[bytes] = []
-    for at, count in by_block(seqs):
-        highs += [high_digits(seqs[at], SEQ_DIGITS)] * count
-        lows += low_digits(seqs[at], count)
-    return highs, lows
-
-
 def _column(keys: Sequence[_K], make: Callable[[_K], bytes]) -> list[bytes]:
     """What is made of each key, made once for equal ones: mostly they all are."""
     if keys.count(keys[0]) == len(keys):
@@ -74,22 +64,38 @@ class Writer:
 
     # --- the frequent ones, as text and bytes
 
+    @staticmethod
+    def numbers(seqs: Sequence[int]) -> tuple[list[bytes], list[bytes]]:
+        """The beginnings and ends of message numbers as they stand in ids."""
+        highs: list[bytes] = []
+        lows: list[bytes] = []
+        for at, count in by_block(seqs):
+            highs += [high_digits(seqs[at], SEQ_DIGITS)] * count
+            lows += low_digits(seqs[at], count)
+        return highs, lows
+
     def plain_receipts(self, told: Receipts, queue_json: str) -> bytes:
         """Hot: as receipts(), of columns."""
-        at = self._text(told.enqueued_at_ms)
-        head = f'{{"message_id":"{message_id_prefix(told.enqueued_at_ms, told.tag)}'
+        head = self._before_number(told)
 
         def rest(priority: int) -> bytes:
-            text = (
-                f'","queue_name":{queue_json},"priority":{priority},"enqueued_at":"{at}","visible_at":"{at}"}},{head}'
-            )
-            return text.encode()
+            return b"%b,%b" % (self.around_number(told, priority, queue_json)[1], head)
 
         columns = [b""] * (3 * len(told.seqs))
-        columns[0::3], columns[1::3] = _numbers(told.seqs)
+        columns[0::3], columns[1::3] = self.numbers(told.seqs)
         columns[2::3] = _column(told.priorities, rest)
         columns[-1] = columns[-1][: -len(head) - 1]  # there is none after the last one
-        return b"[%b%b]" % (head.encode(), b"".join(columns))
+        return b"[%b%b]" % (head, b"".join(columns))
+
+    def around_number(self, told: Receipts, priority: int, queue_json: str) -> tuple[bytes, bytes]:
+        """What stands before and behind the number in the id of a message with this priority, when it is told of it."""
+        at = self._text(told.enqueued_at_ms)
+        end = f'","queue_name":{queue_json},"priority":{priority},"enqueued_at":"{at}","visible_at":"{at}"}}'
+        return self._before_number(told), end.encode()
+
+    @staticmethod
+    def _before_number(told: Receipts) -> bytes:
+        return b'{"message_id":"' + _prefix(told.enqueued_at_ms, told.tag)
 
     def around_id(self, r: Receipt, queue_json: str) -> tuple[bytes, bytes]:
         """What stands before and behind the id when it is told what a message came to."""
