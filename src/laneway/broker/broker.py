@@ -51,6 +51,7 @@ from laneway.core.message import (
     encode_props,
     message_id,
     parse_message_id,
+    part_of,
 )
 from laneway.core.queue import RATED, TOTALS, Queue
 from laneway.core.runs import runs
@@ -606,15 +607,34 @@ class Broker:
             self.sessions.dispatch(number)
 
     def _serve_waiters(self, number: int) -> None:
+        """In the order they came. Neighbours who want the same share a lease, as long as what one gets does not depend
+        on what the one before it holds."""
         queue = self._state.queues.get(number)
         waiters = self._waiters.get(number)
         while waiters and queue is not None and queue.ready:
-            waiter = waiters[0]
-            leased = self.lease_now(queue, waiter.limit, waiter.lease_ms, waiter.consumer)
+            first, limit, some = waiters[0], 0, []
+            for waiter in waiters:
+                if (waiter.lease_ms, waiter.consumer) != (first.lease_ms, first.consumer):
+                    break
+                some.append(waiter)
+                limit += waiter.limit
+                if limit >= queue.ready or queue.heads or queue.tenants is not None:
+                    break
+            leased = self.lease_now(queue, min(limit, MAX_BATCH), first.lease_ms, first.consumer)
             if leased is None:
                 return
-            waiter.cancel()
-            self.hand_over(leased, waiter.done, self.engine.deliveries(leased))
+            self._deal(leased, some)
+
+    def _deal(self, leased: Leased, waiters: list[Waiter]) -> None:
+        """To each in turn as many as it asked for, as far as they go."""
+        deliveries = self.engine.deliveries(leased)
+        at, end = 0, len(deliveries)
+        for waiter in waiters:
+            if at < end or not at:  # what is damaged is left out, and may be all there is
+                waiter.cancel()
+                part = part_of(deliveries, at, at + waiter.limit)
+                self.hand_over(leased, waiter.done, part)
+                at += waiter.limit
 
     def is_awaited(self, number: int) -> bool:
         """Whether somebody waits for messages of this queue."""

@@ -197,6 +197,11 @@ class Deliveries(Sequence[Delivery]):
         )
 
 
+def part_of(deliveries: Sequence[Delivery], at: int, end: int) -> Sequence[Delivery]:
+    """Some of them, in columns if they are."""
+    return deliveries.part(at, end) if isinstance(deliveries, Deliveries) else deliveries[at:end]
+
+
 class Receipts(msgspec.Struct, frozen=True, gc=False):
     """What the publishers of plain messages get, in columns and in the order they gave them."""
 

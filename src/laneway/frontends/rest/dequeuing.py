@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from laneway.access import Access
 from laneway.broker.broker import Broker
-from laneway.core.message import Deliveries, Delivery, Settlement
+from laneway.core.message import Delivery, Settlement, part_of
 from laneway.errors import InvalidInput, LanewayError
 from laneway.frontends.http.protocol import Call
 from laneway.frontends.rest.answering import answers_anyway
@@ -130,7 +130,7 @@ class Dequeuing:
             if at >= end:
                 self._lease_or_refuse(call, one.asked)
             else:
-                self._leased(call, _part(deliveries, at, min(at + count, end)))
+                self._leased(call, part_of(deliveries, at, at + count))
             at += count
 
     @answers_anyway
@@ -158,10 +158,6 @@ class Dequeuing:
             give_back(self._broker, call.head.plan, deliveries)
             return
         call.answer_pieces(200, *self._writer.delivery_pieces(deliveries))
-
-
-def _part(deliveries: Sequence[Delivery], at: int, end: int) -> Sequence[Delivery]:
-    return deliveries.part(at, end) if isinstance(deliveries, Deliveries) else deliveries[at:end]
 
 
 def give_back(broker: Broker, plan: Plan, deliveries: Sequence[Delivery]) -> None:
