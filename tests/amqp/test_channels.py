@@ -157,7 +157,7 @@ def test_what_a_connection_held_goes_back_and_its_exclusive_queues_go(
             other.expect("connection.close-ok")
         else:
             other.close()
-        wait_for(lambda: serving.call(serving.broker.find_info, "/", own) is None, "the exclusive queue goes")
+        wait_for(lambda: serving.call(serving.broker.queues.find, "/", own) is None, "the exclusive queue goes")
     found = get(wire, queue)
     assert found is not None and found[0].fields["redelivered"] == 1 and found[1] == b"held"
 
@@ -222,12 +222,12 @@ def test_time_is_extended_by_what_the_queue_allows_for(serving: Serving, wire: W
     wire.send(publish(1, "amq.laneway.extend", b""))
     nothing_comes(wire)
     serving.pass_time(40)
-    assert serving.call(serving.broker.stats, "/", timed).leased == 1
+    assert serving.call(serving.broker.queues.stats, "/", timed).leased == 1
     serving.pass_time(30)
     if way == "consume":
         assert deliveries(wire, 1) == [(2, b"slow")]
     else:
-        assert serving.call(serving.broker.stats, "/", timed).ready == 1
+        assert serving.call(serving.broker.queues.stats, "/", timed).ready == 1
 
 
 def test_direct_replies_reach_the_channel_that_asked(serving: Serving, wire: Wire, queue: str) -> None:

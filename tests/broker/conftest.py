@@ -47,7 +47,7 @@ class Bench:
         await self.start()
 
     async def queue(self, name: str = "q", **settings: Any) -> None:
-        await self.broker.put_queue("/", name, QueueSettings(**settings))
+        await self.broker.queues.put("/", name, QueueSettings(**settings))
 
     async def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

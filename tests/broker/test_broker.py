@@ -102,10 +102,10 @@ def test_waiting_consumers_are_served_first_come_first_served(run: Run) -> None:
                 wait_ms=20_000,
                 done=lambda ds, name=name: served.extend((name, d.body) for d in ds),
             )
-        assert b.broker.stats("/", "q").consumers_waiting == 3
+        assert b.broker.queues.stats("/", "q").consumers_waiting == 3
         await b.publish(b"a", b"b")
         assert served == [("first", b"a"), ("second", b"b")]
-        assert b.broker.stats("/", "q").consumers_waiting == 1
+        assert b.broker.queues.stats("/", "q").consumers_waiting == 1
 
     run(scenario)
 
@@ -173,7 +173,7 @@ def test_leases_stay_valid_across_a_restart_and_new_ones_never_look_alike(run: R
         assert other[0].token[:16] != held[0].token[:16], "lease ids are never given twice"
         assert await b.settle("ack", held) == [0]
         await b.restart()
-        assert b.broker.stats("/", "q").leased == 1
+        assert b.broker.queues.stats("/", "q").leased == 1
         assert await b.settle("ack", other) == [0]
 
     run(scenario)
@@ -324,8 +324,8 @@ def test_redrive_brings_dead_letters_back_with_their_history(run: Run) -> None:
         receipts = await b.publish(*(b"%d" % i for i in range(500)))
         while held := await b.lease(100):
             await b.settle("reject", held, reason="no")
-        stats = b.broker.stats("/", "dead")
-        assert stats.ready == 500 and b.broker.stats("/", "q").dead_elsewhere == 500
+        stats = b.broker.queues.stats("/", "dead")
+        assert stats.ready == 500 and b.broker.queues.stats("/", "q").dead_elsewhere == 500
         task = await b.broker.start_redrive("/", "dead", RedriveRequest())
         assert await finish(b, task.task_id) == "completed"
         ended = b.broker.task(task.task_id)
@@ -333,7 +333,7 @@ def test_redrive_brings_dead_letters_back_with_their_history(run: Run) -> None:
         back = await b.lease(500)
         assert [d.message_id for d in back] == [r.message_id for r in receipts if isinstance(r, Receipt)]
         assert back[0].receives == 1 and back[0].deaths[0].reason == "rejected" and back[0].deaths[0].queue == "q"
-        assert b.broker.stats("/", "q").dead_elsewhere == 0
+        assert b.broker.queues.stats("/", "q").dead_elsewhere == 0
         check_invariants(b.engine.state)
 
     run(scenario)
@@ -375,10 +375,10 @@ def test_a_redrive_is_slowed_cancelled_and_resumed_at_the_next_start(run: Run) -
         assert resumed.state == "running"
         cancelled = await b.broker.cancel_task(slow.task_id)
         assert cancelled.state == "cancelled"
-        assert b.broker.stats("/", "q").dead > 0
+        assert b.broker.queues.stats("/", "q").dead > 0
         deleted = await b.broker.delete_dead_letters("/", "q", DeadLetterFilter())
-        assert deleted == 50 - b.broker.stats("/", "q").ready
-        assert b.broker.stats("/", "q").dead == 0
+        assert deleted == 50 - b.broker.queues.stats("/", "q").ready
+        assert b.broker.queues.stats("/", "q").dead == 0
 
     run(scenario)
 
@@ -399,7 +399,7 @@ def test_a_redrive_by_ids_goes_on_after_a_restart_with_those_that_are_left(run: 
         assert (resumed.state, resumed.error) == ("completed", None)
         assert (resumed.moved, resumed.matched, resumed.failed) == (3, 3, 0)  # before and after the restart
         assert bodies(await b.lease()) == [b"0", b"1", b"2"]
-        assert b.broker.stats("/", "q").dead == 1
+        assert b.broker.queues.stats("/", "q").dead == 1
 
     run(scenario)
 
@@ -420,7 +420,7 @@ def test_a_redrive_that_goes_on_after_a_restart_takes_ages_as_they_were_when_it_
         while (resumed := b.broker.task(slow.task_id)).state == "running":
             await asyncio.sleep(0)
         assert (resumed.state, resumed.moved, resumed.matched) == ("completed", 3, 3)
-        assert b.broker.stats("/", "q").dead == 1
+        assert b.broker.queues.stats("/", "q").dead == 1
 
     run(scenario)
 
@@ -433,7 +433,7 @@ def test_a_redrive_ends_when_its_queue_is_deleted_also_if_there_is_a_new_one(run
         task = await b.broker.start_redrive("/", "q", RedriveRequest(max_per_second=2))
         while b.broker.task(task.task_id).moved == 0:
             await asyncio.sleep(0)
-        await b.broker.delete_queue("/", "q")
+        await b.broker.queues.delete("/", "q")
         await b.queue()
         assert await finish(b, task.task_id) == "failed"
         ended = b.broker.task(task.task_id)
@@ -463,11 +463,11 @@ def test_what_only_looks_is_answered_while_nothing_can_be_written(run: Run) -> N
         with pytest.raises(DiskFull):
             await b.lease()
         b.clock.ms += 30 * 86_400_000  # what is due waits: it could not be written
-        assert b.broker.stats("/", "q").ready == 1
-        assert b.broker.describe_queue("/", "q").name == "q"
+        assert b.broker.queues.stats("/", "q").ready == 1
+        assert b.broker.queues.describe("/", "q").name == "q"
         assert [g.body for g in b.broker.peek("/", "q", PeekQuery())[0]] == [b"1"]
         b.broker.committer.stuck = False
-        assert b.broker.stats("/", "q").ready == 0
+        assert b.broker.queues.stats("/", "q").ready == 0
 
     run(scenario)
 
@@ -477,12 +477,12 @@ def test_queues_are_listed_in_order_by_prefix_and_page(run: Run) -> None:
         for name in ("b", "a2", "a1", "c"):
             await b.queue(name)
         await b.restart()
-        names = [q.name for q in b.broker.list_queues(vhost="/", limit=3)]
+        names = [q.name for q in b.broker.queues.list(vhost="/", limit=3)]
         assert names == ["a1", "a2", "b"]
-        assert [q.name for q in b.broker.list_queues(vhost="/", after=("/", "b"))] == ["c"]
-        assert [q.name for q in b.broker.list_queues(vhost="/", prefix="a")] == ["a1", "a2"]
-        assert [q.name for q in b.broker.list_queues(vhost=None)] == ["a1", "a2", "b", "c"]
-        assert b.broker.list_queues(vhost="other") == []
+        assert [q.name for q in b.broker.queues.list(vhost="/", after=("/", "b"))] == ["c"]
+        assert [q.name for q in b.broker.queues.list(vhost="/", prefix="a")] == ["a1", "a2"]
+        assert [q.name for q in b.broker.queues.list(vhost=None)] == ["a1", "a2", "b", "c"]
+        assert b.broker.queues.list(vhost="other") == []
 
     run(scenario)
 
@@ -494,10 +494,10 @@ def test_a_dead_letter_queue_must_exist_and_is_not_deleted_while_in_use(run: Run
         await b.queue("dead")
         await b.queue("q", dead_letter_queue="dead")
         with pytest.raises(QueueInUse):
-            await b.broker.delete_queue("/", "dead")
-        await b.broker.delete_queue("/", "q")
-        await b.broker.delete_queue("/", "dead")
-        assert b.broker.list_queues(vhost="/") == []
+            await b.broker.queues.delete("/", "dead")
+        await b.broker.queues.delete("/", "q")
+        await b.broker.queues.delete("/", "dead")
+        assert b.broker.queues.list(vhost="/") == []
         with pytest.raises(QueueNotFound):
             await b.publish(b"x")
 
@@ -523,10 +523,10 @@ def test_rates_count_full_seconds(run: Run) -> None:
         await b.queue()
         await b.publish(*[b"x"] * 30)
         b.pass_time(1_000)
-        rates = b.broker.stats("/", "q").rates["published"]
+        rates = b.broker.queues.stats("/", "q").rates["published"]
         assert (rates.per_second_1s, rates.per_second_1m, rates.per_second_5m) == (30, 0.5, 0.1)
         b.pass_time(1_000)
-        assert b.broker.stats("/", "q").rates["published"].per_second_1s == 0
+        assert b.broker.queues.stats("/", "q").rates["published"].per_second_1s == 0
 
     run(scenario)
 
@@ -599,7 +599,7 @@ def test_an_ack_that_came_before_the_deadline_counts_though_the_deadline_passed_
         b.pass_time(1_000)
         await b.broker.committer.durable()
         assert answer == [0]
-        assert b.broker.stats("/", "q").ready == 0
+        assert b.broker.queues.stats("/", "q").ready == 0
 
     run(scenario)
 
@@ -629,7 +629,7 @@ def test_acks_by_token_of_one_turn_are_one_event_and_each_asker_hears_of_its_own
         )
         assert good == [0] and isinstance(again[0], LeaseStale)
         assert mixed[0] == 0 and isinstance(mixed[1], ReceiptInvalid) and isinstance(mixed[2], LeaseStale)
-        assert b.broker.stats("/", "q").leased == 1
+        assert b.broker.queues.stats("/", "q").leased == 1
 
     run(scenario)
 
@@ -754,7 +754,7 @@ def test_what_waits_to_be_written_is_bounded(run: Run, monkeypatch: pytest.Monke
                 b.broker.publish("/", "q", [Draft(b"x" * 500)], told.extend)
         await b.broker.committer.durable()
         assert 0 < len(told) < 30 and all(isinstance(r, Receipt) for r in told)
-        assert b.broker.stats("/", "q").ready == len(told)
+        assert b.broker.queues.stats("/", "q").ready == len(told)
         await b.publish(b"and now it goes on")
 
     run(scenario)

@@ -35,7 +35,7 @@ def test_letters_are_routed_by_their_records_and_carry_their_history(run: Run) -
             await b.publish(key.encode(), queue="work", properties=job(key))
         await b.restart()  # so that the records are read from the journal
         await b.settle("reject", await b.lease(queue="work"), "work", reason="busy")
-        stats = {name: b.broker.stats("/", name) for name in ("work", "wait", "audit")}
+        stats = {name: b.broker.queues.stats("/", name) for name in ("work", "wait", "audit")}
         assert (stats["wait"].ready, stats["audit"].ready, stats["work"].dead) == (2, 2, 0)
         assert (stats["work"].totals["dead_lettered"], stats["work"].totals["dropped"]) == (3, 1)
         await b.restart()
@@ -104,7 +104,7 @@ def test_queues_that_are_not_durable_are_gone_after_a_restart(run: Run) -> None:
         for name in ("kept", "fleeting", "private"):
             await b.publish(b"1", queue=name)
         await b.restart()
-        assert [q.name for q in b.broker.list_queues(vhost="/")] == ["kept"]
+        assert [q.name for q in b.broker.queues.list(vhost="/")] == ["kept"]
         assert len(b.engine.state.table) == 1
         await b.queue("fleeting")
         assert await b.lease(queue="fleeting") == []
@@ -122,7 +122,7 @@ def test_a_message_with_no_time_to_live_is_for_whoever_waits(run: Run) -> None:
         gotten: list[object] = []
         b.broker.sessions.get("/", "q", gotten.append)
         assert gotten == [None]
-        assert b.broker.stats("/", "q").totals["dropped"] == 1
+        assert b.broker.queues.stats("/", "q").totals["dropped"] == 1
 
     run(scenario)
 

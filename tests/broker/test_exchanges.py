@@ -86,7 +86,7 @@ def test_what_is_not_durable_is_gone_after_a_restart(run: Run) -> None:
         await bench.restart()
         assert [e.name for e in bench.broker.exchanges.list("/") if not e.is_built_in] == ["y"]
         assert [b.destination for b in bench.broker.exchanges.bindings("/")] == ["q"]
-        assert [q.name for q in bench.broker.list_queues(vhost="/")] == ["q"]
+        assert [q.name for q in bench.broker.queues.list(vhost="/")] == ["q"]
 
     run(scenario)
 

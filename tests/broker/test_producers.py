@@ -200,13 +200,13 @@ def test_a_batch_that_cannot_be_published_as_a_whole_any_more_is_not_published_a
         await stage(b, [*to("q", b"1"), *to("r", b"2", b"3")])
         with pytest.raises(QueueFull, match="message 2: queue 'r' is full"):
             await commit(b, 1)
-        assert b.broker.stats("/", "q").totals["published"] == 0
-        assert b.broker.stats("/", "r").totals["published"] == 1
+        assert b.broker.queues.stats("/", "q").totals["published"] == 0
+        assert b.broker.queues.stats("/", "r").totals["published"] == 1
         assert b.broker.documents(COLLECTION) == {}
         await b.settle("ack", await b.lease(queue="r"), queue="r")
         assert (await commit(b, 1)).published == 3, "what is staged is still there when there is room again"
         await stage(b, [*to("q", b"4"), *to("r", b"5")])
-        await b.broker.delete_queue("/", "r")
+        await b.broker.queues.delete("/", "r")
         with pytest.raises(QueueNotFound):
             await commit(b, 2)
         assert bodies(await b.lease()) == [b"1"]
@@ -236,7 +236,7 @@ def test_dedup_ids_hold_inside_a_batch_and_before_it_and_are_counted_once(run: R
         await stage(b, batch)
         done = await commit(b, 1)
         assert (done.published, done.duplicates) == (2, 2)
-        assert b.broker.stats("/", "q").totals["deduplicated"] == 2
+        assert b.broker.queues.stats("/", "q").totals["deduplicated"] == 2
         assert len(await b.lease()) == 3
 
     run(scenario)

@@ -266,11 +266,11 @@ def test_whether_one_consumer_alone_is_active_may_change_while_they_are_connecte
         first, second = Consumer(b, credit=1), Consumer(b, credit=1)
         await b.publish(*numbered(2))
         assert (first.got, second.got) == ([b"0"], [b"1"])
-        await b.broker.change_queue("/", "q", {"single_active_consumer": True})
+        await b.broker.queues.change("/", "q", {"single_active_consumer": True})
         second.settle("ack")
         await b.publish(b"2")
         assert (first.got, second.got) == ([b"0"], [b"1"]), "the first is the one, and may hold no more"
-        await b.broker.change_queue("/", "q", {"single_active_consumer": False})
+        await b.broker.queues.change("/", "q", {"single_active_consumer": False})
         await turns(b)
         assert (first.got, second.got) == ([b"0"], [b"1", b"2"])
 
@@ -369,13 +369,13 @@ def test_what_is_durable_does_not_wait_for_what_is_not_yet(run: Run) -> None:
         sessions.dispatch(number)
         sessions.publish_columns([((number,), (9,), [b""], [b"high"])], 4)
         b.broker.run_gathered()
-        assert consumer.got == [b"low"] and b.broker.stats("/", "q").leased == 1
+        assert consumer.got == [b"low"] and b.broker.queues.stats("/", "q").leased == 1
         consumer.subscription.grant(1)
         sessions.dispatch(number)
         assert consumer.got == [b"low", b"lower"]
         consumer.subscription.grant(1)
         sessions.dispatch(number)
-        assert consumer.got == [b"low", b"lower"] and b.broker.stats("/", "q").leased == 2
+        assert consumer.got == [b"low", b"lower"] and b.broker.queues.stats("/", "q").leased == 2
         await turns(b)
         assert consumer.got == [b"low", b"lower", b"high"]
 
@@ -483,10 +483,10 @@ def test_leases_that_ended_are_passed_over(run: Run) -> None:
         b.broker.sessions.settle(999, seqs, leases, "ack")
         b.broker.sessions.settle(held[0][0], [1 << 40], [7], "ack")
         await turns(b)
-        assert b.broker.stats("/", "q").leased == 2, "the second one holds them"
+        assert b.broker.queues.stats("/", "q").leased == 2, "the second one holds them"
         twice = [second.held[0][1]] * 2
         b.broker.sessions.settle(held[0][0], twice, [second.held[0][2]] * 2, "ack")
-        assert b.broker.stats("/", "q").leased == 1
+        assert b.broker.queues.stats("/", "q").leased == 1
         check_invariants(b.engine.state)
 
     run(scenario)
@@ -501,9 +501,9 @@ def test_an_extended_lease_holds_longer(run: Run) -> None:
         queue, seq, lease, _ = consumer.held[0]
         b.broker.sessions.settle(queue, [seq], [lease], "extend", lease_ms=60_000)
         b.pass_time(30_000)
-        assert b.broker.stats("/", "q").leased == 1
+        assert b.broker.queues.stats("/", "q").leased == 1
         b.pass_time(40_000)
-        assert b.broker.stats("/", "q").ready == 1
+        assert b.broker.queues.stats("/", "q").ready == 1
 
     run(scenario)
 
@@ -517,12 +517,12 @@ def test_a_restart_gives_back_what_connections_held_and_nothing_else(run: Run) -
         await turns(b)
         assert consumer.got == [b"1"]
         await b.restart()
-        assert (b.broker.stats("/", "q").ready, b.broker.stats("/", "q").leased) == (3, 1)
+        assert (b.broker.queues.stats("/", "q").ready, b.broker.queues.stats("/", "q").leased) == (3, 1)
         assert await b.settle("ack", plain) == [0]
         batch = await get(b)
         assert batch is not None and (batch.bodies, list(batch.receives)) == ([b"1"], [2])
         await b.restart()
-        assert b.broker.stats("/", "q").dead == 1, "that was its last try"
+        assert b.broker.queues.stats("/", "q").dead == 1, "that was its last try"
 
     run(scenario)
 
@@ -541,7 +541,7 @@ def test_get_hands_out_one_and_none_if_there_is_none(run: Run) -> None:
         batch = await get(b, no_ack=True)
         assert batch is not None and batch.bodies == [b"low"]
         await turns(b)
-        assert (b.broker.stats("/", "q").leased, b.broker.stats("/", "q").ready) == (1, 0)
+        assert (b.broker.queues.stats("/", "q").leased, b.broker.queues.stats("/", "q").ready) == (1, 0)
         with pytest.raises(QueueNotFound):
             await get(b, "none")
 
@@ -608,9 +608,9 @@ def test_an_auto_delete_queue_goes_with_its_last_consumer(run: Run) -> None:
         b.broker.sessions.declare_queue("/", "q", QueueSettings(auto_delete=True))
         one, other = Consumer(b), Consumer(b)
         one.subscription.cancel()
-        assert b.broker.find_info("/", "q") is not None
+        assert b.broker.queues.find("/", "q") is not None
         other.subscription.cancel()
-        assert b.broker.find_info("/", "q") is None
+        assert b.broker.queues.find("/", "q") is None
 
     run(scenario)
 
@@ -643,13 +643,13 @@ def test_an_unused_queue_expires_and_a_used_one_does_not(run: Run) -> None:
         consumer = Consumer(b, "consumed")
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + 5
-        while b.broker.find_info("/", "unused") is not None:
+        while b.broker.queues.find("/", "unused") is not None:
             assert loop.time() < deadline_s
             await get(b, "asked")
             await asyncio.sleep(0.005)
-        assert b.broker.find_info("/", "consumed") is not None and b.broker.find_info("/", "asked") is not None
+        assert b.broker.queues.find("/", "consumed") is not None and b.broker.queues.find("/", "asked") is not None
         consumer.subscription.cancel()
-        while b.broker.find_info("/", "consumed") is not None or b.broker.find_info("/", "asked") is not None:
+        while b.broker.queues.find("/", "consumed") is not None or b.broker.queues.find("/", "asked") is not None:
             assert loop.time() < deadline_s
             await asyncio.sleep(0.005)
 
@@ -670,7 +670,7 @@ def test_a_queue_has_its_owner_until_it_goes(run: Run) -> None:
         assert sessions.owned_by(owner) == []
         sessions.declare_queue("/", "own", QueueSettings(exclusive=True), owner)
         await b.restart()
-        assert b.broker.find_info("/", "own") is None and b.broker.find_info("/", "q") is not None
+        assert b.broker.queues.find("/", "own") is None and b.broker.queues.find("/", "q") is not None
 
     run(scenario)
 
@@ -703,10 +703,10 @@ def test_a_damaged_message_is_passed_over_and_takes_no_credit(run: Run) -> None:
         consumer.settle("ack")
         await turns(b)
         assert consumer.got == [sent[0], sent[2], sent[3]]
-        assert b.broker.stats("/", "q").leased == 2, "it is not lost: it comes back when its lease ends"
+        assert b.broker.queues.stats("/", "q").leased == 2, "it is not lost: it comes back when its lease ends"
         consumer.subscription.cancel()
         b.pass_time(5_000)
-        assert b.broker.stats("/", "q").ready == 2
+        assert b.broker.queues.stats("/", "q").ready == 2
 
     run(scenario)
 
@@ -723,7 +723,7 @@ def test_get_and_consumers_without_acks_pass_over_a_damaged_message(run: Run) ->
         consumer = Consumer(b, no_ack=True)
         await turns(b)
         assert consumer.got == [sent[1], sent[2]]
-        assert b.broker.stats("/", "q").leased == 1, "what nobody got is not taken for acked"
+        assert b.broker.queues.stats("/", "q").leased == 1, "what nobody got is not taken for acked"
 
     run(scenario)
 
@@ -758,7 +758,7 @@ def test_nothing_is_remembered_of_owned_queues_that_went_by_themselves(run: Run)
             sessions.declare_queue("/", "q", QueueSettings(exclusive=True, auto_delete=True), owner)
             assert sessions.owned_by(owner) == ["q"]
             Consumer(b).subscription.cancel()
-            assert b.broker.find_info("/", "q") is None
+            assert b.broker.queues.find("/", "q") is None
             assert sessions.owned_by(owner) == [] and not sessions._owned
 
     run(scenario)

@@ -48,7 +48,7 @@ def test_segments_of_settled_messages_are_dropped(run: Run) -> None:
         used = sum(f.stat().st_size for f in b.folder.iterdir())
         assert used < 80 * 100_000 / 2, "most of what was settled is gone"
         await b.restart()
-        assert b.broker.stats("/", "q").totals["acked"] == 800
+        assert b.broker.queues.stats("/", "q").totals["acked"] == 800
 
     run(scenario, snapshot_events=100)
 
@@ -100,9 +100,9 @@ def test_changes_after_a_snapshot_was_frozen_are_not_in_it(run: Run) -> None:
             if i % 3 == 0:
                 await b.settle("ack", await b.lease(1))
         await settled_upkeep(b)
-        expected = b.broker.stats("/", "q")
+        expected = b.broker.queues.stats("/", "q")
         await b.restart()
-        found = b.broker.stats("/", "q")
+        found = b.broker.queues.stats("/", "q")
         assert (found.ready, found.leased, found.totals) == (expected.ready, expected.leased, expected.totals)
         check_invariants(b.engine.state)
 

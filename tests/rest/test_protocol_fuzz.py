@@ -91,7 +91,7 @@ async def spoken(serving: Serving, pieces: Sequence[bytes]) -> tuple[list[tuple[
 
 @pytest.fixture
 def fuzzed(serving: Serving) -> Serving:
-    serving.run(serving.broker.put_queue("/", "fuzzed", QueueSettings()))
+    serving.run(serving.broker.queues.put("/", "fuzzed", QueueSettings()))
     return serving
 
 

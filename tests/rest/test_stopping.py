@@ -27,7 +27,9 @@ def test_idle_connections_close_long_polls_end_empty_and_requests_are_answered(
         raw = request("POST", "/queues/q/messages", b'{"payload":1}')
         half.send(raw[:-3])
         poll.send(request("POST", "/queues/q/dequeue", b'{"wait_seconds":20}'))
-        wait_for(lambda: serving.call(serving.broker.stats, "/", "q").consumers_waiting == 1, "the long poll waits")
+        wait_for(
+            lambda: serving.call(serving.broker.queues.stats, "/", "q").consumers_waiting == 1, "the long poll waits"
+        )
         wait_for(lambda: serving.server.connection_count == 3, "all are connected")
         thread = stopping(serving)
         assert idle.read_to_the_end() == b""

@@ -149,7 +149,7 @@ class DamageSimulation(Simulation):
 
     async def _consume_damaged(self, loop: SimulatedLoop) -> None:
         node = await self.start(loop, self._look_at_damaged)
-        for queue in node.broker.list_queues(vhost="/"):
+        for queue in node.broker.queues.list(vhost="/"):
             got: asyncio.Future[list[object]] = loop.create_future()
             node.broker.lease("/", queue.name, max_messages=1_000, lease_ms=60_000, done=got.set_result)
             self.ledger.delivered(queue.name, await got, node.broker.now())  # type: ignore[arg-type]

@@ -230,7 +230,7 @@ class Node:
     def check(self) -> None:
         check_invariants(self.engine.state)
         for (vhost, name), queue in self.engine.state.by_name.items():
-            stats: Any = self.broker.stats(vhost, name)
+            stats: Any = self.broker.queues.stats(vhost, name)
             counts = (stats.ready, stats.leased, stats.delayed, stats.dead)
             assert counts == (queue.ready, queue.leased, queue.delayed, len(queue.dead)), f"{name}: {stats}"
         for cursor in self.broker.cursors.all():

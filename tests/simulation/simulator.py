@@ -242,7 +242,7 @@ class Simulation:
     async def _drain(self, loop: SimulatedLoop) -> None:
         node = await self.start(loop)
         await node.broker.redrives.stop()
-        names = [q.name for q in node.broker.list_queues(vhost="/")]
+        names = [q.name for q in node.broker.queues.list(vhost="/")]
         for _ in range(200):  # what is consumed too late moves on to the dead letters of another queue
             await asyncio.sleep(5)
             if not sum([await self._drain_some(node, name) for name in names]):

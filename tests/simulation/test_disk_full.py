@@ -78,7 +78,7 @@ def test_consuming_goes_on_while_publishing_is_refused(seed: int, left_bytes: in
     disk = FullDisk(seed)
 
     async def fill(node: Node) -> None:
-        await node.broker.put_queue("/", "q", QueueSettings())
+        await node.broker.queues.put("/", "q", QueueSettings())
         await disk.publish(node, MESSAGES)
         await asyncio.sleep(LOOK_S)  # snapshots are saved and segments dropped by now
         disk.files.capacity_bytes = disk.files.used_bytes + left_bytes
@@ -111,7 +111,7 @@ def test_a_disk_without_a_single_byte_holds_everything_up_and_loses_nothing(seed
     disk = FullDisk(seed)
 
     async def story(node: Node) -> None:
-        await node.broker.put_queue("/", "q", QueueSettings())
+        await node.broker.queues.put("/", "q", QueueSettings())
         await disk.publish(node, MESSAGES)
         leased: list[Delivery] = await disk.call(node, node.broker.lease, max_messages=MESSAGES, lease_ms=600_000)
         disk.files.capacity_bytes = 0
@@ -149,7 +149,7 @@ def test_history_that_is_held_for_readers_gives_way_before_publishers_do_for_lon
 
     async def story(node: Node) -> None:
         cursors = node.broker.cursors
-        await node.broker.put_queue("/", "q", QueueSettings())
+        await node.broker.queues.put("/", "q", QueueSettings())
         await cursors.put("dead", 1)
         await disk.publish(node, MESSAGES)
         await disk.consume(node, MESSAGES)

@@ -158,7 +158,7 @@ class Workload:
     async def _put_queue(self, node: Node, name: str, settings: QueueSettings) -> None:
         ticket = self.ledger.queues.ask(name, settings)
         try:
-            await node.broker.put_queue("/", name, settings)
+            await node.broker.queues.put("/", name, settings)
         except InvalidInput:  # its dead-letter queue was deleted a moment ago
             self.ledger.queues.withdraw(name, ticket)
         except (DiskFull, Unavailable, QueueNotFound):
@@ -259,7 +259,7 @@ class Workload:
         assert keys == sorted(keys), f"{queue} is out of order: {[g.body[:8] for g in at_home]}"
         assert len(page) == state.queues[number].ready, f"{queue}: peek shows {len(page)} of those that are ready"
         found = state.queues[number]
-        if number in node.broker._waiters or found.groups or found.tenants is not None:
+        if number in node.broker.waiting or found.groups or found.tenants is not None:
             return None
         return page
 
@@ -451,7 +451,7 @@ class Workload:
         async def purge() -> None:
             doomed = self._leaving(node, lambda: node.seqs(queue, *states))
             try:
-                count = await node.broker.purge_queue("/", queue, leased=leased)
+                count = await node.broker.queues.purge("/", queue, leased=leased)
             except DiskFull:
                 return self._spared(doomed)
             assert count == len(doomed), f"{queue}: {count} purged, there were {len(doomed)}"
@@ -486,7 +486,7 @@ class Workload:
             doomed = self._leaving(node, lambda: node.seqs(queue))
             ticket = self.ledger.queues.ask(queue, None)
             try:
-                await node.broker.delete_queue("/", queue)
+                await node.broker.queues.delete("/", queue)
             except (DiskFull, QueueInUse):
                 self._spared(doomed)
                 self.ledger.queues.withdraw(queue, ticket)

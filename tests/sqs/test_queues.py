@@ -219,7 +219,7 @@ def test_regions_are_kept_apart(sqs: Any, serving: SqsServing, new_name: NewName
     assert attribute(there, url, "QueueArn") == f"arn:aws:sqs:eu-west-1:{ACCOUNT_ID}:{name}"
     assert bodies(here.receive_message(QueueUrl=url)) == []
     assert bodies(there.receive_message(QueueUrl=url)) == ["there"]
-    assert serving.call(serving.broker.find_info, "eu-west-1", name) is not None
+    assert serving.call(serving.broker.queues.find, "eu-west-1", name) is not None
 
 
 def test_a_region_begins_with_a_queue_of_an_operator(serving: SqsServing, new_name: NewName) -> None:

@@ -57,7 +57,7 @@ def test_receives_that_come_together_share_out_what_there_is(serving: SqsServing
     entries = [{"Id": str(n), "ReceiptHandle": m["ReceiptHandle"]} for n, m in enumerate(messages[:10])]
     deleted = sqs.delete_message_batch(QueueUrl=url, Entries=entries)
     assert [one["Id"] for one in deleted["Successful"]] == [str(n) for n in range(10)] and "Failed" not in deleted
-    assert serving.call(serving.broker.stats, "/", name).leased == 2
+    assert serving.call(serving.broker.queues.stats, "/", name).leased == 2
 
 
 def test_a_message_that_comes_again_has_the_same_md5_and_its_first_receive(serving: SqsServing, new_name: Any) -> None:
@@ -92,7 +92,7 @@ def test_those_for_whom_nothing_is_left_wait(serving: SqsServing, new_name: Any)
     with serving.connect() as wire:
         wire.send(receive(serving, url, WaitTimeSeconds=20) + receive(serving, url, WaitTimeSeconds=20))
         assert [m["Body"] for m in answers(wire, 1)[0]] == ["first"]
-        wait_for(lambda: serving.call(serving.broker.stats, "/", name).consumers_waiting == 1, "it waits")
+        wait_for(lambda: serving.call(serving.broker.queues.stats, "/", name).consumers_waiting == 1, "it waits")
         sqs.send_message(QueueUrl=url, MessageBody="second")
         assert [m["Body"] for m in answers(wire, 1)[0]] == ["second"]
     assert bodies(sqs.receive_message(QueueUrl=url)) == []

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from bisect import bisect_left, bisect_right, insort
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, groupby
@@ -23,20 +21,18 @@ from laneway.broker.cursors import Cursors
 from laneway.broker.engine import Engine, Recovery
 from laneway.broker.exchanges import Exchanges
 from laneway.broker.producers import Producers, StagingLimits
+from laneway.broker.queues import Queues
 from laneway.broker.sessions import MAX_GATHERED_BYTES, Columns, Place, Sessions
 from laneway.broker.tasks import Redrives
 from laneway.broker.upkeep import Upkeep
 from laneway.broker.values import (
     DeadLetterFilter,
     PeekQuery,
-    QueueInfo,
-    QueueStats,
-    Rates,
     RedriveRequest,
     Task,
 )
 from laneway.broker.vhosts import Vhosts
-from laneway.broker.waiting import Waiter
+from laneway.broker.waiting import Waiter, Waiting
 from laneway.core import burial, commands, lease_commands
 from laneway.core.events import DocumentPut, DocumentRemoved, Event, Extended, Kind, Leased, Published
 from laneway.core.message import (
@@ -51,11 +47,9 @@ from laneway.core.message import (
     encode_props,
     message_id,
     parse_message_id,
-    part_of,
 )
-from laneway.core.queue import RATED, TOTALS, Queue
+from laneway.core.queue import Queue
 from laneway.core.runs import runs
-from laneway.core.settings import QueueSettings
 from laneway.core.table import SLAB_BITS, SLAB_MASK
 from laneway.errors import DiskFull, InvalidInput, LanewayError, LimitExceeded, QueueInUse, Unavailable
 
@@ -110,19 +104,19 @@ class Broker:
         self._idle_ms = idle_ms
         self._new_writer = new_writer
         self._phase = "starting"
-        self._waiters: dict[int, deque[Waiter]] = {}
         # Single publishes and settlements by their queue, with whom to tell and since when: see run_gathered.
         self._gathered_bytes = 0
         self._gatherers: list[Callable[[], None]] = []  # front ends that gather publishes of their own: see gather
         self._publishes: dict[tuple[str, str], _Singles] = {}  # by virtual host and name of their queue
         self._settlements: dict[int, tuple[list[Settlement], list[SettleDone], int]] = {}
         self._acks: dict[int, tuple[list[Sequence[str]], list[SettleDone], int]] = {}  # tokens, by whose they are
-        self._names: list[tuple[str, str]] = []
         self._encoded: tuple[Properties, bytes] = (PLAIN, b"")  # those of publish_bodies, who often comes with the same
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         self.redrives = Redrives(self)
         self.vhosts = Vhosts(self)
+        self.queues = Queues(self)
+        self.waiting = Waiting(self)
         self.exchanges = Exchanges(self)
         self.sessions = Sessions(self)
         self.producers = Producers(self, staging_folder, self.limits.staging)
@@ -135,7 +129,7 @@ class Broker:
         recovery = self.engine.recover(self.now())
         self._state = self.engine.state
         self._state.wanted = self._wanted
-        self._names = sorted(self._state.by_name)
+        self.queues.start()
         self.upkeep = Upkeep(self.engine, self._loop, self.now, self.limits.snapshot_events)
         self.committer = Committer(
             self.engine,
@@ -156,7 +150,7 @@ class Broker:
         # Whatever the durability: were the new epoch lost in a power cut, its lease ids would be given twice.
         await asyncio.to_thread(self.engine.journal.sync)
         self._phase = "ready"
-        self._set_timer()
+        self.set_timer()
         self.sessions.start()
         self.redrives.resume()
         return recovery
@@ -170,10 +164,7 @@ class Broker:
         self.sessions.stop()
         self.producers.stop()
         await self.redrives.stop()
-        for waiters in list(self._waiters.values()):
-            for waiter in list(waiters):
-                waiter.cancel()
-                waiter.done([])
+        self.waiting.end_all()
         await self.upkeep.stop()
         await self.committer.close()
         if self.committer.failed is None and not self.committer.stuck:
@@ -320,7 +311,7 @@ class Broker:
     ) -> None:
         events = self.engine.run(commands.publish(self._state, target, drafts, now_ms, results))
         self._wake(events)
-        self._set_timer()
+        self.set_timer()
 
     def _publish_once(
         self, target: Queue, drafts: Sequence[Draft], done: PublishDone, idempotency: tuple[str, bytes], now_ms: int
@@ -413,7 +404,7 @@ class Broker:
         except LanewayError as wrong:  # the journal takes no more: then nothing of it was done
             events, results = [], [wrong] * len(batch)
         self._wake(events)
-        self._set_timer()
+        self.set_timer()
         self.committer.when_durable(tell, results)
 
     def _run_acks(self, queue: Queue, parts: list[Sequence[str]], told: list[SettleDone], at_ms: int) -> None:
@@ -434,7 +425,7 @@ class Broker:
         except LanewayError as wrong:  # the journal takes no more
             results += [[wrong] * len(tokens) for tokens in parts[len(results) :]]
         self._wake(events)
-        self._set_timer()
+        self.set_timer()
         self.committer.when_durable(partial(_tell_all, told), results)
 
     # Leasing
@@ -457,19 +448,15 @@ class Broker:
             raise InvalidInput(
                 f"a wait is from 0 to {MAX_WAIT_MS // 1000} seconds, not {wait_ms / 1000:g}", field="wait_ms"
             )
-        if source.ready and source.number not in self._waiters:
+        if source.ready and source.number not in self.waiting:
             leased = self.lease_now(source, max_messages, lease_ms, consumer)
             if leased is not None:
-                self.hand_over(leased, done, self.engine.deliveries(leased))
+                self.hand_over(done, self.engine.deliveries(leased), self.is_durable(leased))
                 return None
         if wait_ms == 0:
             done([])
             return None
-        waiters = self._waiters.setdefault(source.number, deque())
-        if len(waiters) >= self.limits.max_waiters_per_queue:
-            raise Unavailable(f"{len(waiters)} consumers wait for queue {queue!r} already; try again later")
-        waiter = Waiter(self, source.number, max_messages, lease_ms, consumer, done)
-        waiters.append(waiter)
+        waiter = self.waiting.add(source, max_messages, lease_ms, consumer, done)
         waiter.expire_after(wait_ms, self._loop)
         return waiter
 
@@ -483,7 +470,7 @@ class Broker:
         if self._settlements:
             self.run_gathered()
         source = self._found_for_leasing(vhost, queue, lease_ms, consumer)
-        if not source.ready or source.number in self._waiters or source.heads or source.tenants is not None:
+        if not source.ready or source.number in self.waiting or source.heads or source.tenants is not None:
             return ()
         leased = self.lease_now(source, min(count, MAX_BATCH), lease_ms, consumer, durable_only=True)
         return () if leased is None else self.engine.deliveries(leased)
@@ -496,7 +483,7 @@ class Broker:
     def _found_for_leasing(self, vhost: str, queue: str, lease_ms: int | None, consumer: str) -> Queue:
         source = commands.find_queue(self._state, vhost, queue)
         lease_commands.check_lease(lease_ms, consumer)
-        self._check_shared(source)
+        self.check_shared(source)
         if source.settings.expires_ms is not None:
             self.sessions.used(source)
         self.tick_if_due()
@@ -539,7 +526,7 @@ class Broker:
             self._state, queue, limit, lease_ms, consumer, now_ms, of_session=of_session, below=below
         )
         for event in self.engine.run(command):
-            self._set_timer()
+            self.set_timer()
             self.committer.touch_later()
             return event  # type: ignore[return-value]
         return None
@@ -549,9 +536,13 @@ class Broker:
         """Whether every message is, wherever it is."""
         return self._state.table.next_seq <= self.committer.durable_next_seq
 
-    def hand_over(self, leased: Leased, deliver: Callable[[_T], None], what: _T) -> None:
+    def is_durable(self, leased: Leased) -> bool:
+        """Whether all messages of a lease are."""
+        return max([first + count for first, count in runs(leased.seqs)]) <= self.committer.durable_next_seq
+
+    def hand_over(self, deliver: Callable[[_T], None], what: _T, is_durable: bool) -> None:
         """At once, unless one of the messages is itself not durable yet."""
-        if max([first + count for first, count in runs(leased.seqs)]) > self.committer.durable_next_seq:
+        if not is_durable:
             self.committer.when_durable(deliver, what)
             return
         try:
@@ -564,25 +555,24 @@ class Broker:
         events = self.engine.run(command)
         if events:
             self._wake(events)
-            self._set_timer()
+            self.set_timer()
             self.committer.touch_later()
         return events
 
     def _wake(self, events: Sequence[Event]) -> None:
         """Serve those who wait for the queues that these events touched."""
-        if not self._waiters and not self.sessions.audiences:
+        if not self.waiting and not self.sessions.audiences:
             return
         for event in events:
             if event.kind is Kind.PUBLISHED:
                 self._serve_published(event)  # type: ignore[arg-type]
             else:
                 for number in dict.fromkeys((getattr(event, "queue", 0), getattr(event, "target", 0))):
-                    self._serve(number)
+                    self.serve(number)
 
     def _serve_published(self, event: Published) -> None:
         """Messages are pushed when they are durable; before, if they may expire until then."""
-        if event.queue in self._waiters:
-            self._serve_waiters(event.queue)
+        self.waiting.serve(event.queue)
         if event.queue in self.sessions.audiences:
             if any(event.expires_at):
                 self.sessions.dispatch(event.queue, at_once=True)
@@ -591,64 +581,15 @@ class Broker:
 
     def _wanted(self, number: int, enough: int) -> int:
         """How many messages those who wait for a queue would take at once, counted no further than `enough`."""
-        total = 0
-        for waiter in self._waiters.get(number, ()):
-            total += waiter.limit
-            if total >= enough:
-                return enough
+        total = self.waiting.wanted(number, enough)
         audience = self.sessions.audiences.get(number)
         return total + (audience.room(enough - total) if audience is not None else 0)
 
-    def _serve(self, number: int) -> None:
+    def serve(self, number: int) -> None:
         """First those who wait for an answer, then those that messages are pushed to."""
-        if number in self._waiters:
-            self._serve_waiters(number)
+        self.waiting.serve(number)
         if number in self.sessions.audiences:
             self.sessions.dispatch(number)
-
-    def _serve_waiters(self, number: int) -> None:
-        """In the order they came. Neighbours who want the same share a lease, as long as what one gets does not depend
-        on what the one before it holds."""
-        queue = self._state.queues.get(number)
-        waiters = self._waiters.get(number)
-        while waiters and queue is not None and queue.ready:
-            first, limit, some = waiters[0], 0, []
-            for waiter in waiters:
-                if (waiter.lease_ms, waiter.consumer) != (first.lease_ms, first.consumer):
-                    break
-                some.append(waiter)
-                limit += waiter.limit
-                if limit >= queue.ready or queue.heads or queue.tenants is not None:
-                    break
-            leased = self.lease_now(queue, min(limit, MAX_BATCH), first.lease_ms, first.consumer)
-            if leased is None:
-                return
-            self._deal(leased, some)
-
-    def _deal(self, leased: Leased, waiters: list[Waiter]) -> None:
-        """To each in turn as many as it asked for, as far as they go."""
-        deliveries = self.engine.deliveries(leased)
-        at, end = 0, len(deliveries)
-        for waiter in waiters:
-            if at < end or not at:  # what is damaged is left out, and may be all there is
-                waiter.cancel()
-                part = part_of(deliveries, at, at + waiter.limit)
-                self.hand_over(leased, waiter.done, part)
-                at += waiter.limit
-
-    def is_awaited(self, number: int) -> bool:
-        """Whether somebody waits for messages of this queue."""
-        return number in self._waiters
-
-    def forget_waiter(self, waiter: Waiter) -> None:
-        waiters = self._waiters.get(waiter.queue)
-        if waiters is not None:
-            if waiters[0] is waiter:
-                waiters.popleft()
-            else:
-                waiters.remove(waiter)
-            if not waiters:
-                del self._waiters[waiter.queue]
 
     # Settling
 
@@ -679,7 +620,7 @@ class Broker:
         events = self.engine.run(lease_commands.settle(self._state, source, settlements, self.now(), results))
         if events:
             self._wake(events)
-            self._set_timer()
+            self.set_timer()
         self.committer.when_durable(done, results)
 
     def ack_tokens(self, vhost: str, queue: str, tokens: Sequence[str], done: SettleDone) -> None:
@@ -699,7 +640,7 @@ class Broker:
 
     # Time
 
-    def _set_timer(self) -> None:
+    def set_timer(self) -> None:
         due_ms = self._state.deadlines.next_ms()
         if due_ms is None or (self._timer is not None and self._timer_ms <= due_ms):
             return
@@ -720,7 +661,7 @@ class Broker:
             self._timer_ms = self.now() + 250
             self._timer = self._loop.call_later(0.25, self._on_timer)
         else:
-            self._set_timer()
+            self.set_timer()
 
     def tick_if_due(self) -> None:
         due_ms = self._state.deadlines.next_ms()
@@ -733,152 +674,12 @@ class Broker:
             self._wake(events)
         ripened, self._state.ripened = self._state.ripened, set()  # a delay that ended is no event
         for number in ripened:
-            self._serve(number)
-
-    # Queues
-
-    async def put_queue(self, vhost: str, name: str, settings: QueueSettings) -> tuple[QueueInfo, bool]:
-        info, created = self.put_queue_now(vhost, name, settings)
-        await self.committer.durable()
-        return info, created
-
-    def put_queue_now(self, vhost: str, name: str, settings: QueueSettings) -> tuple[QueueInfo, bool]:
-        """Create a queue or change its settings; (what it is now, whether it is new). Not durable yet."""
-        self.check_writable()
-        self.vhosts.check(vhost)
-        self.run_gathered()
-        known = self._state.by_name.get((vhost, name))
-        if known is not None:
-            self._check_shared(known)
-        limit = self.limits.max_message_bytes
-        if settings.max_message_bytes == QueueSettings().max_message_bytes > limit:
-            settings = msgspec.structs.replace(settings, max_message_bytes=limit)  # a default, not a wish
-        self.engine.run(
-            commands.put_queue(
-                self._state,
-                vhost,
-                name,
-                settings,
-                self.now(),
-                max_queues=self.limits.max_queues,
-                max_message_bytes=limit,
-            )
-        )
-        queue = self.find_queue(vhost, name)
-        if known is None:
-            insort(self._names, (vhost, name))
-        else:
-            self._serve(queue.number)  # others may be next now
-        self.sessions.used(queue)
-        self._set_timer()
-        self.committer.touch_later()
-        return self._info(queue), known is None
-
-    async def change_queue(self, vhost: str, name: str, changes: dict[str, object]) -> QueueInfo:
-        settings = commands.changed_settings(self.open_queue(vhost, name), changes)
-        return (await self.put_queue(vhost, name, settings))[0]
-
-    async def delete_queue(self, vhost: str, name: str, *, if_empty: bool = False) -> None:
-        self.delete_queue_now(vhost, name, if_empty=if_empty)
-        await self.committer.durable()
-
-    def delete_queue_now(self, vhost: str, name: str, *, if_empty: bool = False) -> None:
-        queue = self.open_queue(vhost, name)
-        self.engine.run(commands.delete_queue(self._state, queue, self.now(), if_empty=if_empty))
-        self.committer.touch_later()
-        self.queue_is_gone(queue)
-
-    def queue_is_gone(self, queue: Queue) -> None:
-        """A queue was just deleted: nothing here knows it any more, and those who wait for it are told."""
-        del self._names[bisect_left(self._names, (queue.vhost, queue.name))]
-        for waiter in list(self._waiters.get(queue.number, ())):
-            waiter.cancel()
-            waiter.done([])
-        self.sessions.queue_gone(queue.number)
-
-    async def purge_queue(self, vhost: str, name: str, *, leased: bool = False) -> int:
-        """How many messages went: those that wait, and with `leased` also those that consumers hold."""
-        purged = self.purge_queue_now(vhost, name, leased=leased)
-        await self.committer.durable()
-        return purged
-
-    def purge_queue_now(self, vhost: str, name: str, *, leased: bool = False) -> int:
-        queue = self.open_queue(vhost, name)
-        before = queue.ready + queue.delayed + queue.leased
-        self.engine.run(commands.purge_queue(self._state, queue, self.now(), leased=leased))
-        self.committer.touch_later()
-        return before - queue.ready - queue.delayed - queue.leased
-
-    def find_info(self, vhost: str, name: str) -> QueueInfo | None:
-        queue = self._state.by_name.get((vhost, name))
-        return self._info(queue) if queue is not None else None
-
-    def find_settings(self, vhost: str, name: str) -> QueueSettings | None:
-        queue = self._state.by_name.get((vhost, name))
-        return queue.settings if queue is not None else None
-
-    def describe_queue(self, vhost: str, name: str) -> QueueInfo:
-        return self._info(self._queue_to_look_at(vhost, name))
-
-    @staticmethod
-    def _info(q: Queue) -> QueueInfo:
-        return QueueInfo(q.vhost, q.name, q.settings, q.created_at_ms, q.changed_at_ms)
-
-    def list_queues(
-        self, *, vhost: str | None, prefix: str = "", limit: int = 100, after: tuple[str, str] | None = None
-    ) -> list[QueueInfo]:
-        """In the order of (vhost, name), those after `after`."""
-        start = bisect_left(self._names, (vhost, prefix)) if vhost is not None else 0
-        if after is not None:
-            start = max(start, bisect_right(self._names, after))
-        out: list[QueueInfo] = []
-        for key in self._names[start:] if vhost is None else self._between(start, vhost, prefix):
-            if key[1].startswith(prefix):
-                out.append(self._info(self._state.by_name[key]))
-                if len(out) >= limit:
-                    break
-        return out
-
-    def queue_count(self, vhost: str) -> int:
-        return bisect_left(self._names, (vhost + "\0",)) - bisect_left(self._names, (vhost,))
-
-    def _between(self, start: int, vhost: str, prefix: str) -> Iterator[tuple[str, str]]:
-        for i in range(start, len(self._names)):
-            if self._names[i][0] != vhost or not self._names[i][1].startswith(prefix):
-                return
-            yield self._names[i]
-
-    def stats(self, vhost: str, name: str) -> QueueStats:
-        q = self._queue_to_look_at(vhost, name)
-        now_ms = self.now()
-        table = self._state.table
-        heads = [lane.peek(table) for lane in q.lanes.values() if lane.count]
-        heads += [seq for _, seq, group in q.heads if group.offered == seq and not group.outstanding]
-        if q.tenants is not None:
-            heads += [head[0] for p in q.tenants.ready if (head := q.tenants.first(p, table)) is not None]
-        ages = [now_ms - table.slabs[s >> SLAB_BITS].since_ms[s & SLAB_MASK] for s in heads if s]
-        return QueueStats(
-            ready=q.ready,
-            leased=q.leased,
-            delayed=q.delayed,
-            dead=len(q.dead),
-            dead_elsewhere=q.dead_elsewhere,
-            waiting_bytes=q.bytes_waiting,
-            ready_by_priority=q.ready_by_priority(),
-            oldest_age_ms=max(0, *ages) if ages else None,
-            consumers_waiting=len(self._waiters.get(q.number, ())),
-            subscribers=self.sessions.counts(vhost, name)[1],
-            totals=dict(zip(TOTALS, q.totals, strict=True)),
-            noisy_tenants=[t.name for t in q.tenants.noisy(q.leased)]
-            if q.settings.fair and q.tenants is not None
-            else [],
-            rates={n: Rates(*(q.rate(i, now_ms, w) for w in (1, 60, 300))) for i, n in enumerate(RATED)},
-        )
+            self.serve(number)
 
     # Looking and dead letters
 
     def peek(self, vhost: str, name: str, query: PeekQuery) -> tuple[list[Glimpse], str | None]:
-        return peeking.peek(self.engine, self._queue_to_look_at(vhost, name), query, self.now())
+        return peeking.peek(self.engine, self.queue_to_look_at(vhost, name), query, self.now())
 
     async def delete_dead_letters(self, vhost: str, name: str, filter: DeadLetterFilter) -> int:
         queue = self.open_queue(vhost, name)
@@ -921,7 +722,7 @@ class Broker:
 
         events = self.engine.run(step())
         self._wake(events)
-        self._set_timer()
+        self.set_timer()
         await self.committer.durable()
         return len(seqs) - len(failed)
 
@@ -962,7 +763,7 @@ class Broker:
         self.run_gathered()
         return commands.find_queue(self._state, vhost, name)
 
-    def _queue_to_look_at(self, vhost: str, name: str) -> Queue:
+    def queue_to_look_at(self, vhost: str, name: str) -> Queue:
         """For calls that change nothing: they are answered also while nothing can be written, with how things stand."""
         if self._phase != "ready":
             raise self._not_ready()
@@ -976,7 +777,7 @@ class Broker:
         return commands.find_queue(self._state, vhost, name)
 
     @staticmethod
-    def _check_shared(queue: Queue) -> None:
+    def check_shared(queue: Queue) -> None:
         if queue.settings.exclusive:
             raise QueueInUse(f"queue {queue.name!r} belongs to the connection that declared it alone", field="queue")
 

@@ -72,9 +72,9 @@ class Sessions:
 
     def declare_queue(self, vhost: str, name: str, settings: QueueSettings, owner: object = None) -> QueueInfo:
         """The queue of this name, made now if there is none. `owner` has it for itself alone."""
-        info = self._broker.find_info(vhost, name)
+        info = self._broker.queues.find(vhost, name)
         if info is None:
-            info = self._broker.put_queue_now(vhost, name, settings)[0]
+            info = self._broker.queues.put_now(vhost, name, settings)[0]
             if owner is not None:
                 number = self._broker.find_queue(vhost, name).number
                 self._owners[number] = owner
@@ -109,11 +109,11 @@ class Sessions:
         if if_empty and queue.ready:
             raise Conflict(f"queue {name!r} is not empty", field="if_empty")
         ready = queue.ready
-        self._broker.delete_queue_now(vhost, name)
+        self._broker.queues.delete_now(vhost, name)
         return ready
 
     def purge(self, vhost: str, name: str) -> int:
-        return self._broker.purge_queue_now(vhost, name)
+        return self._broker.queues.purge_now(vhost, name)
 
     def queue_gone(self, number: int) -> None:
         """Called when a queue was deleted, however that came about."""
@@ -144,11 +144,11 @@ class Sessions:
         queue = self._broker.engine.state.queues.get(number)
         if queue is None or number in self.audiences:
             return
-        if self._broker.is_awaited(number):
+        if number in self._broker.waiting:
             self.used(queue)
             return
         try:
-            self._broker.delete_queue_now(queue.vhost, queue.name)
+            self._broker.queues.delete_now(queue.vhost, queue.name)
         except LanewayError:  # not now: a full disk, or another queue's dead letters go there
             self.used(queue)
 
@@ -381,7 +381,7 @@ class Sessions:
             if has_more_coming:  # stay behind those, whose messages may not be durable yet
                 self._broker.when_durable(_deliver, (subscription, batches, count))
             else:
-                self._broker.hand_over(leased, _deliver, (subscription, batches, count))
+                self._broker.hand_over(_deliver, (subscription, batches, count), self._broker.is_durable(leased))
             if queue.ready:
                 size += sum([sum(map(len, batch.bodies)) for batch in batches])
                 if size > MAX_DISPATCH_BYTES:
@@ -401,7 +401,7 @@ class Sessions:
             if batches:
                 if no_ack:
                     self._broker.engine.run(_all_acked(batches, leased.at_ms))
-                self._broker.hand_over(leased, done, batches[0])
+                self._broker.hand_over(done, batches[0], self._broker.is_durable(leased))
                 return
         done(None)
 

@@ -77,7 +77,7 @@ class Vhosts:
         broker.engine.run(self._deleted(name, queues))
         self._names.discard(name)
         for queue in queues:
-            broker.queue_is_gone(queue)
+            broker.queues.forget(queue)
         for tell in self.on_deleted:
             tell(name)
 

@@ -99,7 +99,7 @@ class Channel:
 
     def queue(self, name: str) -> QueueInfo:
         """A queue that exists and that this connection may use."""
-        info = self.broker.find_info(self.vhost, name)
+        info = self.broker.queues.find(self.vhost, name)
         if info is None:
             raise not_found("queue", name, self.vhost)
         if info.settings.exclusive and self.broker.sessions.queue_owner(self.vhost, name) is not self.connection:

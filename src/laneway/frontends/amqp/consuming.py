@@ -176,7 +176,7 @@ def _got(ch: Channel, name: str, no_ack: bool, slot: Slot, batch: Batch | None) 
     ch.last_delivery += 1
     if not no_ack:
         ch.unacked.add(None, batch.queue, ch.last_delivery, batch.seqs, batch.first_lease)
-    info = ch.broker.find_info(ch.vhost, name)
+    info = ch.broker.queues.find(ch.vhost, name)
     left = ch.broker.sessions.counts(ch.vhost, name)[0] if info is not None else 0
     one = message(batch, 0, ch.shared, counted=info is not None and is_quorum(info.settings))
     slot.fill(get_ok_frames(ch.number, ch.last_delivery, one, left, ch.connection.frame_bytes))

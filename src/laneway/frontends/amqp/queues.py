@@ -44,7 +44,7 @@ def declare(ch: Channel, a: Arguments) -> None:
     elif name.startswith("amq."):
         raise access_refused(f"queue name '{name}' contains reserved prefix 'amq.*'")
     ch.check_access("queue", name, "configure")
-    info = ch.broker.find_info(ch.vhost, name)
+    info = ch.broker.queues.find(ch.vhost, name)
     if info is not None:
         _check_equivalent(ch, name, a, info)
     else:
@@ -139,7 +139,7 @@ def delete(ch: Channel, a: Arguments) -> None:
     ch.check_access("queue", name, "configure")
     where = resource("queue", name, ch.vhost)
     count = 0
-    if ch.broker.find_info(ch.vhost, name) is not None:
+    if ch.broker.queues.find(ch.vhost, name) is not None:
         ch.queue(name)
         try:
             count = ch.broker.sessions.delete_queue(ch.vhost, name, if_unused=a.if_unused, if_empty=a.if_empty)
@@ -162,7 +162,7 @@ def purge(ch: Channel, a: Arguments) -> None:
 
 def bind(ch: Channel, a: Arguments) -> None:
     name = _name_and_key(ch, a)
-    if ch.broker.find_info(ch.vhost, name) is not None:
+    if ch.broker.queues.find(ch.vhost, name) is not None:
         ch.queue(name)
     exchanges.bind_or_complain(ch, "queue", name, a.exchange, a)
     if not a.nowait:
@@ -171,7 +171,7 @@ def bind(ch: Channel, a: Arguments) -> None:
 
 def unbind(ch: Channel, a: Arguments) -> None:
     name = _name_and_key(ch, a)
-    if ch.broker.find_info(ch.vhost, name) is not None:
+    if ch.broker.queues.find(ch.vhost, name) is not None:
         ch.queue(name)
     exchanges.unbind_or_ignore(ch, "queue", name, a.exchange, a)
     ch.send_when_durable("queue.unbind-ok")

@@ -48,7 +48,7 @@ class Shared:
         """The connection that had this queue for itself alone is gone."""
         sessions = self.broker.sessions
         try:
-            if self.broker.find_info(vhost, name) is not None and sessions.queue_owner(vhost, name) is owner:
+            if self.broker.queues.find(vhost, name) is not None and sessions.queue_owner(vhost, name) is owner:
                 sessions.delete_queue(vhost, name)
         except LanewayError as trouble:  # a full disk: tried again until there is space
             log.debug("exclusive queue %r is not deleted yet: %s", name, trouble)

@@ -81,13 +81,13 @@ class Administration:
         else:
             settings = QueueSettings(**settings_changes(body), arguments=self._foreign_arguments(plan))
         self._check_dead_letters(call, settings.dead_letter_queue, settings.dead_letter_exchange)
-        info, is_new = await self._broker.put_queue(plan.vhost, plan.queue, settings)
+        info, is_new = await self._broker.queues.put(plan.vhost, plan.queue, settings)
         return Reply(201 if is_new else 200, encode(self._writer.queue(info)))
 
     def _foreign_arguments(self, plan: Plan) -> dict[str, Any]:
         """What other protocols keep with a queue and HTTP has no word for: replacing its settings leaves that alone.
         AMQP's arguments (x-…) are settings as well, and go with those that they were."""
-        there = self._broker.find_info(plan.vhost, plan.queue)
+        there = self._broker.queues.find(plan.vhost, plan.queue)
         arguments = {} if there is None else there.settings.arguments
         return {name: value for name, value in arguments.items() if not name.startswith("x-")}
 
@@ -108,7 +108,7 @@ class Administration:
             auto_delete=auto_delete,
             max_message_bytes=self._broker.limits.max_message_bytes,
         )
-        there = self._broker.find_info(plan.vhost, plan.queue)
+        there = self._broker.queues.find(plan.vhost, plan.queue)
         if there is None:
             return settings
         check_same_declaration(there, settings)
@@ -119,10 +119,10 @@ class Administration:
         changes = settings_changes(read_body(call, self._decode_settings, QueueSettingsRequest()))
         exchange = changes.get("dead_letter_exchange")
         if "dead_letter_routing_key" in changes:  # says where to, as much as the exchange does
-            there = self._broker.describe_queue(plan.vhost, plan.queue).settings
+            there = self._broker.queues.describe(plan.vhost, plan.queue).settings
             exchange = changes.get("dead_letter_exchange", there.dead_letter_exchange)
         self._check_dead_letters(call, changes.get("dead_letter_queue"), exchange)
-        info = await self._broker.change_queue(plan.vhost, plan.queue, changes)
+        info = await self._broker.queues.change(plan.vhost, plan.queue, changes)
         return Reply(200, encode(self._writer.queue(info)))
 
     def _check_dead_letters(self, call: Call, queue: str | None, exchange: str | None) -> None:
@@ -135,17 +135,17 @@ class Administration:
 
     async def get_queue(self, call: Call) -> Reply:
         plan = self._check(call, "stats")
-        return Reply(200, encode(self._writer.queue(self._broker.describe_queue(plan.vhost, plan.queue))))
+        return Reply(200, encode(self._writer.queue(self._broker.queues.describe(plan.vhost, plan.queue))))
 
     async def delete_queue(self, call: Call) -> Reply:
         plan = self._check(call, "configure")
         options: DeleteOptions = plan.options(DeleteOptions)
-        await self._broker.delete_queue(plan.vhost, plan.queue, if_empty=bool(options.if_empty))
+        await self._broker.queues.delete(plan.vhost, plan.queue, if_empty=bool(options.if_empty))
         return Reply(204)
 
     async def purge_queue(self, call: Call) -> Reply:
         plan = self._check(call, "configure")
-        return Reply(200, encode(PurgeAnswer(purged=await self._broker.purge_queue(plan.vhost, plan.queue))))
+        return Reply(200, encode(PurgeAnswer(purged=await self._broker.queues.purge(plan.vhost, plan.queue))))
 
     async def list_queues(self, call: Call) -> Reply:
         """The queues that the caller may see; those it may not are passed over without a trace."""
@@ -156,7 +156,7 @@ class Administration:
         after = None if options.cursor is UNSET else decode_cursor(options.cursor, tuple[str, str])
         seen: list[QueueInfo] = []
         while len(seen) <= limit:
-            page = self._broker.list_queues(vhost=plan.vhost, prefix=options.prefix or "", limit=limit + 1, after=after)
+            page = self._broker.queues.list(vhost=plan.vhost, prefix=options.prefix or "", limit=limit + 1, after=after)
             seen += [info for info in page if self._access.may_see(call.account, info.vhost, info.name)]
             if len(page) <= limit:
                 break
@@ -174,7 +174,7 @@ class Administration:
 
     async def stats(self, call: Call) -> Reply:
         plan = self._check(call, "stats")
-        return Reply(200, encode(self._writer.stats(plan.queue, self._broker.stats(plan.vhost, plan.queue))))
+        return Reply(200, encode(self._writer.stats(plan.queue, self._broker.queues.stats(plan.vhost, plan.queue))))
 
     async def peek(self, call: Call) -> Reply:
         plan = self._check(call, "read")
@@ -209,7 +209,7 @@ class Administration:
 
     async def list_redrives(self, call: Call) -> Reply:
         plan = self._check(call, "stats")
-        self._broker.describe_queue(plan.vhost, plan.queue)
+        self._broker.queues.describe(plan.vhost, plan.queue)
         tasks = self._broker.tasks(plan.vhost, plan.queue)
         return Reply(200, encode(TasksAnswer(tasks=[self._writer.task(task) for task in tasks])))
 

@@ -97,7 +97,7 @@ class Bindings:
             if self._broker.exchanges.info(plan.vhost, exchange_of(exchange)) is None:
                 raise ExchangeNotFound(f"there is no exchange {exchange!r}; declare it first", field="exchange")
         if kind == "queue":
-            self._broker.describe_queue(plan.vhost, name)
+            self._broker.queues.describe(plan.vhost, name)
 
     # --- those there are
 

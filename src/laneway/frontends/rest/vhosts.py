@@ -40,7 +40,7 @@ class VirtualHosts:
         return Reply(204)
 
     def _answer(self, name: str) -> VhostAnswer:
-        return VhostAnswer(vhost=name, queue_count=self._broker.queue_count(name))
+        return VhostAnswer(vhost=name, queue_count=self._broker.queues.count(name))
 
 
 def vhost_routes(vhosts: VirtualHosts) -> list[Route]:

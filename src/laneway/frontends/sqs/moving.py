@@ -25,7 +25,7 @@ class Moving:
         if name is None:
             raise value_invalid(arn, "SourceArn", "It is no queue of this account and region.")
         ask.check(name, "configure")
-        if self._broker.find_info(ask.caller.vhost, name) is None:
+        if self._broker.queues.find(ask.caller.vhost, name) is None:
             raise SqsError(
                 "ResourceNotFoundException",
                 "The resource that you specified for the SourceArn parameter doesn't exist.",
@@ -34,13 +34,13 @@ class Moving:
 
     async def start(self, ask: Ask, asked: w.StartMessageMoveTask) -> w.TaskHandleResult:
         name = self._source(ask, asked.SourceArn)
-        infos = self._broker.list_queues(vhost=ask.caller.vhost, limit=self._broker.limits.max_queues)
+        infos = self._broker.queues.list(vhost=ask.caller.vhost, limit=self._broker.limits.max_queues)
         if not any(info.settings.dead_letter_queue == name for info in infos):
             raise invalid("Source queue must be configured as a Dead Letter Queue.")
         target = None
         if asked.DestinationArn is not None:
             target = ask.queue_of_arn(asked.DestinationArn)
-            if target is None or self._broker.find_info(ask.caller.vhost, target) is None:
+            if target is None or self._broker.queues.find(ask.caller.vhost, target) is None:
                 raise SqsError(
                     "ResourceNotFoundException",
                     "The resource that you specified for the DestinationArn parameter doesn't exist.",

@@ -43,7 +43,7 @@ class Queues:
         self._broker = broker
 
     def _info(self, ask: Ask, name: str) -> QueueInfo:
-        info = self._broker.find_info(ask.caller.vhost, name)
+        info = self._broker.queues.find(ask.caller.vhost, name)
         if info is None:
             raise no_such_queue()
         return info
@@ -52,7 +52,7 @@ class Queues:
         most = self._broker.limits.max_message_bytes
         if settings.max_message_bytes > most:
             settings = msgspec.structs.replace(settings, max_message_bytes=most)
-        self._broker.put_queue_now(ask.caller.vhost, name, settings)
+        self._broker.queues.put_now(ask.caller.vhost, name, settings)
         await self._broker.durable()
 
     # --- create, find, list
@@ -61,7 +61,7 @@ class Queues:
         name, given = asked.QueueName, asked.Attributes
         check_new_name(name, given.get("FifoQueue") == "true")
         ask.check(name, "configure")
-        info = self._broker.find_info(ask.caller.vhost, name)
+        info = self._broker.queues.find(ask.caller.vhost, name)
         settings = qa.changed(name, qa.new_queue(name) if info is None else info.settings, given, ask.queue_of_arn)
         if info is not None:
             other = qa.difference(info, settings, given)
@@ -96,7 +96,7 @@ class Queues:
         if target is None:
             return
         ask.check(target, "write")
-        info = self._broker.find_info(ask.caller.vhost, target)
+        info = self._broker.queues.find(ask.caller.vhost, target)
         policy = ask.arn(target)
         if info is None:
             raise value_invalid(policy, "RedrivePolicy", "Dead letter target does not exist.")
@@ -124,7 +124,7 @@ class Queues:
 
     def _names(self, ask: Ask, prefix: str, token: str | None) -> list[str]:
         after = None if token is None else (ask.caller.vhost, _read_token(token))
-        infos = self._broker.list_queues(
+        infos = self._broker.queues.list(
             vhost=ask.caller.vhost, prefix=prefix, limit=self._broker.limits.max_queues, after=after
         )
         return [
@@ -147,7 +147,7 @@ class Queues:
     async def get_attributes(self, ask: Ask, asked: w.GetQueueAttributes) -> w.AttributesResult:
         name = ask.queue(asked.QueueUrl, "stats")
         info = self._info(ask, name)
-        stats = self._broker.stats(ask.caller.vhost, name)
+        stats = self._broker.queues.stats(ask.caller.vhost, name)
         return w.AttributesResult(Attributes=qa.told(info, stats, asked.AttributeNames, ask.arn))
 
     async def set_attributes(self, ask: Ask, asked: w.SetQueueAttributes) -> None:
@@ -165,17 +165,17 @@ class Queues:
     async def purge(self, ask: Ask, asked: w.QueueRequest) -> None:
         """AWS deletes those in flight as well."""
         name = ask.queue(asked.QueueUrl, "configure")
-        await self._broker.purge_queue(ask.caller.vhost, name, leased=True)
+        await self._broker.queues.purge(ask.caller.vhost, name, leased=True)
 
     async def delete(self, ask: Ask, asked: w.QueueRequest) -> None:
         """AWS deletes a dead-letter queue whoever uses it; its sources then keep their messages."""
         name = ask.queue(asked.QueueUrl, "configure")
         self._info(ask, name)
-        for info in self._broker.list_queues(vhost=ask.caller.vhost, limit=self._broker.limits.max_queues):
+        for info in self._broker.queues.list(vhost=ask.caller.vhost, limit=self._broker.limits.max_queues):
             if info.settings.dead_letter_queue == name:
                 kept = msgspec.structs.replace(info.settings, dead_letter_queue=None, max_receives=None)
-                self._broker.put_queue_now(ask.caller.vhost, info.name, kept)
-        await self._broker.delete_queue(ask.caller.vhost, name)
+                self._broker.queues.put_now(ask.caller.vhost, info.name, kept)
+        await self._broker.queues.delete(ask.caller.vhost, name)
 
     # --- tags and permissions: kept, and shown again
 

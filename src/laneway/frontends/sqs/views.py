@@ -15,7 +15,7 @@ _REMEMBERED = 10_000
 
 class Views:
     def __init__(self, broker: Broker) -> None:
-        self._settings = broker.find_settings
+        self._settings = broker.queues.settings
         self._known: dict[tuple[Caller, str, Need], View] = {}
 
     def view(self, ask: Ask, url: str, need: Need) -> View:
