@@ -227,8 +227,8 @@ def run(bench: Bench, only: str) -> None:
     goals.append(Goal(small, "Laneway", at_least=2, beside="Starlette"))
     goals.append(Goal(large, "Laneway", at_least=2, beside="Starlette"))
     goals.append(Goal(plain, "Laneway", at_least=100_000))
-    goals.append(Goal(plain, "Laneway", at_least=10, beside="PostgreSQL"))
     goals.append(Goal(plain, "Laneway", at_least=10, beside="PgQueuer"))
+    goals.append(Goal(plain, "Laneway", beside="PostgreSQL"))
     goals.append(Goal(f"{lone}, p99", "Laneway", below=5))
     cases: list[tuple[str, Callable[[str], None]]] = [
         (small, lambda case: bench.singles(SMALL_BYTES, case)),

@@ -48,7 +48,8 @@ class Series:
 
 @dataclass
 class Goal:
-    """What a figure should reach: of one system alone, or beside another's in the same case, or in another one."""
+    """What a figure should reach: of one system alone, or beside another's in the same case, or in another one. With no
+    bound it is there for comparison."""
 
     case: str
     system: str
@@ -132,18 +133,19 @@ class Report:
         if verdicts:
             lines += ["", "| to reach | figure | |", "|---|---:|---|"]
         for goal, value, reached in verdicts:
-            bound = (
-                f"at least {_number(goal.at_least)}" if goal.at_least is not None else f"below {_number(goal.below)}"
-            )
-            what = f"{goal.case}: {goal.system}"
+            what, unit, figure = f"{goal.case}: {goal.system}", "", _number(value)
             if goal.beside is not None:
-                ratios = self.ratios(goal)
+                ratios, unit = self.ratios(goal), "×"
                 what += f" ÷ {goal.beside}" if goal.beside_case is None else f" ÷ {goal.beside_case}"
                 figure = f"{value:.2f}× ({min(ratios):.2f} – {max(ratios):.2f})"
-                bound += "×"
+            verdict = "reached" if reached else "**missed**"
+            if goal.at_least is not None:
+                what += f", at least {_number(goal.at_least)}{unit}"
+            elif goal.below is not None:
+                what += f", below {_number(goal.below)}{unit}"
             else:
-                figure = _number(value)
-            lines.append(f"| {what}, {bound} | {figure} | {'reached' if reached else '**missed**'} |")
+                verdict = "for comparison"
+            lines.append(f"| {what} | {figure} | {verdict} |")
         return "\n".join(lines)
 
     def save(self) -> Path:

@@ -128,9 +128,16 @@ def test_a_ratio_is_the_median_of_the_ratios_of_the_rounds() -> None:
         Goal("case", "Laneway", at_least=3, beside="other"),
         Goal("case", "Laneway", at_least=101),
         Goal("not measured", "Laneway", at_least=1),
+        Goal("case", "Laneway", beside="other"),
+        Goal("case", "Laneway", below=101),
     ]
-    assert [(value, reached) for _, value, reached in report.verdicts()] == [(3, True), (100, False)]
-    assert "3.00× (2.00 – 4.00) | reached" in report.markdown()
+    assert [(value, reached) for _, value, reached in report.verdicts()][:2] == [(3, True), (100, False)]
+    assert report.markdown().splitlines()[-4:] == [
+        "| case: Laneway ÷ other, at least 3× | 3.00× (2.00 – 4.00) | reached |",
+        "| case: Laneway, at least 101 | 100 | **missed** |",
+        "| case: Laneway ÷ other | 3.00× (2.00 – 4.00) | for comparison |",
+        "| case: Laneway, below 101 | 100 | reached |",
+    ]
 
 
 def test_percentiles_name_values_that_occurred() -> None:
