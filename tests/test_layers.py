@@ -15,7 +15,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "laneway"
 
-# What is stored, as bytes: whoever reads a journal needs these and no more of core.
+# What is stored, as bytes: whoever reads a journal may name these and no more of core.
 EVENT_WORDS = {"core.events", "core.rows", "core.message", "core.catalogue"}
 
 # What clients are shown of a message: how it looks, and how its id and tokens are written.

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from laneway.broker import waiting
-from laneway.core.events import Event, Kind
-from laneway.core.message import Delivery, Properties
+from laneway.core.events import Acked, Event, Leased
+from laneway.core.message import Delivery, Properties, Settlement
 from laneway.errors import Unavailable
 from tests.broker.conftest import Bench
 
@@ -28,27 +28,26 @@ def wait(b: Bench, *limits: int, **options: Any) -> list[list[bytes]]:
     return told
 
 
-def leases(b: Bench) -> list[int]:
-    """How many messages each lease from now on is of."""
-    found: list[int] = []
+def events(b: Bench) -> list[Event]:
+    """What is staged from now on."""
+    found: list[Event] = []
     stage = b.engine.journal.stage
-
-    def noted(event: Event) -> int:
-        if event.kind is Kind.LEASED:
-            found.append(len(event.seqs))  # type: ignore[union-attr]
-        return stage(event)
-
-    b.engine.journal.stage = noted  # type: ignore[method-assign]
+    b.engine.journal.stage = lambda event: (found.append(event), stage(event))[1]  # type: ignore[method-assign]
     return found
+
+
+def sizes(seen: list[Event]) -> list[int]:
+    """How many messages each lease is of."""
+    return [len(event.seqs) for event in seen if isinstance(event, Leased)]
 
 
 def test_those_who_want_the_same_share_a_lease(run: Run) -> None:
     async def scenario(b: Bench) -> None:
         await b.queue()
-        told, counted = wait(b, 2, 1, 3, 2), leases(b)
+        told, seen = wait(b, 2, 1, 3, 2), events(b)
         await b.publish(*[b"%d" % n for n in range(5)])
         assert told == [[b"0", b"1"], [b"2"], [b"3", b"4"]]
-        assert counted == [5]
+        assert sizes(seen) == [5]
         await b.publish(b"5")
         assert told[3:] == [[b"5"]]
 
@@ -59,10 +58,10 @@ def test_those_who_want_something_else_have_their_own(run: Run) -> None:
     async def scenario(b: Bench) -> None:
         await b.queue()
         first, second, third = wait(b, 1), wait(b, 1, lease_ms=9_000), wait(b, 1, lease_ms=9_000, consumer="c")
-        counted = leases(b)
+        seen = events(b)
         await b.publish(b"0", b"1", b"2")
         assert (first, second, third) == ([[b"0"]], [[b"1"]], [[b"2"]])
-        assert counted == [1, 1, 1]
+        assert sizes(seen) == [1, 1, 1]
 
     run(scenario)
 
@@ -84,10 +83,10 @@ def test_a_lease_is_shared_by_no_more_than_it_pays_for(run: Run, monkeypatch: py
 
     async def scenario(b: Bench) -> None:
         await b.queue()
-        told, counted = wait(b, *[1] * 9, 20), leases(b)
+        told, seen = wait(b, *[1] * 9, 20), events(b)
         await b.publish(*[b"%d" % n for n in range(12)])
         assert told == [[b"%d" % n] for n in range(9)] + [[b"9", b"10", b"11"]]
-        assert counted == [4, 4, 4]
+        assert sizes(seen) == [4, 4, 4]
 
     run(scenario)
 
@@ -124,5 +123,47 @@ def test_there_is_a_limit_to_how_many_may_wait(run: Run) -> None:
         wait(b, 1, 1)
         with pytest.raises(Unavailable, match="2 consumers wait for queue 'q' already"):
             wait(b, 1)
+
+    run(scenario)
+
+
+def test_one_who_gives_back_at_once_takes_nothing_from_the_others(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        await b.publish(b"0", b"1", b"2", b"3")
+        held = await b.lease(4)
+        given: list[Sequence[Delivery]] = []
+
+        def hand_back(deliveries: Sequence[Delivery]) -> None:
+            given.append(deliveries)
+            b.broker.settle("/", "q", [Settlement("release", d.token) for d in deliveries], lambda _: None)
+
+        b.broker.lease("/", "q", max_messages=2, wait_ms=20_000, done=hand_back)
+        second, third = wait(b, 2), wait(b, 2)
+        await b.settle("release", held)
+        await b.broker.durable()
+        assert [[d.body for d in some] for some in given] == [[b"0", b"1"]]
+        assert (second, third) == ([[b"2", b"3"]], [[b"0", b"1"]])
+        assert b.broker.queues.stats("/", "q").leased == 4
+
+    run(scenario)
+
+
+def test_what_was_leased_while_acks_were_gathered_is_acked_after_it_was_leased(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue(lease_ms=1_000)
+        await b.publish(*[b"%d" % n for n in range(4)])
+        acked: list[object] = []
+        first = await b.lease(1)
+        b.broker.ack_tokens("/", "q", [d.token for d in first], acked.extend)
+        b.clock.ms += 2_000  # no timer ran: the lease is over, but its ack came before that
+        seen = events(b)
+        second = b.broker.lease_durable("/", "q", 2)
+        b.broker.ack_tokens("/", "q", [d.token for d in second], acked.extend)
+        await b.broker.durable()
+        assert acked == [0, 0, 0]
+        leased = {seq: e.at_ms for e in seen if isinstance(e, Leased) for seq in e.seqs}
+        late = [e.at_ms - leased[seq] for e in seen if isinstance(e, Acked) for seq in e.seqs if seq in leased]
+        assert len(late) == 2 and min(late) >= 0
 
     run(scenario)

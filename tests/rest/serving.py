@@ -174,8 +174,10 @@ def staged(serving: Serving, kind: type[_E]) -> Iterator[list[_E]]:
         return stage(event)
 
     journal.stage = noted  # type: ignore[method-assign]
-    yield found
-    journal.stage = stage  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        journal.stage = stage  # type: ignore[method-assign]
 
 
 class Serving(InThread):

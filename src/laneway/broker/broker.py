@@ -32,7 +32,7 @@ from laneway.broker.values import (
     Task,
 )
 from laneway.broker.vhosts import Vhosts
-from laneway.broker.waiting import Waiter, Waiting
+from laneway.broker.waiting import Waiter, Waiting, shareable
 from laneway.core import burial, commands, lease_commands
 from laneway.core.events import DocumentPut, DocumentRemoved, Event, Extended, Kind, Leased, Published
 from laneway.core.message import (
@@ -231,6 +231,8 @@ class Broker:
 
     def publish_one(self, vhost: str, queue: str, draft: Draft, done: SinglesDone, asker: object) -> None:
         """Hot: gathered with others for the same queue, of which only the first looks closely at whether it may be."""
+        if self._gatherers:
+            self._run_gatherers()  # they came before this one
         gathered, committer = self._publishes.get((vhost, queue)), self.committer
         if gathered is None:
             target = self._open_for_writing(vhost, queue)
@@ -411,8 +413,9 @@ class Broker:
         """All of them as one event, if every one is in order; else each asker's on their own."""
         events: list[Event] = []
         results: list[list[int | LanewayError]] = []
+        now_ms = self.now()  # not when the first came: what others ack may have been leased since then
         try:
-            acked = lease_commands.ack_tokens(self._state, queue, parts, at_ms)
+            acked = lease_commands.ack_tokens(self._state, queue, parts, now_ms, came_ms=at_ms)
             if acked is not None:
                 events = self.engine.run(iter((acked,)))
                 results = [[0] * len(tokens) for tokens in parts]
@@ -420,7 +423,8 @@ class Broker:
                 for tokens in parts:
                     outcome: list[int | LanewayError] = []
                     batch = [Settlement("ack", token) for token in tokens]
-                    events += self.engine.run(lease_commands.settle(self._state, queue, batch, at_ms, outcome))
+                    settled = lease_commands.settle(self._state, queue, batch, now_ms, outcome, came_ms=at_ms)
+                    events += self.engine.run(settled)
                     results.append(outcome)
         except LanewayError as wrong:  # the journal takes no more
             results += [[wrong] * len(tokens) for tokens in parts[len(results) :]]
@@ -451,7 +455,7 @@ class Broker:
         if source.ready and source.number not in self.waiting:
             leased = self.lease_now(source, max_messages, lease_ms, consumer)
             if leased is not None:
-                self.hand_over(done, self.engine.deliveries(leased), self.is_durable(leased))
+                self.hand_over(done, self.engine.deliveries(leased), self.is_durable(leased.seqs))
                 return None
         if wait_ms == 0:
             done([])
@@ -463,16 +467,16 @@ class Broker:
     def lease_durable(
         self, vhost: str, queue: str, count: int, *, lease_ms: int | None = None, consumer: str = ""
     ) -> Sequence[Delivery]:
-        """For several that ask at once: up to so many messages, of those that are durable, as one lease. None if others
-        wait already, or if what one gets depends on what the one before it holds. What is gathered stays so, if it
-        changes nothing about which messages are next: publishes are not durable yet, and acks are of others."""
+        """For several that ask at once: up to so many messages, of those that are durable, as one lease. There are none
+        if others wait already, or if what one gets depends on what the one before it holds. What is gathered stays so,
+        if it changes nothing about which messages are next: publishes are not durable yet, and acks are of others."""
         self._check_open()
         if self._settlements:
             self.run_gathered()
         source = self._found_for_leasing(vhost, queue, lease_ms, consumer)
         if not source.ready or source.number in self.waiting or source.heads or source.tenants is not None:
             return ()
-        leased = self.lease_now(source, min(count, MAX_BATCH), lease_ms, consumer, durable_only=True)
+        leased = self.lease_now(source, min(count, shareable(source)), lease_ms, consumer, durable_only=True)
         return () if leased is None else self.engine.deliveries(leased)
 
     def _open_for_leasing(self, vhost: str, queue: str, lease_ms: int | None, consumer: str) -> Queue:
@@ -536,9 +540,9 @@ class Broker:
         """Whether every message is, wherever it is."""
         return self._state.table.next_seq <= self.committer.durable_next_seq
 
-    def is_durable(self, leased: Leased) -> bool:
-        """Whether all messages of a lease are."""
-        return max([first + count for first, count in runs(leased.seqs)]) <= self.committer.durable_next_seq
+    def is_durable(self, seqs: Sequence[int]) -> bool:
+        """Whether all of these messages are."""
+        return max([first + count for first, count in runs(seqs)], default=0) <= self.committer.durable_next_seq
 
     def hand_over(self, deliver: Callable[[_T], None], what: _T, is_durable: bool) -> None:
         """At once, unless one of the messages is itself not durable yet."""

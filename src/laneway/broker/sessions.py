@@ -381,7 +381,7 @@ class Sessions:
             if has_more_coming:  # stay behind those, whose messages may not be durable yet
                 self._broker.when_durable(_deliver, (subscription, batches, count))
             else:
-                self._broker.hand_over(_deliver, (subscription, batches, count), self._broker.is_durable(leased))
+                self._broker.hand_over(_deliver, (subscription, batches, count), self._broker.is_durable(leased.seqs))
             if queue.ready:
                 size += sum([sum(map(len, batch.bodies)) for batch in batches])
                 if size > MAX_DISPATCH_BYTES:
@@ -401,7 +401,7 @@ class Sessions:
             if batches:
                 if no_ack:
                     self._broker.engine.run(_all_acked(batches, leased.at_ms))
-                self._broker.hand_over(done, batches[0], self._broker.is_durable(leased))
+                self._broker.hand_over(done, batches[0], self._broker.is_durable(leased.seqs))
                 return
         done(None)
 

@@ -8,14 +8,21 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from laneway.core.events import Leased
-from laneway.core.message import Delivery, part_of
+from laneway.core.lease_commands import MAX_LEASE_BYTES
+from laneway.core.message import Deliveries, Delivery, part_of
 from laneway.core.queue import Queue
 from laneway.errors import Unavailable
 
 if TYPE_CHECKING:
     from laneway.broker.broker import Broker
 
-SHARED = 1_000  # messages that are enough for one lease: more are no cheaper
+SHARED = 2_000  # messages that are enough for one lease: more are no cheaper
+
+
+def shareable(queue: Queue) -> int:
+    """How many messages of a queue that has some several may lease at once: about as many as one lease may hold."""
+    usual_bytes = queue.bytes_waiting // max(queue.ready + queue.delayed, 1)
+    return min(SHARED, MAX_LEASE_BYTES // max(usual_bytes, 1) + 1)
 
 
 class Waiter:
@@ -125,12 +132,13 @@ class Waiting:
         waiters = self._waiters.get(number)
         while waiters and queue is not None and queue.ready:
             first, limit, some = waiters[0], 0, []
+            enough = min(queue.ready, shareable(queue))
             for waiter in waiters:
                 if (waiter.lease_ms, waiter.consumer) != (first.lease_ms, first.consumer):
                     break
                 some.append(waiter)
                 limit += waiter.limit
-                if limit >= min(queue.ready, SHARED) or queue.heads or queue.tenants is not None:
+                if limit >= enough or queue.heads or queue.tenants is not None:
                     break
             leased = self._broker.lease_now(queue, limit, first.lease_ms, first.consumer)
             if leased is None:
@@ -138,11 +146,17 @@ class Waiting:
             self._deal(leased, some)
 
     def _deal(self, leased: Leased, waiters: list[Waiter]) -> None:
-        """To each in turn as many as it asked for, as far as they go."""
-        deliveries, is_durable = self._broker.engine.deliveries(leased), self._broker.is_durable(leased)
-        at, end = 0, len(deliveries)
+        """To each in turn as many as it asked for, as far as they go. None of them waits any more when the first is
+        told: what it gives back at once goes to others."""
+        broker = self._broker
+        deliveries = broker.engine.deliveries(leased)
+        parts: list[tuple[Waiter, Sequence[Delivery]]] = []
+        at = 0
         for waiter in waiters:
-            if at < end or not at:  # what is damaged is left out, and may be all there is
+            if at < len(deliveries) or not at:  # what is damaged is left out, and may be all there is
                 waiter.cancel()
-                self._broker.hand_over(waiter.done, part_of(deliveries, at, at + waiter.limit), is_durable)
+                parts.append((waiter, part_of(deliveries, at, at + waiter.limit)))
                 at += waiter.limit
+        for waiter, part in parts:
+            seqs = part.seqs if isinstance(part, Deliveries) else leased.seqs
+            broker.hand_over(waiter.done, part, broker.is_durable(seqs))

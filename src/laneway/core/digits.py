@@ -21,7 +21,7 @@ _LOW = [b"%03x" % number for number in range(BLOCK)]
 LEASE_DIGITS, SEQ_DIGITS = 16, 12
 TOKEN_CHARS = LEASE_DIGITS + SEQ_DIGITS
 SHORT_RUN = 8  # neighbours are worth looking for if there are as many together
-_SEQ_MASK = (1 << 48) - 1
+SEQ_MASK = (1 << 48) - 1
 
 
 def token(lease_id: int, seq: int) -> str:
@@ -107,7 +107,7 @@ def tokens_in(text: bytes, between: bytes) -> Tokens | None:
             value = int(beginning, 16)
         except ValueError:
             return None
-        lease, seq = value >> 48, value & _SEQ_MASK
+        lease, seq = value >> 48, value & SEQ_MASK
         if (seq + left) >> 48 or (lease + left) >> 64:
             return None  # no such numbers were ever given
         count = _length_of_run(text, at, width, left, lease, seq)

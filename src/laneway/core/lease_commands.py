@@ -13,7 +13,7 @@ from typing import cast
 
 from laneway.core.burial import bury
 from laneway.core.deadlines import coarse
-from laneway.core.digits import TOKEN_CHARS, Tokens
+from laneway.core.digits import SEQ_MASK, TOKEN_CHARS, Tokens
 from laneway.core.events import (
     Acked,
     Cause,
@@ -103,9 +103,6 @@ def check_lease(lease_ms: int | None, consumer: str) -> None:
         raise InvalidInput(f"a consumer's name has at most {MAX_CONSUMER_BYTES} bytes", field="consumer")
 
 
-_SEQ_MASK = (1 << 48) - 1
-
-
 class _Settling:
     """What a batch of settlements adds up to, gathered per kind so that each kind becomes one event."""
 
@@ -120,17 +117,26 @@ class _Settling:
 
 
 def settle(
-    state: State, queue: Queue, settlements: Sequence[Settlement], now_ms: int, results: list[int | LanewayError]
+    state: State,
+    queue: Queue,
+    settlements: Sequence[Settlement],
+    now_ms: int,
+    results: list[int | LanewayError],
+    *,
+    came_ms: int | None = None,
 ) -> Iterator[Event]:
+    """`came_ms`: when the first of them came, if that was earlier. A lease that held then is still good."""
+    if came_ms is None:
+        came_ms = now_ms
     batch = _Settling()
     rest = settlements
     if len(settlements) > 1 and all(s.action == "ack" and s.message_id is None for s in settlements):
-        rest = _ack_plain(state, queue, settlements, now_ms, batch)
+        rest = _ack_plain(state, queue, settlements, came_ms, batch)
         results += [0] * len(batch.acked)
     seen = batch.seen
     for s in rest:
         try:
-            seq, lease_id = _held(state, queue, s, now_ms)
+            seq, lease_id = _held(state, queue, s, came_ms)
             if seq in seen:
                 raise LeaseStale("this receipt handle was settled earlier in the same batch", field="token")
             if s.action == "ack":
@@ -174,9 +180,11 @@ def _first_of(run: tuple[range, range]) -> int:
     return run[0].start
 
 
-def ack_tokens(state: State, queue: Queue, parts: Sequence[Sequence[str]], now_ms: int) -> Acked | None:
+def ack_tokens(
+    state: State, queue: Queue, parts: Sequence[Sequence[str]], now_ms: int, *, came_ms: int
+) -> Acked | None:
     """The event that acks all tokens of all parts; None if one of them is no token, comes twice, or is not held any
-    more. Hot: parts that are runs are never looked at token by token."""
+    more. `came_ms` as for settle(). Hot: parts that are runs are never looked at token by token."""
     seqs: Sequence[int]
     leases: Sequence[int]
     if all(type(part) is Tokens for part in parts):
@@ -194,7 +202,7 @@ def ack_tokens(state: State, queue: Queue, parts: Sequence[Sequence[str]], now_m
     slabs = state.table.slabs
     for first, count in runs(seqs):
         i = first & SLAB_MASK
-        if min(slabs[first >> SLAB_BITS].due_ms[i : i + count]) <= now_ms:
+        if min(slabs[first >> SLAB_BITS].due_ms[i : i + count]) <= came_ms:
             return None
     return Acked(queue.number, now_ms, seqs, leases)
 
@@ -313,7 +321,7 @@ def _ack_plain(
             value = int(text, 16)
         except ValueError:
             return settlements[at:]
-        seq, lease_id = value & _SEQ_MASK, value >> 48
+        seq, lease_id = value & SEQ_MASK, value >> 48
         if seq >> SLAB_BITS != slab_number:
             slab_number = seq >> SLAB_BITS
             slab = slabs.get(slab_number)
@@ -346,7 +354,7 @@ def _held(state: State, queue: Queue, s: Settlement, now_ms: int) -> tuple[int, 
         value = int(text, 16)
     except ValueError:
         raise ReceiptInvalid(f"not a receipt handle: {text[:80]!r}", field="token") from None
-    seq, lease_id = value & _SEQ_MASK, value >> 48
+    seq, lease_id = value & SEQ_MASK, value >> 48
     slab = state.table.slabs.get(seq >> SLAB_BITS)
     i = seq & SLAB_MASK
     if (

@@ -127,6 +127,7 @@ class RestApi:
             raise Unavailable(f"{self._limits.slow_count} administrative requests are being worked on: try again soon")
         # Requests behind this one on its connection wait: what they do must come after what this one does.
         call.connection.hold(call)
+        call.is_alone = False
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

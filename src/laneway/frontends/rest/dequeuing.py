@@ -11,7 +11,7 @@ from laneway.broker.broker import Broker
 from laneway.core.message import Delivery, Settlement, part_of
 from laneway.errors import InvalidInput, LanewayError
 from laneway.frontends.http.protocol import Call
-from laneway.frontends.rest.answering import answers_anyway
+from laneway.frontends.rest.answering import answer_anyway, answers_anyway
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.plan import Plan
 from laneway.frontends.rest.wire import DequeueRequest, check_names_once, decoder
@@ -61,7 +61,9 @@ class Dequeuing:
         if not plan.is_allowed:
             plan.check(self._access, call.account, "read")
         asked = self._known.get(call.body) or self._asked(call.body)
-        if not call.is_alone:  # those behind it must not overtake it
+        if not call.is_alone:  # those behind it must not overtake it, nor it those before it
+            if self._gathered:
+                self._deal_gathered()
             self._lease(call, asked)
             return
         if not self._gathered:
@@ -119,6 +121,10 @@ class Dequeuing:
                     deliveries = self._broker.lease_durable(vhost, queue, total, lease_ms=lease_ms, consumer=consumer)
                 except LanewayError:
                     pass  # each of them hears of it
+                except Exception as trouble:
+                    for one in waiting:
+                        answer_anyway(one.call, trouble)
+                    continue
             self._deal(waiting, deliveries)
 
     def _deal(self, waiting: list[_Asker], deliveries: Sequence[Delivery]) -> None:

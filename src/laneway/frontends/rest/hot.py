@@ -7,7 +7,6 @@ Nothing here awaits. A handler checks, calls the broker, and returns; the broker
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -39,8 +38,6 @@ from laneway.frontends.rest.wire import (
     reject_of,
 )
 from laneway.frontends.rest.writing import Writer
-
-log = logging.getLogger("laneway.http")
 
 REPLAYED = b"Idempotency-Replayed: true\r\n"
 #: What stands before, between and behind the receipt handles of a list of them, without blanks and as Python writes it.

@@ -185,10 +185,11 @@ _SHORTEST_REPEAT = len('"payload":0,')
 
 
 def decode_singles(bodies: list[bytes]) -> PlainBatch | None:
-    """Hot: messages that came one by one, if all are the usual ones, as short as they can be; None if one is not.
+    """Hot: messages that came one by one, if all are the usual ones in the usual form; None if one is not.
 
-    They are decoded as one list. None of them is shorter than its shortest text, and together they are as long as the
-    list; so if each body is as long as the shortest text of the message in its place, it is that text.
+    They are decoded as one list. No entry is shorter than its shortest text, and together they are as long as the
+    list; so if each body is as long as the shortest text of the entry in its place, it is that text. Longer ones are
+    compared with what they should be.
     """
     text = b"[%b]" % b",".join(bodies)
     try:
@@ -200,7 +201,23 @@ def decode_singles(bodies: list[bytes]) -> PlainBatch | None:
     payloads = list(map(bytes, map(_payload_of, messages)))
     priorities = list(map(_priority_of, messages))
     shortest = map(add, map(len, payloads), map(_AROUND.__getitem__, priorities))
-    return PlainBatch(payloads, priorities) if [size - 1 for size in shortest] == list(map(len, bodies)) else None
+    if [size - 1 for size in shortest] != list(map(len, bodies)):
+        if len(messages) != len(bodies) or not all(map(_says, bodies, payloads, priorities)):
+            return None
+    return PlainBatch(payloads, priorities)
+
+
+def _says(body: bytes, payload: bytes, priority: int | None) -> bool:
+    """Whether a body is a message with this payload and priority and nothing else, as programs write it: with a blank
+    after commas and colons, or with none."""
+    if priority is None:
+        return body in (b'{"payload":%b}' % payload, b'{"payload": %b}' % payload)
+    return body in (
+        b'{"priority":%d,"payload":%b}' % (priority, payload),
+        b'{"priority": %d, "payload": %b}' % (priority, payload),
+        b'{"payload":%b,"priority":%d}' % (payload, priority),
+        b'{"payload": %b, "priority": %d}' % (payload, priority),
+    )
 
 
 def _decode_plain_one(body: bytes) -> Draft | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from laneway.broker.broker import Broker
+from laneway.broker.sessions import MAX_GATHERED_BYTES
 from laneway.core.digits import SEQ_DIGITS
 from laneway.core.message import Receipts
 from laneway.errors import LanewayError
@@ -23,28 +24,35 @@ class Singles:
         self._publish_alone = publish_alone
         #: By virtual host and queue, until the broker carries out what is gathered.
         self._gathered: dict[tuple[str, str], list[Call]] = {}
+        self._gathered_bytes = 0
 
     def add(self, call: Call, place: tuple[str, str]) -> None:
-        gathered = self._gathered.get(place)
-        if gathered is not None:
-            self._broker.gather_more()
-            gathered.append(call)
-            return
         if self._gathered:
             self._broker.gather_more()
         else:
             self._broker.gather(self._publish_gathered)
-        self._gathered[place] = [call]
+        gathered = self._gathered.get(place)
+        if gathered is None:
+            gathered = self._gathered[place] = []
+        gathered.append(call)
+        self._gathered_bytes += len(call.body)
+        if self._gathered_bytes > MAX_GATHERED_BYTES:
+            self._broker.run_gathered()
 
     def _publish_gathered(self) -> None:
-        gathered, self._gathered = self._gathered, {}
+        gathered, self._gathered, self._gathered_bytes = self._gathered, {}, 0
         for place, calls in gathered.items():
-            if len(calls) == 1 or not self._are_published(place, calls):
+            try:
+                is_done = len(calls) > 1 and self._are_published(place, calls)
+            except Exception as trouble:  # which is no reason for anybody else to hear of it
                 for call in calls:
-                    try:
-                        self._publish_alone(call)
-                    except Exception as trouble:
-                        answer_anyway(call, trouble)
+                    answer_anyway(call, trouble)
+                continue
+            for call in () if is_done else calls:
+                try:
+                    self._publish_alone(call)
+                except Exception as trouble:
+                    answer_anyway(call, trouble)
 
     def _are_published(self, place: tuple[str, str], calls: list[Call]) -> bool:
         """False, and nothing is done, if something about one of them or the queue wants a closer look."""

@@ -148,16 +148,22 @@ class Receiving:
         gathered, self._gathered = self._gathered, {}
         for (vhost, name, lease_ms, account), ones in gathered.items():
             waiting = [one for one in ones if not one.is_cancelled]
-            deliveries: Sequence[Delivery] = ()
-            if len(waiting) > 1:
-                total = sum([one.count for one in waiting])
-                try:
-                    deliveries = self._broker.lease_durable(
-                        vhost, name, total, lease_ms=lease_ms, consumer=account[:64]
-                    )
-                except LanewayError:
-                    pass  # each of them hears of it
-            self._deal(waiting, deliveries)
+            try:
+                self._deal(waiting, self._leased(vhost, name, lease_ms, account, waiting))
+            except Exception as trouble:
+                for one in waiting:
+                    one.ask.refuse(trouble)  # unless it was answered before
+
+    def _leased(
+        self, vhost: str, name: str, lease_ms: int | None, account: str, waiting: list[Receive]
+    ) -> Sequence[Delivery]:
+        if len(waiting) < 2:
+            return ()
+        total = sum([one.count for one in waiting])
+        try:
+            return self._broker.lease_durable(vhost, name, total, lease_ms=lease_ms, consumer=account[:64])
+        except LanewayError:
+            return ()  # each of them hears of it
 
     def _deal(self, waiting: list[Receive], deliveries: Sequence[Delivery]) -> None:
         """To each in turn as many as it asked for; those for whom nothing is left ask on their own."""
