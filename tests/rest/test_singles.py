@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import gc
 import json
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laneway.broker.sessions import MAX_GATHERED_BYTES
 from laneway.core.events import Published
+from laneway.core.message import Draft
 from laneway.errors import InvalidInput
 from laneway.frontends.rest.publishing import decode_publish, decode_singles
-from laneway.frontends.rest.singles import Singles
 from tests.rest.serving import Serving, request, staged, take_responses
 
 values = st.recursive(
@@ -148,21 +146,20 @@ def test_one_who_is_asked_for_a_password_first_comes_first(own_serving: Callable
     assert [one.json()["messages"][0]["payload"] for one in take_responses(written)] == [0, 1]
 
 
-def test_what_is_gathered_is_bounded(own_serving: Callable[..., Serving], monkeypatch: pytest.MonkeyPatch) -> None:
-    serving = own_serving()
-    with serving.client() as http:
-        assert http.put("/queues/q").status_code == 201
-    run_gathered, most = serving.broker.run_gathered, []
+def test_large_ones_are_not_gathered_without_limit(
+    serving: Serving, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    publish_one = serving.broker.publish_one
 
-    def noted() -> None:
-        most.append(sum(len(call.body) for calls in singles._gathered.values() for call in calls))
-        run_gathered()
+    def noted(vhost: str, name: str, draft: Draft, *rest: Any) -> None:
+        seen.append(len(draft.body))
+        publish_one(vhost, name, draft, *rest)
 
-    singles = next(one for one in gc.get_objects() if isinstance(one, Singles) and one._broker is serving.broker)
-    monkeypatch.setattr(serving.broker, "run_gathered", noted)
-    answers = serving.at_once([ask("/queues/q", payload="x" * 200_000)] * 100)
-    assert [one.status for one in answers] == [201] * 100
-    assert MAX_GATHERED_BYTES < max(most) < MAX_GATHERED_BYTES + 300_000
+    monkeypatch.setattr(serving.broker, "publish_one", noted)
+    answers = serving.at_once([ask(queue, payload="x" * size) for size in (10, 10, 9000, 9000)])
+    assert [one.status for one in answers] == [201] * 4
+    assert seen == [9002, 9002]
 
 
 def test_trouble_with_them_is_told_to_them_alone(

@@ -80,7 +80,7 @@ class HotPaths:
         plan: Plan = call.head.plan
         if not plan.is_allowed:
             plan.check(self._access, call.account, "write")
-        if plan.is_bare_json and call.is_alone and call.body.startswith(b"{"):
+        if plan.is_gathered and call.is_alone and call.body.startswith(b"{"):
             self._singles.add(call, plan.place)
         else:
             self._publish_alone(call)

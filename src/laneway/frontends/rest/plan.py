@@ -14,6 +14,8 @@ from laneway.frontends.rest.routing import Route, Router, convert_query
 
 #: A body of these types is read as JSON: none at all, JSON, and what `curl -d` calls everything unless told otherwise.
 _JSON_TYPES = ("", JSON_TYPE, "application/x-www-form-urlencoded")
+#: Larger messages are not gathered before they are decoded: it is not what they cost.
+_GATHERED_BYTES = 8192
 
 
 class Plan:
@@ -27,7 +29,7 @@ class Plan:
         "exchange",
         "fast",
         "is_allowed",
-        "is_bare_json",
+        "is_gathered",
         "is_hot",
         "is_json",
         "is_public",
@@ -66,7 +68,8 @@ class Plan:
         self.content_type = (head.content_type or b"").decode("latin-1")
         media_type = self.content_type.partition(";")[0].strip().lower()
         self.is_json = media_type in _JSON_TYPES
-        self.is_bare_json = self.is_json and not match.query and head.idempotency_key is None  # the body says it all
+        is_bare = self.is_json and not match.query and head.idempotency_key is None  # the body says it all
+        self.is_gathered = is_bare and head.content_length <= _GATHERED_BYTES  # a single publish, with others
         self.place = (match.vhost, match.queue)
         self.is_hot = self.fast is not None and self.is_json
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 
 from laneway.broker.broker import Broker
-from laneway.broker.sessions import MAX_GATHERED_BYTES
 from laneway.core.digits import SEQ_DIGITS
 from laneway.core.message import Receipts
 from laneway.errors import LanewayError
@@ -24,23 +23,21 @@ class Singles:
         self._publish_alone = publish_alone
         #: By virtual host and queue, until the broker carries out what is gathered.
         self._gathered: dict[tuple[str, str], list[Call]] = {}
-        self._gathered_bytes = 0
 
     def add(self, call: Call, place: tuple[str, str]) -> None:
+        """A connection has one here at most, and those are small (Plan.is_gathered): so much can be gathered."""
         if self._gathered:
             self._broker.gather_more()
         else:
             self._broker.gather(self._publish_gathered)
         gathered = self._gathered.get(place)
-        if gathered is None:
-            gathered = self._gathered[place] = []
-        gathered.append(call)
-        self._gathered_bytes += len(call.body)
-        if self._gathered_bytes > MAX_GATHERED_BYTES:
-            self._broker.run_gathered()
+        if gathered is not None:
+            gathered.append(call)
+        else:
+            self._gathered[place] = [call]
 
     def _publish_gathered(self) -> None:
-        gathered, self._gathered, self._gathered_bytes = self._gathered, {}, 0
+        gathered, self._gathered = self._gathered, {}
         for place, calls in gathered.items():
             try:
                 is_done = len(calls) > 1 and self._are_published(place, calls)
