@@ -102,7 +102,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_events: Annotated[
         int,
         Meta(
-            ge=1_000, le=1_000_000_000, description="events after which a snapshot is taken, so that starting is quick"
+            ge=1_000,
+            le=1_000_000_000,
+            description="events after which a snapshot is taken, so that starting is quick; half as many as there are "
+            "messages, if that is more",
         ),
     ] = 2_000_000
 

@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import Callable
 from unittest import mock
 
+import pytest
+
+from laneway.broker import upkeep
 from laneway.broker.upkeep import Upkeep
 from laneway.core.invariants import check_invariants
 
@@ -107,3 +110,48 @@ def test_changes_after_a_snapshot_was_frozen_are_not_in_it(run: Run) -> None:
         check_invariants(b.engine.state)
 
     run(scenario, snapshot_events=7)
+
+
+def test_the_deeper_the_backlog_the_more_must_have_happened_for_a_snapshot(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot costs as much as there are messages, so it is taken for a share of them."""
+    monkeypatch.setattr(upkeep, "LOOK_EVERY_COMMITS", 1)
+    monkeypatch.setattr(upkeep, "DEAD_EXTENTS", 2)
+
+    async def scenario(b: Bench) -> None:
+        def is_due() -> bool:
+            return b.broker.upkeep._is_due()
+
+        async def settle_extents(count: int) -> None:
+            """So many more extents have no live record, and more extents are begun."""
+            before = b.engine.state.extents.copy()
+            while len(before.keys() - b.engine.state.extents.keys()) < count:
+                await b.settle("ack", await b.lease(1))
+
+        await b.queue()
+        b.broker.upkeep._stopping = True  # no snapshot is taken: what is asked is whether one would be
+        while len(b.engine.journal.extent_bytes()) < 16:
+            await b.publish(b"x" * 200_000)
+        assert not is_due()
+        await settle_extents(3)
+        assert not is_due(), "for a small backlog two would have been enough"
+        await settle_extents(1)
+        assert is_due()
+        b.broker.upkeep._stopping = False
+
+    run(scenario)
+
+
+def test_events_are_counted_against_the_messages_there_are(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        b.broker.upkeep._stopping = True
+        await b.queue()
+        await b.publish(*[b"x"] * 1000)
+        b.broker.upkeep._events = 499
+        assert not b.broker.upkeep._is_due()
+        b.broker.upkeep._events = 500
+        assert b.broker.upkeep._is_due()
+        b.broker.upkeep._stopping = False
+
+    run(scenario, snapshot_events=100)

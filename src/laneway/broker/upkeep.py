@@ -20,7 +20,9 @@ from laneway.journal.interface import Commit
 
 log = logging.getLogger("laneway.broker")
 
-DEAD_EXTENTS = 8  # so many extents without a live record are worth a snapshot that lets them go
+DEAD_EXTENTS = 8  # so many extents without a live record are worth a snapshot that lets them go …
+DEAD_SHARE = 4  # … or this part of all, if that is more: a snapshot costs as much as there are messages
+EVENTS_SHARE = 2  # events for this part of all messages are worth a snapshot, for the same reason
 LOOK_EVERY_COMMITS = 64
 LOOK_EVERY_BYTES = 32 << 20
 SPARSE_BYTES_PER_RECORD = 8192  # an extent with fewer live records than this a piece is looked at closely …
@@ -73,14 +75,15 @@ class Upkeep:
 
     def _is_due(self) -> bool:
         if self._events >= self._snapshot_events:
-            return self._events >= len(self._engine.state.table) // 4
+            return self._events >= len(self._engine.state.table) // EVENTS_SHARE
         if self._commits % LOOK_EVERY_COMMITS:
             return False
         # What is kept for readers of the history would not go with a snapshot.
         journal, live = self._engine.journal, self._engine.state.extents
         held = {one.extent for one in journal.held()}
-        dead = sum(extent not in live and extent not in held for extent in journal.extent_bytes())
-        return dead >= DEAD_EXTENTS or (dead > 0 and not journal.has_room())
+        extents = journal.extent_bytes()
+        dead = sum(extent not in live and extent not in held for extent in extents)
+        return dead >= max(DEAD_EXTENTS, len(extents) // DEAD_SHARE) or (dead > 0 and not journal.has_room())
 
     def durable(self, commit: Commit) -> None:
         if self._frozen is not None and commit.position >= self._frozen[0]:
