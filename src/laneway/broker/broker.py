@@ -350,9 +350,11 @@ class Broker:
         self.committer.touch()
 
     def gather_more(self) -> None:
-        if self._phase != "ready" or self.committer.stuck:
+        """Hot: for each that is added. The commit it goes with was asked for by gather()."""
+        committer = self.committer
+        if committer.stuck or self._phase != "ready":
             self._check_open()
-        self.committer.touch()
+        committer.touches += 1
 
     def run_gathered(self) -> None:
         """Carry out the single publishes and settlements that came since the last commit was sealed, as one batch a

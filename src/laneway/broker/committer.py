@@ -124,7 +124,7 @@ class Committer:
         self._writing_next_seq = 0
         self._is_planned = False  # a flush is on its way
         self._planned_s = 0.0
-        self._touches = 0
+        self.touches = 0  # how often something was to be written; a turn of the loop that added none is a quiet one
         self._sealed_touches = 0  # at the last seal: were there more since, somebody wants the next commit
         self._later: asyncio.TimerHandle | None = None
         self._later_s: float | None = None  # since when something waits for whichever commit comes next
@@ -146,9 +146,9 @@ class Committer:
 
     def touch(self) -> None:
         """Something is to be written: soon, or when the writer is free."""
-        self._touches += 1
+        self.touches += 1
         if not self._is_planned and self._writing is None:
-            self._plan(self._touches)
+            self._plan(self.touches)
 
     def touch_later(self) -> None:
         """Something is to be written that nobody waits for: with the next commit, or after a while on its own."""
@@ -175,11 +175,11 @@ class Committer:
     def _flush_when_quiet(self, touches: int) -> None:
         """Seal as soon as a turn of the loop brought nothing new. A commit costs as much as some ten requests do,
         whatever is in it, so those that are about to arrive are taken along; a lone one does not wait at all."""
-        is_quiet = touches == self._touches or self._loop.time() - self._planned_s > GATHER_S
+        is_quiet = touches == self.touches or self._loop.time() - self._planned_s > GATHER_S
         if is_quiet or self._journal.staged_bytes() > MAX_COMMIT_BYTES:
             self._flush()
         else:
-            self._loop.call_soon(self._flush_when_quiet, self._touches)
+            self._loop.call_soon(self._flush_when_quiet, self.touches)
 
     def _flush(self) -> None:
         if self._is_busy() or self._has_failed() or not self._is_wanted():
@@ -192,7 +192,7 @@ class Committer:
         self._is_planned = False
         if self._has_failed():
             return
-        self._sealed_touches = self._touches
+        self._sealed_touches = self.touches
         self._later_s = None
         commit = self._journal.seal()
         if commit is None:
@@ -213,7 +213,7 @@ class Committer:
     def _is_wanted(self) -> bool:
         """If nobody waits for what is staged, it stays for whichever commit comes next: one of its own would only be
         in the way of that."""
-        if self._touches != self._sealed_touches:
+        if self.touches != self._sealed_touches:
             return True
         if self._journal.staged_bytes():
             self.touch_later()

@@ -19,6 +19,7 @@ from laneway.frontends.rest.writing import Writer
 class Singles:
     def __init__(self, broker: Broker, writer: Writer, publish_alone: Callable[[Call], None]) -> None:
         self._broker = broker
+        self._gather_more = broker.gather_more
         self._writer = writer
         self._publish_alone = publish_alone
         #: By virtual host and queue, until the broker carries out what is gathered.
@@ -26,15 +27,16 @@ class Singles:
 
     def add(self, call: Call, place: tuple[str, str]) -> None:
         """A connection has one here at most, and those are small (Plan.is_gathered): so much can be gathered."""
-        if self._gathered:
-            self._broker.gather_more()
-        else:
-            self._broker.gather(self._publish_gathered)
         gathered = self._gathered.get(place)
         if gathered is not None:
+            self._gather_more()
             gathered.append(call)
+            return
+        if self._gathered:
+            self._gather_more()
         else:
-            self._gathered[place] = [call]
+            self._broker.gather(self._publish_gathered)
+        self._gathered[place] = [call]
 
     def _publish_gathered(self) -> None:
         gathered, self._gathered = self._gathered, {}
@@ -73,8 +75,9 @@ class Singles:
                 if priority not in around:
                     around[priority] = self._around(call, told, priority)
                 start, end = around[priority]
-                if call.head.is_plain and not call.connection.shared.is_stopping:
-                    call.answer_with(start + high + low + end)
+                connection = call.connection
+                if call.head.is_plain and not connection.shared.is_stopping:
+                    connection.send(call, start + high + low + end)
                 else:
                     start, end = self._writer.around_number(told, priority, call.head.plan.queue_json)
                     call.answer(201, start + high + low + end)
