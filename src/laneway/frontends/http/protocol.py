@@ -167,6 +167,9 @@ class Connection(asyncio.Protocol):
         self._limits = shared.limits
         self._known_heads = shared.heads.known
         self._slots: deque[Call] = deque()  # unanswered, or answered behind an unanswered one
+        # Since it was last looked at closely there were whole requests, one at a time, and nothing else: none of what
+        # follows here stands in the way. Whatever changes that says so.
+        self._is_usual = False
         # Receiving: a head that is not complete, or a body that is not, or data behind a request that must wait.
         self._rest = b""
         self._looks = self._looked_at_bytes = 0  # at a head that is not complete, to see whether it can be one
@@ -221,6 +224,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_gone = True
+        self._is_usual = False
         shared = self.shared
         shared.connections.discard(self)
         shared.turned_away.discard(self)
@@ -237,6 +241,7 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """The client sends no more. It may have gone or only have finished: what waits for an arrival waits for
         nobody, and what is being done is still answered."""
+        self._is_usual = False
         self._is_deaf = True
         self._rest = b""
         self._head = None
@@ -246,14 +251,16 @@ class Connection(asyncio.Protocol):
         return bool(self._slots)
 
     def data_received(self, data: bytes) -> None:
-        if not (self._slots or self._rest or self._is_deaf or self._is_writing_paused or self._head is not None):
+        if not self._slots and (self._is_usual or self._is_clear()):
             # Hot: a whole request with a head that is known, and nothing before it or behind it.
             end = data.find(b"\r\n\r\n") + 4
             raw = data[:end]
             head = self._known_heads.get(raw) or self._recall(raw)
             if head is not None and end + head.content_length == len(data) and head.keep_alive:
                 self._ticks = 0
-                self._is_receiving = False  # blank lines came before it
+                if not self._is_usual:
+                    self._is_usual = True
+                    self._is_receiving = False  # blank lines came before it
                 call = Call(self, head, data[end:], False, True)
                 self._slots.append(call)
                 head.application.handle(call)
@@ -265,7 +272,20 @@ class Connection(asyncio.Protocol):
             self._rest = b""
         self._read(data)
 
+    def _is_clear(self) -> bool:
+        """Whether a request that comes now is read and answered without a look at what came before it."""
+        return not (
+            self._rest
+            or self._is_deaf
+            or self._is_writing_paused
+            or self._head is not None
+            or self._is_flush_planned
+            or self._is_reading_paused
+            or self._held_by is not None
+        )
+
     def pause_writing(self) -> None:
+        self._is_usual = False
         self._is_writing_paused = True
         self._ticks = 0
 
@@ -279,6 +299,7 @@ class Connection(asyncio.Protocol):
     def _read(self, data: bytes) -> None:
         at, size = 0, len(data)
         slots, known, most = self._slots, self._known_heads, self._limits.pipelined_count
+        self._is_usual = False
         self._is_corked = True
         try:
             while at < size and not self._is_deaf:
@@ -427,6 +448,7 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self, error: HttpError) -> None:
         """Answer what cannot be read as a request, after the answers before it; then there is no next request."""
+        self._is_usual = False
         self._is_deaf = True
         self._rest = b""
         self._is_receiving = False
@@ -439,6 +461,7 @@ class Connection(asyncio.Protocol):
 
     def hold(self, call: Call) -> None:
         """Let the requests behind this one wait until it is answered: their effects must come after its own."""
+        self._is_usual = False
         self._held_by = call
 
     def release(self, call: Call) -> None:
@@ -450,6 +473,7 @@ class Connection(asyncio.Protocol):
 
     def _pause_reading(self) -> None:
         if not self._is_reading_paused:
+            self._is_usual = False
             self._is_reading_paused = True
             self._transport.pause_reading()
 
@@ -473,15 +497,7 @@ class Connection(asyncio.Protocol):
             return
         call.response = response
         slots = self._slots
-        if len(slots) == 1 and not (
-            self._is_corked
-            or self._is_flush_planned
-            or self._is_reading_paused
-            or self._is_deaf
-            or self._must_continue
-            or call.is_last
-            or self._held_by is not None
-        ):  # the usual case, which nothing else depends on
+        if self._is_usual and len(slots) == 1:  # hot: nothing else depends on it
             slots.clear()
             self._transport.write(response)
             return
@@ -497,6 +513,7 @@ class Connection(asyncio.Protocol):
 
     def _plan_flush(self) -> None:
         if not self._is_flush_planned:
+            self._is_usual = False
             self._is_flush_planned = True
             asyncio.get_running_loop().call_soon(self._planned_flush)
 
@@ -538,6 +555,7 @@ class Connection(asyncio.Protocol):
         """Close after the last answer. A client that is still sending would have its answer torn away by a plain
         close, so it is listened to, deaf, for a little longer."""
         self._slots.clear()
+        self._is_usual = False
         self._is_deaf = True
         if last.head is _UNREADABLE:
             self._linger()
@@ -564,6 +582,7 @@ class Connection(asyncio.Protocol):
         """The server stops and this is the last request that came: no other is read after it."""
         if not self.shared.is_stopping or self._slots[-1] is not call or self._is_receiving or self._rest:
             return False
+        self._is_usual = False
         self._is_deaf = True
         return True
 
