@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,10 @@ SPARK, CLUSTER = "tests/pipeline/", "tests/pipeline/test_cluster.py"
 
 def pytest_configure() -> None:
     """A shell that starts the tests in the background has them ignore Ctrl-C, and so would every program they start."""
+    if os.environ.get("LANEWAY_TEST_BROKER") == "wire":
+        from tests.wire_serve import wrap_nodes
+
+        wrap_nodes()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

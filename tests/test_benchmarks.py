@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import random
 import socket
 import threading
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
+import pika
 import pytest
 
-from benchmarks import amqp, amqp_frames, counts, journals, laneway_load
+from benchmarks import amqp, amqp_frames, amqp_messages, client_load, counts, journals, laneway_load
 from benchmarks.amqp_load import Confirms, Consumer, Deliveries, Publisher, single_acks
 from benchmarks.http_load import HttpConnection, Script, request
 from benchmarks.load import Load, LoadFailed
 from benchmarks.machine import assign_cores
 from benchmarks.report import Goal, Report, percentile
-from benchmarks.servers import SinkServer
-from benchmarks.turns import Turns
+from benchmarks.servers import LanewayServer, SinkServer
+from benchmarks.turns import Turns, is_chosen, takes_part
 from laneway.journal.segments import follow, inspect
 
 CREATED = b"HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: 11\r\n\r\n"
@@ -140,6 +143,70 @@ def test_a_ratio_is_the_median_of_the_ratios_of_the_rounds() -> None:
     ]
 
 
+def test_a_wide_table_has_a_column_for_each_system_and_each_ratio() -> None:
+    report = Report("test", {}, is_wide=True)
+    for case, rates in (("one", (600, 500, 100)), ("two", (60, 80, 100))):
+        for system, rate in zip(("Laneway", "against", "RabbitMQ"), rates, strict=True):
+            report.add(case, system, "msg/s", rate)
+    report.add("only ours", "Laneway", "ms", 2)
+    report.goals = [
+        Goal("one", "Laneway", at_least=5, beside="RabbitMQ"),
+        Goal("two", "Laneway", beside="RabbitMQ"),
+        Goal("two", "Laneway", at_least=0.9, beside="against"),
+        Goal("two", "Laneway", at_least=0.5, beside="Laneway", beside_case="one"),
+    ]
+    assert report.markdown().splitlines()[2:] == [
+        "| case | Laneway | against | RabbitMQ | ÷ against | aim |  | ÷ RabbitMQ | aim |  |",
+        "|---|---:|---:|---:|---:|---|---|---:|---|---|",
+        "| one | 600 msg/s | 500 msg/s | 100 msg/s |  |  |  | 6.00× (6.00 – 6.00) | at least 5× | reached |",
+        "| two | 60 msg/s | 80 msg/s | 100 msg/s | 0.75× (0.75 – 0.75) | at least 0.9× | **missed** "
+        "| 0.60× (0.60 – 0.60) |  | for comparison |",
+        "| only ours | 2 ms |  |  |  |  |  |  |  |  |",
+        "",
+        "| to reach | figure | |",
+        "|---|---:|---|",
+        "| two: Laneway ÷ one, at least 0.5× | 0.10× (0.10 – 0.10) | **missed** |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("only", "chosen"),
+    [
+        ("", ["one, small", "one, large", "two"]),
+        ("one", ["one, small", "one, large"]),
+        ("one, large", ["one, large"]),
+        ("small,two", ["one, small", "two"]),
+        ("none", []),
+    ],
+)
+def test_cases_are_chosen_by_parts_of_their_names(only: str, chosen: list[str]) -> None:
+    options = argparse.Namespace(only=only)
+    assert [case for case in ("one, small", "one, large", "two") if is_chosen(case, options)] == chosen
+
+
+def test_peers_are_left_out() -> None:
+    assert takes_part("RabbitMQ", argparse.Namespace(peers="all"))
+    assert takes_part("RabbitMQ", argparse.Namespace(peers="moto,rabbitmq"))
+    assert not takes_part("RabbitMQ", argparse.Namespace(peers="none"))
+
+
+def test_another_version_is_served_from_its_checkout(tmp_path: Path) -> None:
+    cores = assign_cores().everything
+    ours, other = LanewayServer(tmp_path / "ours", cores), LanewayServer(tmp_path / "other", cores, checkout=tmp_path)
+    assert (ours.name, other.name) == ("Laneway", "against")
+    assert other.environment()["PYTHONPATH"] == str(tmp_path / "src")
+
+
+def test_the_client_s_publish_is_recorded_with_its_key_left_out() -> None:
+    payload = laneway_load.payload_texts(100, 1)[0]
+    before, after = client_load.keyed_publish(("127.0.0.1", 4711), "orders", payload)
+    script = client_load.keyed_publisher(before, after)
+    first, second = next(script), next(script)
+    assert before.startswith(b"POST /queues/orders/messages HTTP/1.1\r\nHost: 127.0.0.1:4711\r\n")
+    assert before.lower().endswith(b"\r\nidempotency-key: ") and after.endswith(payload.encode()[1:] + b"}")
+    assert len(first) == len(second) and first != second
+
+
 def test_percentiles_name_values_that_occurred() -> None:
     assert percentile(list(range(1, 101)), 0.99) == 99
     assert percentile(list(range(1, 101)), 0.5) == 50
@@ -149,15 +216,17 @@ def test_percentiles_name_values_that_occurred() -> None:
 # --- AMQP: what the load generator makes of a server's bytes
 
 
-def deliveries_of(serials: list[int], *, first_tag: int = 1, priority: int | None = None) -> bytes:
-    bodies = [serial.to_bytes(4, "big") + b"x" * 96 for serial in serials]
+def body_of(serial: int, length: int = 100) -> bytes:
+    return f'[["{serial:08d}","'.encode().ljust(length, b"x")
+
+
+def deliveries_of(serials: list[int], *, first_tag: int = 1, length: int = 100, priority: int | None = None) -> bytes:
+    """Deliveries of messages of different lengths."""
+    properties = amqp_frames.properties(priority=priority)
+    messages = [amqp_frames.published("queue", body_of(one, length + one % 7), properties) for one in serials]
     return b"".join(
-        amqp_frames.delivered(first_tag + at, "bench", "queue", amqp_frames.published("queue", body, priority))
-        for at, body in enumerate(bodies)
+        amqp_frames.delivered(first_tag + at, "bench", "queue", message) for at, message in enumerate(messages)
     )
-
-
-CONSUME_OK = amqp_frames.method(amqp_frames.CONSUME_OK, amqp_frames.short_text("bench"))
 
 
 def fed(reader: Deliveries | Confirms, data: bytes, piece_bytes: int) -> int:
@@ -177,10 +246,10 @@ def fed(reader: Deliveries | Confirms, data: bytes, piece_bytes: int) -> int:
 @pytest.mark.parametrize("priority", [None, 7])
 def test_deliveries_are_counted_however_they_are_cut(piece_bytes: int, priority: int | None) -> None:
     serials = [*range(50), 300, 70_000, 17_000_000]
-    deliveries = Deliveries(100)
-    assert fed(deliveries, CONSUME_OK + deliveries_of(serials, priority=priority), piece_bytes) == 0
+    deliveries = Deliveries()
+    assert fed(deliveries, deliveries_of(serials, priority=priority), piece_bytes) == 0
     assert deliveries.count == len(serials)
-    assert list(deliveries.serials()) == serials
+    assert deliveries.serials() == serials
 
 
 def redelivered(data: bytes) -> bytes:
@@ -191,20 +260,19 @@ def redelivered(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
-        (deliveries_of([0, 1]) + deliveries_of([2], first_tag=4), "wrong tags"),
-        (deliveries_of([0, 1, 2]) + deliveries_of([3], first_tag=3), "wrong tags"),
+        (deliveries_of([0, 1]) + deliveries_of([2], first_tag=4), "delivery 3 has the tag 4"),
+        (deliveries_of([0, 1, 2]) + deliveries_of([3], first_tag=3), "delivery 4 has the tag 3"),
         (redelivered(deliveries_of([0, 1, 2])), "redelivery"),
         (redelivered(deliveries_of([0])), "redelivery"),
-        (deliveries_of([0, 1])[:-1] + b"\0", "another shape"),
+        (deliveries_of([0, 1])[:-1] + b"\0", "out of step"),
         (deliveries_of([0]) + amqp_frames.method(amqp_frames.CHANNEL_CLOSE, b"\x01\x96\4oops\0\0\0\0"), "oops"),
         (amqp_frames.method(amqp_frames.CHANNEL_CLOSE, b"\x01\x96\4oops\0\0\0\0"), "oops"),
-        (amqp_frames.delivered(1, "t", "q", amqp_frames.published("q", b"x" * 99, None)), "99 bytes, not 100"),
     ],
 )
 @pytest.mark.parametrize("piece_bytes", [10, 100_000])
 def test_a_wrong_delivery_ends_the_measurement(data: bytes, complaint: str, piece_bytes: int) -> None:
     with pytest.raises(LoadFailed, match=complaint):
-        fed(Deliveries(100), data, piece_bytes)
+        fed(Deliveries(), data, piece_bytes)
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 20, 21, 50, 10_000])
@@ -245,48 +313,86 @@ def sink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SinkServer]:
         yield server
 
 
+def small_pool(queues: int = 1, priorities: tuple[int, ...] = (), count: int = 1_000) -> amqp_messages.Pool:
+    flow = amqp.Flow("small", body_bytes=100, queues=queues, priorities=priorities)
+    chance = random.Random(1)
+    return amqp_messages.Pool(
+        amqp_frames.published(flow.routing_key(serial), body, flow.kind(chance, flow.priority_of(serial)))
+        for serial, body in zip(range(count), amqp_messages.bodies(100, one_size=False), strict=False)
+    )
+
+
 @pytest.mark.parametrize("ack_every", [1, 100])
-@pytest.mark.parametrize("priorities", [(), (1, 2, 3)])
-def test_the_generator_publishes_and_acks_every_message_once(
-    sink: SinkServer, ack_every: int, priorities: tuple[int, ...]
-) -> None:
+@pytest.mark.parametrize("queues", [1, 3])
+def test_the_generator_publishes_and_acks_every_message_once(sink: SinkServer, ack_every: int, queues: int) -> None:
     count = 12_345
-    queue = f"queue-{ack_every}-{len(priorities)}"
-    bodies = amqp.bodies_of(100)
-    consumer = Consumer(sink.address, queue, body_bytes=100, ack_every=ack_every)
-    publisher = Publisher(sink.address, queue, bodies, priorities=priorities, limit=count)
+    pool = small_pool(queues)
+    consumer = Consumer(sink.address, [amqp.queue_name(number) for number in range(queues)], ack_every=ack_every)
+    publisher = Publisher(sink.address, pool, limit=count)
     with Load([consumer, publisher]) as load:
         load.run(seconds=20, until=lambda: publisher.finished and consumer.received == count)
         consumer.finish()
         load.run(seconds=20, until=lambda: consumer.synced)
     assert publisher.published == publisher.confirmed == consumer.acked == count
-    assert consumer.deliveries.serials() == array("I", range(count))
+    serials = consumer.deliveries.serials()
+    assert publisher.serials() == [number % 1_000 for number in range(count)]
+    assert sorted(serials) == sorted(publisher.serials())
+    assert queues > 1 or serials == publisher.serials()
+    assert consumer.deliveries.content_bytes == sum(pool.content_bytes[serial] for serial in serials)
 
 
-def test_a_publisher_keeps_to_its_window_and_renews_only_serials() -> None:
-    heard = bytearray()
+def test_a_publisher_keeps_to_its_window_and_its_part_of_the_pool() -> None:
+    heard, unconfirmed = bytearray(), []
     talk = [amqp_frames.method(which, arguments, channel) for which, arguments, channel in SERVER_SIDE]
+    pool = small_pool(priorities=(1, 2, 3), count=20)
+    part = [bytes(pool.data[pool.starts[at] : pool.starts[at + 1]]) for at in range(5, 12)]
+    expected = [part[number % 7] for number in range(31)]
+    ends = list(accumulate(map(len, expected)))
+    confirmed = 0
 
     def answer(asked: bytes) -> list[bytes] | None:
+        nonlocal confirmed
         if talk:
             return [talk.pop(0)]
         heard.extend(asked)
-        size = len(amqp_frames.published("q", amqp.bodies_of(100)[0], 1))
-        whole = len(heard) // size
+        whole = sum(end <= len(heard) for end in ends)
+        unconfirmed.append(whole - confirmed)
+        confirmed = whole
         return [amqp_frames.ack(whole, multiple=True)]
 
     with answering(answer) as address:
-        publisher = Publisher(
-            address, "q", amqp.bodies_of(100), priorities=(1, 2, 3), window=10, least_write=4, limit=31
-        )
+        publisher = Publisher(address, pool, first=5, last=12, window=10, least_write=4, limit=31)
         with Load([publisher]) as load:
             load.run(seconds=10, until=lambda: publisher.finished)
-    expected = [
-        amqp_frames.published("q", serial.to_bytes(4, "big") + bytes(96), serial % 3 + 1) for serial in range(31)
-    ]
-    size = len(expected[0])
-    sent = [bytes(heard[at : at + size]) for at in range(0, len(heard), size)]
-    assert [message[: size - 97] for message in sent] == [message[: size - 97] for message in expected]
+    assert bytes(heard) == b"".join(expected)
+    assert max(unconfirmed) <= 10
+
+
+@pytest.mark.parametrize("kind", [amqp_messages.with_message_id, amqp_messages.distinct, amqp_messages.celery_like])
+def test_messages_differ_in_content_and_length(kind: amqp_messages.Kind) -> None:
+    chance = random.Random(1)
+    properties = [kind(chance, None) for _ in range(1_000)]
+    bodies = list(islice(amqp_messages.bodies(1024, one_size=False), 1_000))
+    assert len(set(properties)) == len(set(bodies)) == 1_000
+    assert len({len(body) for body in bodies}) > 100
+    assert abs(sum(map(len, bodies)) / 1_000 - 1024) < 10
+
+
+def test_look_alikes_differ_in_their_bodies_alone() -> None:
+    chance = random.Random(1)
+    assert len({amqp_messages.look_alike(chance, 3) for _ in range(10)}) == 1
+    bodies = list(islice(amqp_messages.bodies(1024, one_size=True), 1_000))
+    assert len(set(bodies)) == 1_000 and {len(body) for body in bodies} == {1024}
+
+
+def test_a_client_library_understands_the_properties() -> None:
+    properties = pika.BasicProperties()
+    properties.decode(amqp_messages.celery_like(random.Random(1), 7))
+    assert (properties.content_type, properties.content_encoding) == ("application/json", "utf-8")
+    assert (properties.delivery_mode, properties.priority) == (2, 7)
+    headers = properties.headers
+    assert len(headers) == 15 and headers["id"] == properties.correlation_id != properties.reply_to
+    assert headers["timelimit"] == [None, None] and headers["ignore_result"] is False and headers["shadow"] is None
 
 
 SERVER_SIDE = [
@@ -299,41 +405,62 @@ SERVER_SIDE = [
 
 
 class Counted:
-    """What check_deliveries looks at of a publisher and a consumer."""
+    """What check_deliveries looks at of a publisher or a consumer."""
 
-    def __init__(self, count: int, serials: list[int]) -> None:
-        self.published = self.confirmed = count
-        self.acked = len(serials)
-        self.deliveries = self
-        self._serials = array("I", serials)
+    def __init__(self, serials: list[int]) -> None:
+        self.published = self.confirmed = self.received = self.acked = len(serials)
+        self.pool, self.deliveries = self, self
+        self.content_bytes: Any = len(serials) * 100
+        self._serials = serials
 
-    def serials(self) -> array[int]:
+    def serials(self) -> list[int]:
         return self._serials
 
 
 ONE_QUEUE, THREE_LEVELS = amqp.Flow("plain"), amqp.Flow("levels", priorities=(1, 2, 3))
+TWO_QUEUES, TWO_COPIES = amqp.Flow("queues", queues=2), amqp.Flow("copies", queues=2, exchange="fanout")
+TWO_PUBLISHERS = amqp.Flow("publishers", publishers=2)
+HALF = amqp.POOL_MESSAGES // 2
+DISORDER = "lost or doubled, or not in the order"
 
 
 @pytest.mark.parametrize(
-    ("flow", "serials", "complaint"),
+    ("flow", "published", "delivered", "complaint"),
     [
-        (ONE_QUEUE, [0, 1, 2, 3, 4, 5], None),
-        (ONE_QUEUE, [0, 1, 2, 4, 3, 5], "order of publishing"),
-        (ONE_QUEUE, [0, 1, 2, 3, 4], "delivered 5"),
-        (ONE_QUEUE, [0, 1, 2, 3, 4, 4], "order of publishing"),
-        (THREE_LEVELS, [2, 5, 1, 4, 0, 3], None),
-        (THREE_LEVELS, [0, 1, 2, 3, 4, 5], None),  # all at once in no time: nobody overtook
-        (THREE_LEVELS, [2, 5, 1, 4, 0, 0], "5 different"),
-        (THREE_LEVELS, [0, 3, 1, 4, 2, 5], "low priority waited less"),
+        (ONE_QUEUE, [[0, 1, 2, 0, 1]], [[0, 1, 2, 0, 1]], None),
+        (ONE_QUEUE, [[0, 1, 2, 3]], [[0, 2, 1, 3]], DISORDER),
+        (ONE_QUEUE, [[0, 1, 2, 3]], [[0, 1, 2]], "4 deliveries expected, 4 confirmed, 3 received"),
+        (ONE_QUEUE, [[0, 1, 2, 3]], [[0, 1, 2, 2]], DISORDER),
+        (TWO_QUEUES, [[0, 1, 2, 3]], [[0, 2], [1, 3]], None),
+        (TWO_QUEUES, [[0, 1, 2, 3]], [[2, 0], [1, 3]], DISORDER),
+        (TWO_COPIES, [[0, 1, 2]], [[0, 1, 2], [0, 1, 2]], None),
+        (TWO_COPIES, [[0, 1, 2]], [[0, 1, 2, 2], [0, 1]], DISORDER),
+        (TWO_PUBLISHERS, [[0, 1], [HALF, HALF + 1]], [[HALF, 0, 1, HALF + 1]], None),
+        (TWO_PUBLISHERS, [[0, 1], [HALF, HALF + 1]], [[0, HALF + 1, 1, HALF]], DISORDER),
+        (THREE_LEVELS, [[0, 1, 2, 3, 4, 5]], [[2, 5, 1, 4, 0, 3]], None),
+        (THREE_LEVELS, [[0, 1, 2, 3, 4, 5]], [[0, 1, 2, 3, 4, 5]], None),  # all at once: nobody overtook
+        (THREE_LEVELS, [[0, 1, 2, 3, 4, 5]], [[2, 5, 1, 4, 0, 0]], DISORDER),
+        (THREE_LEVELS, [[0, 1, 2, 3, 4, 5]], [[0, 3, 1, 4, 2, 5]], "low priority waited less"),
     ],
 )
-def test_losses_doubles_and_disorder_fail_a_turn(flow: amqp.Flow, serials: list[int], complaint: str | None) -> None:
-    counted: Any = Counted(6, serials)
+def test_losses_doubles_and_disorder_fail_a_turn(
+    flow: amqp.Flow, published: list[list[int]], delivered: list[list[int]], complaint: str | None
+) -> None:
+    publishers: Any = [Counted(serials) for serials in published]
+    consumers: Any = [Counted(serials) for serials in delivered]
+    publishers[0].content_bytes = [100] * amqp.POOL_MESSAGES
     if complaint is None:
-        amqp.check_deliveries(flow, counted, counted)
+        amqp.check_deliveries(flow, publishers, consumers)
     else:
         with pytest.raises(LoadFailed, match=complaint):
-            amqp.check_deliveries(flow, counted, counted)
+            amqp.check_deliveries(flow, publishers, consumers)
+
+
+def test_what_comes_back_shortened_fails_a_turn() -> None:
+    publisher: Any = Counted([0, 1])
+    publisher.content_bytes = [101] * amqp.POOL_MESSAGES
+    with pytest.raises(LoadFailed, match="not as long as what was published"):
+        amqp.check_deliveries(ONE_QUEUE, [publisher], [Counted([0, 1])])  # type: ignore[list-item]
 
 
 def test_a_goal_may_compare_two_cases_of_one_system() -> None:
@@ -350,8 +477,9 @@ def test_a_goal_may_compare_two_cases_of_one_system() -> None:
     [
         ("HTTP single publish, 1 KB", 60, 2000),
         ("HTTP end to end, 100 × 1 KB", 4, 350),
-        ("AMQP two queues", 2, 270),
-        ("AMQP one queue, single acks", 2, 340),
+        ("AMQP two queues", 4, 600),
+        ("AMQP one queue, single acks", 4, 600),
+        ("AMQP celery-like", 4, 700),
         ("SQS send, 10 × 1 KB", 20, 900),
     ],
 )
@@ -395,3 +523,10 @@ def test_a_turn_that_the_host_disturbed_is_taken_again(taken: list[float], kept:
     assert tries == len(taken)
     assert [(one.system, one.rounds) for one in report.series] == [("A", [kept]), ("A at its side", [kept])]
     assert report.series[0].notes["stolen"] == pytest.approx([min(taken)])
+
+
+def test_rounds_go_through_all_cases_and_systems_alternate() -> None:
+    taken: list[str] = []
+    cases = [[lambda name=name: taken.append(name) for name in case] for case in (("a1", "a2"), ("b1", "b2"))]
+    Turns(Report("r", {}), argparse.Namespace(rounds=2, patience=0)).rounds(*cases)
+    assert taken == ["a1", "a2", "b1", "b2", "a2", "a1", "b2", "b1"]

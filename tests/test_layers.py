@@ -18,8 +18,14 @@ SOURCE = Path(__file__).parent.parent / "src" / "laneway"
 # What is stored, as bytes: whoever reads a journal may name these and no more of core.
 EVENT_WORDS = {"core.events", "core.rows", "core.message", "core.catalogue"}
 
-# What clients are shown of a message: how it looks, and how its id and tokens are written.
-SHOWN_WORDS = {"core.message", "core.digits"}
+# Values and their encodings, which front ends may name: messages, deliveries, ids and tokens, settings, properties.
+VALUES = {
+    "core.message", "core.deliveries", "core.digits", "core.runs", "core.settings", "core.field_tables",
+    "core.property_lists",
+}  # fmt: skip
+
+# All that front ends see of the broker.
+BROKER = {"broker.interface", "broker.values", "broker.arguments"}
 
 # A module belongs to the longest entry that starts its name. It may import itself and what is below one of these.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -34,9 +40,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "access": {"errors"},
     "frontends": set(),
     "frontends.http": {"errors"},
-    "frontends.rest": {"errors", "frontends.http", *SHOWN_WORDS, "core.settings", "broker", "access", "telemetry"},
-    "frontends.amqp": {"errors", *SHOWN_WORDS, "core.settings", "broker", "access", "telemetry"},
-    "frontends.sqs": {"errors", "frontends.http", *SHOWN_WORDS, "core.settings", "broker", "access", "telemetry"},
+    "frontends.rest": {"errors", "frontends.http", *VALUES, *BROKER, "access", "telemetry"},
+    "frontends.amqp": {"errors", *VALUES, *BROKER, "access", "telemetry"},
+    "frontends.sqs": {"errors", "frontends.http", *VALUES, *BROKER, "access", "telemetry"},
     "pipeline": {"errors", "journal", "client", *EVENT_WORDS},
     "console": set(),
     "client": set(),
@@ -71,9 +77,9 @@ MAY_USE: dict[str, set[str]] = {
 # The core is pure: time, chance and the world outside are passed in. A list of what is allowed finds more than one of
 # what is forbidden. Some of these hold impure names too, which the second set catches wherever they are used.
 PURE_STANDARD_LIBRARY = {
-    "__future__", "abc", "array", "base64", "binascii", "bisect", "collections", "copy", "dataclasses", "datetime",
-    "enum", "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "string", "struct", "types",
-    "typing", "uuid",
+    "__future__", "abc", "array", "base64", "binascii", "bisect", "collections", "contextlib", "copy", "dataclasses",
+    "datetime", "enum", "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "string",
+    "struct", "types", "typing", "uuid",
 }  # fmt: skip
 IMPURE_NAMES = {
     "now", "utcnow", "today", "uuid1", "uuid4", "uuid6", "uuid7", "getnode", "open", "print", "input", "breakpoint",
@@ -113,6 +119,22 @@ def _impurities(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, alias.name) for alias in node.names if alias.name in IMPURE_NAMES)
 
 
+# What a front end could reach around the interface with, were the broker that it holds not behind it.
+INNER_NAMES = {"engine", "journal", "committer", "inbox", "_partition", "_inbox", "_engine"}
+
+
+def _ways_around(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Attributes of the broker's inside; `state` only of something that is called a broker, as others have one too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            owner = node.value
+            name = owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
+            if (node.attr in INNER_NAMES and name != "self") or (
+                node.attr == "state" and name in ("broker", "_broker")
+            ):
+                yield node.lineno, node.attr
+
+
 def violations(sources: Mapping[str, str]) -> list[str]:
     """What breaks the layering in these files, given as {path below src/laneway: source}."""
     names = {path: path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in sources}
@@ -129,6 +151,8 @@ def violations(sources: Mapping[str, str]) -> list[str]:
             problem = _problem(layer, target)
             if problem:
                 found.append(f"{path}:{line}: {problem}")
+        if layer.startswith("frontends"):
+            found.extend(f"{path}:{line}: a front end may not reach for .{name}" for line, name in _ways_around(tree))
         if layer == "core":
             found.extend(f"{path}:{line}: core is pure and may not use {name}" for line, name in _impurities(tree))
     return found
@@ -170,8 +194,12 @@ def test_imports_point_down_the_layers() -> None:
         ("core/state.py", "from laneway.broker import values", "core may not import broker.values"),
         ("core/state.py", "from ..journal.interface import Commit", "core may not import journal.interface"),
         ("core/__init__.py", "from ..broker import values", "core may not import broker.values"),
-        ("broker/broker.py", "from laneway.journal.segments import segment", "broker may not import journal.segments"),
-        ("broker/broker.py", "import laneway.frontends.rest", "broker may not import frontends.rest"),
+        (
+            "broker/partition.py",
+            "from laneway.journal.segments import segment",
+            "broker may not import journal.segments",
+        ),
+        ("broker/partition.py", "import laneway.frontends.rest", "broker may not import frontends.rest"),
         ("journal/segments/files.py", "from laneway.core import state", "journal.segments may not import core.state"),
         ("journal/segments/files.py", "import laneway.journal.postgres", "journal.segments may not import journal.pos"),
         (
@@ -184,6 +212,15 @@ def test_imports_point_down_the_layers() -> None:
             "from laneway.journal.interface import Journal",
             "frontends.rest may not import jour",
         ),
+        (
+            "frontends/rest/api.py",
+            "from laneway.broker.partition import Partition",
+            "frontends.rest may not import broker.partition",
+        ),
+        ("frontends/sqs/api.py", "from laneway.core.state import State", "frontends.sqs may not import core.state"),
+        ("frontends/amqp/channel.py", "x = ch.broker.engine", "a front end may not reach for .engine"),
+        ("frontends/amqp/channel.py", "x = self._broker.state", "a front end may not reach for .state"),
+        ("frontends/rest/api.py", "x = broker._partition.queues", "a front end may not reach for ._partition"),
         ("frontends/rest/api.py", "import starlette", "frontends.rest may not use the package starlette"),
         ("client/http.py", "from laneway.errors import LanewayError", "client may not import errors"),
         ("access/accounts.py", "from laneway.core.message import Draft", "access may not import core.message"),
@@ -191,14 +228,20 @@ def test_imports_point_down_the_layers() -> None:
         ("__init__.py", "from laneway.core import message", "laneway/__init__.py may import nothing of laneway"),
         ("odds/ends.py", "", "odds.ends is in no layer"),
         (
-            "broker/broker.py",
+            "broker/partition.py",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import laneway.node",
             "broker may not import node",
         ),
     ],
 )
 def test_a_planted_violation_is_found(path: str, source: str, complaint: str) -> None:
-    others = ("core/state.py", "broker/values.py", "frontends/amqp/frames.py", "journal/segments/segment.py")
+    others = (
+        "core/state.py",
+        "broker/values.py",
+        "broker/partition.py",
+        "frontends/amqp/frames.py",
+        "journal/segments/segment.py",
+    )
     found = violations({**dict.fromkeys(others, ""), path: source})
     assert len(found) == 1, found
     assert path in found[0] and complaint in found[0]
@@ -210,9 +253,9 @@ def test_what_is_allowed_is_not_complained_about() -> None:
         "core/state.py": "import msgspec, bisect\nfrom laneway.errors import InvalidInput\nfrom . import message",
         "core/message.py": "import struct, uuid\nfrom datetime import datetime\nx = uuid.UUID(int=1)",
         "journal/segments/files.py": "import os\nfrom laneway.core.events import Event\nfrom ..interface import Commit",
-        "broker/broker.py": "import asyncio\nfrom laneway.journal.interface import Journal\nimport laneway.core",
+        "broker/partition.py": "import asyncio\nfrom laneway.journal.interface import Journal\nimport laneway.core",
         "frontends/http/head.py": "import httptools",
-        "frontends/rest/api.py": "import laneway.broker.broker\nfrom laneway import __version__",
+        "frontends/rest/api.py": "import laneway.broker.interface\nfrom laneway import __version__\nx = hand.state",
         "node.py": "from laneway.journal.segments.files import open_folder\nimport uvloop",
     }
     assert violations(allowed) == []

@@ -9,7 +9,8 @@ for people. `field` names the offending part of the input where there is one.
     │   └── ReceiptInvalid      not a receipt handle at all
     ├── NotFound
     │   ├── QueueNotFound · MessageNotFound · TaskNotFound · AccountNotFound
-    │   └── ExchangeNotFound · BindingNotFound · VhostNotFound · ProducerNotFound
+    │   ├── ExchangeNotFound · BindingNotFound · VhostNotFound
+    │   └── ProducerNotFound · CursorNotFound
     ├── Conflict
     │   ├── QueueExists         exists with other settings
     │   ├── QueueInUse          another queue's dead letters go there, or a connection has it for itself
@@ -19,6 +20,7 @@ for people. `field` names the offending part of the input where there is one.
     │   ├── AccountExists
     │   ├── BatchFenced         the producer has committed a later batch
     │   ├── PartsMissing        a commit names parts that are not staged (any more)
+    │   ├── Unroutable          messages of a batch would reach no queue, and must
     │   └── LeaseStale          the receipt handle is of an earlier delivery
     ├── Gone
     │   ├── JournalGap          history that was asked for has been dropped
@@ -32,7 +34,7 @@ for people. `field` names the offending part of the input where there is one.
     │   ├── PipelineUnavailable a package or Java is missing
     │   └── JobFailed           a job ended with an error
     └── StartError              the node cannot start
-        ├── ConfigInvalid · JournalLocked · JournalDamaged · JournalVersionUnknown
+        └── ConfigInvalid · JournalLocked · JournalDamaged · JournalVersionUnknown
 """
 
 from __future__ import annotations
@@ -46,6 +48,16 @@ class LanewayError(Exception):
         self.message = message
         self.field = field
         self.details = details
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """So that an error can cross to another process as it is."""
+        return rebuilt, (type(self), self.__dict__)
+
+
+def rebuilt(kind: type[LanewayError], said: dict[str, object]) -> LanewayError:
+    error = kind.__new__(kind, said["message"])
+    error.__dict__.update(said)
+    return error
 
 
 class InvalidInput(LanewayError):

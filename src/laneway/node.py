@@ -19,9 +19,12 @@ from typing import Any
 import uvloop
 
 from laneway.access import Access
-from laneway.broker.broker import Broker, BrokerLimits
+from laneway.broker.documents import Documents
 from laneway.broker.engine import Engine
-from laneway.broker.producers import StagingLimits
+from laneway.broker.interface import Broker
+from laneway.broker.local import LocalBroker
+from laneway.broker.partition import Partition
+from laneway.broker.values import BrokerLimits, StagingLimits
 from laneway.config import Address, Config
 from laneway.errors import ConfigInvalid, StartError
 from laneway.frontends.amqp.limits import AmqpLimits
@@ -48,9 +51,11 @@ def wall_clock_ms() -> int:
 
 
 class Node:
-    """A broker on a folder with its front ends. `async with Node(config) as node:` for tests and embedding."""
+    """A broker on a folder with its front ends. `async with Node(config) as node:` for tests and embedding.
 
-    def __init__(self, config: Config) -> None:
+    `wrap` puts something between the broker and the front ends."""
+
+    def __init__(self, config: Config, *, wrap: Callable[[Broker], Broker] = lambda broker: broker) -> None:
         self.config = config
         self.failed: asyncio.Event = asyncio.Event()
         self._sqs = SqsOptions(
@@ -66,7 +71,7 @@ class Node:
         except OSError as trouble:
             raise StartError(f"cannot use the data folder {config.data}: {trouble}; use --data FOLDER") from None
         engine = Engine(journal, new_tag=lambda: 1 + secrets.randbelow((1 << 26) - 1))
-        self.broker = Broker(
+        self.partition = Partition(
             engine,
             now_ms=wall_clock_ms,
             limits=BrokerLimits(
@@ -82,6 +87,7 @@ class Node:
             idle_ms=config.sync_interval_ms if config.durability == "interval" else 20,
             staging_folder=config.data / "staged",
         )
+        self.broker: Broker = wrap(LocalBroker(self.partition))
         self.access: Access | None = None
         self.http: HttpServer | None = None
         self.amqp: AmqpServer | None = None
@@ -89,7 +95,7 @@ class Node:
 
     async def start(self) -> None:
         started_s = time.monotonic()
-        recovery = await self.broker.start()
+        recovery = await self.partition.start()
         log.info(
             "recovered %s in %.1f s: snapshot at commit %d, %d events of messages after it, epoch %d",
             self.config.data,
@@ -98,7 +104,7 @@ class Node:
             recovery.event_count,
             recovery.epoch,
         )
-        self.access = Access(self.broker, now_ms=wall_clock_ms)
+        self.access = Access(Documents(self.broker), now_ms=wall_clock_ms)
         self._refuse_open_doors(self.access)
         limits = self._rest_limits()
         sqs = SqsApi(self.broker, self.access, self._sqs)
@@ -156,7 +162,7 @@ class Node:
     async def stop(self) -> None:
         grace_ms = int(self.config.shutdown_grace_seconds * 1000)
         await asyncio.gather(*(server.stop(grace_ms) for server in (self.http, self.amqp) if server is not None))
-        await self.broker.stop()
+        await self.partition.stop()
 
     async def __aenter__(self) -> Node:
         await self.start()

@@ -11,8 +11,12 @@ from typing import Any
 import httpx
 
 from laneway.access import Access
-from laneway.broker.broker import Broker, BrokerLimits
+from laneway.broker.documents import Documents
 from laneway.broker.engine import Engine
+from laneway.broker.interface import Broker
+from laneway.broker.local import LocalBroker
+from laneway.broker.partition import Partition
+from laneway.broker.values import BrokerLimits
 from laneway.frontends.amqp.limits import AmqpLimits
 from laneway.frontends.amqp.server import AmqpServer
 from laneway.frontends.http.server import HttpServer
@@ -20,6 +24,7 @@ from laneway.frontends.rest.server import RestServer
 from laneway.journal.segments.journal import SegmentJournal
 from tests.amqp.wire import Wire
 from tests.in_thread import DEADLINE_S, InThread
+from tests.wire_broker import for_tests
 
 
 class Serving(InThread):
@@ -29,6 +34,7 @@ class Serving(InThread):
         self._limits = limits or AmqpLimits(body_bytes=1024 * 1024)
         self._tls = tls
         self._rest: HttpServer
+        self.partition: Partition
         self.broker: Broker
         self.access: Access
         self.server: AmqpServer
@@ -37,13 +43,14 @@ class Serving(InThread):
         self.http_address: tuple[str, int]
 
     async def _start(self) -> None:
-        self.broker = Broker(
+        self.partition = Partition(
             Engine(SegmentJournal(self._folder), new_tag=lambda: 7),
             now_ms=self.now_ms,
             limits=BrokerLimits(max_message_bytes=self._limits.body_bytes),
         )
-        await self.broker.start()
-        self.access = Access(self.broker, now_ms=self.now_ms)
+        await self.partition.start()
+        self.broker = for_tests(LocalBroker(self.partition))
+        self.access = Access(Documents(self.broker), now_ms=self.now_ms)
         self.server = AmqpServer(self.broker, self.access, self._limits)
         self._rest = RestServer(self.broker, self.access)
         self.address = await self.server.start("127.0.0.1", 0)
@@ -54,14 +61,14 @@ class Serving(InThread):
     async def _end(self) -> None:
         await self._rest.stop(2000)
         await self.server.stop(2000)
-        await self.broker.stop()
+        await self.partition.stop()
 
     def pass_time(self, seconds: float) -> None:
         """Move the broker's clock ahead and let it notice."""
 
         def move() -> None:
             self.ahead_ms += int(seconds * 1000)
-            self.broker._on_timer()
+            self.partition._on_timer()
 
         self.call(move)
 

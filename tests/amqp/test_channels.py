@@ -157,7 +157,7 @@ def test_what_a_connection_held_goes_back_and_its_exclusive_queues_go(
             other.expect("connection.close-ok")
         else:
             other.close()
-        wait_for(lambda: serving.call(serving.broker.queues.find, "/", own) is None, "the exclusive queue goes")
+        wait_for(lambda: serving.call(serving.broker.topology.queue, "/", own) is None, "the exclusive queue goes")
     found = get(wire, queue)
     assert found is not None and found[0].fields["redelivered"] == 1 and found[1] == b"held"
 
@@ -222,12 +222,12 @@ def test_time_is_extended_by_what_the_queue_allows_for(serving: Serving, wire: W
     wire.send(publish(1, "amq.laneway.extend", b""))
     nothing_comes(wire)
     serving.pass_time(40)
-    assert serving.call(serving.broker.queues.stats, "/", timed).leased == 1
+    assert serving.call(serving.partition.queues.stats, "/", timed).leased == 1
     serving.pass_time(30)
     if way == "consume":
         assert deliveries(wire, 1) == [(2, b"slow")]
     else:
-        assert serving.call(serving.broker.queues.stats, "/", timed).ready == 1
+        assert serving.call(serving.partition.queues.stats, "/", timed).ready == 1
 
 
 def test_direct_replies_reach_the_channel_that_asked(serving: Serving, wire: Wire, queue: str) -> None:
@@ -262,7 +262,7 @@ def test_a_rolled_back_or_lost_transaction_leaves_nothing(serving: Serving, wire
         other.expect("header"), other.read()
         other.send(publish(1, queue, b"not there") + method(1, "basic.ack", delivery=1))
         other.ask(1, "basic.qos")
-    wait_for(lambda: serving.call(serving.broker.sessions.counts, "/", queue)[0] == 1, "the ack is undone")
+    wait_for(lambda: serving.call(serving.partition.queues.stats, "/", queue).ready == 1, "the ack is undone")
     found = get(wire, queue)
     assert found is not None and found[1] == b"there"
     assert get(wire, queue) is None
@@ -273,7 +273,7 @@ def test_a_transaction_is_one_commit_of_the_journal(serving: Serving, wire: Wire
     wire.send(publish(1, queue, b"x") * 50)
     wire.ask(1, "basic.qos")
     sealed: list[int] = []
-    journal = serving.broker.engine.journal
+    journal = serving.partition.engine.journal
     seal = journal.seal
 
     def count() -> object:
@@ -303,7 +303,7 @@ def test_stopping_tells_connections_and_takes_their_goodbye(serving: Serving, ow
 
 def test_when_the_disk_is_full_publishers_wait_and_are_told(serving: Serving, own_serving) -> None:  # type: ignore[no-untyped-def]
     own = own_serving()
-    journal = own.broker.engine.journal
+    journal = own.partition.engine.journal
     with own.log_in() as wire, own.log_in() as other:
         wire.ask(1, "queue.declare", queue="q")
         wire.ask(1, "confirm.select")
@@ -354,7 +354,7 @@ def test_a_transaction_that_a_queue_refuses_in_part_ends_the_channel(wire: Wire,
 
 def test_a_transaction_waits_as_a_whole_for_a_full_disk(own_serving) -> None:  # type: ignore[no-untyped-def]
     own = own_serving()
-    journal = own.broker.engine.journal
+    journal = own.partition.engine.journal
     with own.log_in() as wire, own.log_in() as other:
         wire.ask(1, "queue.declare", queue="q")
         wire.ask(1, "tx.select")
@@ -377,7 +377,7 @@ def test_publishers_wait_for_a_disk_that_does_not_keep_up(own_serving) -> None: 
     with own.log_in() as wire:
         wire.ask(1, "queue.declare", queue="q")
         wire.ask(1, "confirm.select")
-        check, refusals = own.broker.check_writable, []
+        check, refusals = own.partition.check_writable, []
 
         def refuse() -> None:
             refusals.append(1)
@@ -385,12 +385,12 @@ def test_publishers_wait_for_a_disk_that_does_not_keep_up(own_serving) -> None: 
                 raise Unavailable("the disk does not keep up")
             check()
 
-        own.broker.check_writable = refuse
+        own.partition.check_writable = refuse
         wire.send(b"".join(publish(1, "q", str(n).encode()) for n in range(50)))
         last = 0
         while last < 50:
             last = wire.expect("basic.ack").fields["delivery"]
-        own.broker.check_writable = check
+        own.partition.check_writable = check
         assert len(refusals) > 2
         assert [found[1] for _ in range(50) if (found := get(wire, "q"))] == [str(n).encode() for n in range(50)]
 
@@ -415,3 +415,13 @@ def test_a_channel_that_is_opened_again_speaks_after_the_old_one_has_closed(wire
     wire.expect("channel.close-ok")
     wire.expect("channel.open-ok")
     assert wire.expect("queue.declare-ok").fields["messages"] == 1
+
+
+def test_what_comes_behind_a_commit_is_of_the_next_transaction(wire: Wire, serving: Serving, queue: str) -> None:
+    """Sent in one go: the first commit is not durable yet when the publish behind it is read."""
+    wire.ask(1, "tx.select")
+    wire.send(publish(1, queue, b"first") + method(1, "tx.commit") + publish(1, queue, b"second"))
+    wire.send(method(1, "tx.rollback"))
+    wire.expect("tx.commit-ok")
+    wire.expect("tx.rollback-ok")
+    assert wire.ask(1, "queue.declare", queue=queue, passive=1).fields["messages"] == 1

@@ -174,7 +174,7 @@ def test_a_virtual_host_that_is_not_there_or_not_for_this_account(serving: Servi
 
 
 def test_virtual_hosts_are_worlds_of_their_own(serving: Serving) -> None:
-    serving.call(serving.broker.vhosts.create, "other")
+    serving.call(serving.partition.vhosts.create, "other")
     with serving.log_in() as here, serving.log_in(vhost="other") as there:
         assert here.ask(1, "queue.declare", queue="mine").name == "queue.declare-ok"
         close = there.ask(1, "queue.declare", queue="mine", passive=1)

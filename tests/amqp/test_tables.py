@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laneway.frontends.amqp import properties
-from laneway.frontends.amqp.tables import MAX_DEPTH, Long, Malformed, Timestamp, decode_table, encode_table, split_table
+from laneway.core import property_lists
+from laneway.core.field_tables import MAX_DEPTH, Long, Malformed, Timestamp, decode_table, encode_table, split_table
 from tests.amqp import wire
 
 _names = st.text(max_size=20)
@@ -112,31 +112,31 @@ _lists = st.fixed_dictionaries(
 
 @given(_lists)
 def test_a_property_list_comes_back_as_it_was(values: dict[str, Any]) -> None:
-    raw = properties.encode(values)
-    assert properties.decode(raw) == values
-    assert properties.change(raw, {}) == raw
-    assert properties.change_headers(raw, (), {}) == raw
+    raw = property_lists.encode(values)
+    assert property_lists.decode(raw) == values
+    assert property_lists.change(raw, {}) == raw
+    assert property_lists.change_headers(raw, (), {}) == raw
 
 
 @given(_lists, _lists)
 def test_changing_some_properties_leaves_the_others(values: dict[str, Any], changes: dict[str, Any]) -> None:
     changes = {name: value for name, value in changes.items() if name != "headers"}
-    assert properties.decode(properties.change(properties.encode(values), changes)) == {**values, **changes}
+    assert property_lists.decode(property_lists.change(property_lists.encode(values), changes)) == {**values, **changes}
     without = dict.fromkeys(changes)
     left = {name: value for name, value in values.items() if name not in changes}
-    assert properties.decode(properties.change(properties.encode(values), without)) == left
+    assert property_lists.decode(property_lists.change(property_lists.encode(values), without)) == left
 
 
 @given(_lists, _tables)
 def test_adding_headers_leaves_the_others_byte_for_byte(values: dict[str, Any], added: dict[str, Any]) -> None:
-    raw = properties.change_headers(properties.encode(values), ("gone",), added)
+    raw = property_lists.change_headers(property_lists.encode(values), ("gone",), added)
     expected = {name: value for name, value in values.get("headers", {}).items() if name != "gone"} | added
-    assert properties.decode(raw).get("headers", {}) == expected
+    assert property_lists.decode(raw).get("headers", {}) == expected
 
 
 @given(st.binary(max_size=100))
 def test_noise_is_a_property_list_or_malformed(raw: bytes) -> None:
     try:
-        properties.decode(raw)
+        property_lists.decode(raw)
     except Malformed:
         pass

@@ -22,7 +22,9 @@ class UnackedMachine(RuleBasedStateMachine):
     @rule(owner=st.sampled_from([None, "a", "b"]), queue=st.integers(1, 2), count=st.integers(1, 5))
     def deliver(self, owner: str | None, queue: int, count: int) -> None:
         first = self.next_tag
-        self.unacked.add(owner, queue, first, [first * 10 + at for at in range(count)], first * 100)
+        self.unacked.add(
+            owner, queue, first, [first * 10 + at for at in range(count)], range(first * 100, first * 100 + count)
+        )
         for at in range(count):
             self.model[first + at] = (owner, queue, first * 10 + at, first * 100 + at)
         self.next_tag += count

@@ -28,6 +28,9 @@ from urllib.parse import quote
 
 import pika
 
+from tests.wire_serve import server_module
+
+ROOT = Path(__file__).parents[2]
 START_S = 60.0
 STOP_S = 30.0
 
@@ -70,7 +73,8 @@ class Laneway:
         options = ("--http", "127.0.0.1:0", "--amqp", "127.0.0.1:0", "--max-message-bytes", str(MAX_MESSAGE_BYTES))
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "laneway", "serve", "--data", str(self._folder / "data"), *options],
+                [sys.executable, "-m", server_module(), "serve", "--data", str(self._folder / "data"), *options],
+                cwd=ROOT,
                 stdout=subprocess.PIPE,
                 stderr=log,
             )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from laneway.broker import committer
-from laneway.broker.sessions import Subscription
-from laneway.broker.values import Batch
+from laneway.broker.committer import WriterThread
+from laneway.broker.interface import Delivered, Publish, Push, SettleHeld, Subscribe
+from laneway.broker.values import Messages
+from laneway.journal.interface import Commit
 
 from .conftest import Bench
 
@@ -21,13 +24,15 @@ class Acker:
     """Acks whatever it gets."""
 
     def __init__(self, b: Bench, log: list[str]) -> None:
-        self._sessions, self._log = b.broker.sessions, log
-        self._sessions.subscribe("/", "q", tag="t", credit=0, deliver=self._deliver, cancelled=lambda _: None)
+        self._b, self._log = b, log
+        self._session = b.broker.open_session(self._pushed)
+        b.send(Subscribe(self._session, 1, b.id()))
 
-    def _deliver(self, subscription: Subscription, batch: Batch) -> None:
+    def _pushed(self, push: Push) -> None:
+        assert isinstance(push, Delivered)
         self._log.append("delivered")
-        leases = range(batch.first_lease, batch.first_lease + len(batch.seqs))
-        self._sessions.settle(batch.queue, batch.seqs, leases, "ack")
+        held = push.deliveries
+        self._b.send(SettleHeld(self._session, held.queue, held.seqs, held.leases, "ack", push.consumer))
 
 
 def written(b: Bench) -> int:
@@ -49,10 +54,7 @@ def publish(b: Bench, body: bytes, log: list[str]) -> None:
     def tell() -> None:
         b.broker.call_soon(send)
 
-    number = b.broker.sessions.number("/", "q")
-    b.broker.sessions.publish_columns(
-        [((number,), (0,), [b""], [body])], len(body), lambda refusal: b.broker.call_soon(tell)
-    )
+    b.broker.send(Publish((b.id(),), Messages([body], [b""])), lambda _: b.broker.call_soon(tell))
 
 
 def test_leases_and_acks_go_with_the_next_commit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +72,7 @@ def test_leases_and_acks_go_with_the_next_commit(run: Run, monkeypatch: pytest.M
                 await asyncio.sleep(0)
             assert written(b) == before + count
         await b.restart()
-        assert b.broker.sessions.counts("/", "q")[0] == 0
+        assert (await b.stats()).ready == 0
 
     run(scenario)
 
@@ -82,7 +84,7 @@ def test_what_nobody_waits_for_is_written_after_a_while(run: Run) -> None:
         Acker(b, log)
         publish(b, b"1", log)
         await until(lambda: "delivered" in log)
-        await until(lambda: not b.journal.staged_bytes() and b.broker.committer._writing is None)
+        await until(lambda: not b.journal.staged_bytes() and b.partition.committer._writing is None)
 
     run(scenario)
 
@@ -97,3 +99,33 @@ def test_confirms_leave_before_their_messages_are_handed_out(run: Run) -> None:
         assert log == ["confirmed", "delivered"]
 
     run(scenario)
+
+
+class SlowJournal:
+    """Notes which thread writes."""
+
+    def __init__(self, *, writes_on_loop: bool) -> None:
+        self.writes_on_loop = writes_on_loop
+        self.threads: list[str] = []
+
+    def write(self, commit: Commit) -> None:
+        self.threads.append(threading.current_thread().name)
+
+
+@pytest.mark.parametrize(("writes_on_loop", "thread"), [(True, "MainThread"), (False, "laneway-writer")])
+def test_a_small_commit_is_written_on_the_loop_only_if_the_journal_allows_it(writes_on_loop: bool, thread: str) -> None:
+    asyncio.run(_written_by(writes_on_loop, thread))
+
+
+async def _written_by(writes_on_loop: bool, thread: str) -> None:
+    journal = SlowJournal(writes_on_loop=writes_on_loop)
+    written: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+    writer = WriterThread(
+        journal,  # type: ignore[arg-type]
+        asyncio.get_running_loop(),
+        lambda _, error: written.set_result(error),
+    )
+    writer.put(Commit(1, 1, 100, None))
+    assert await written is None
+    await writer.close()
+    assert journal.threads == [thread]

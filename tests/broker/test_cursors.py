@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from laneway.broker.interface import DeleteCursor, DescribeHistory, GetCursor, ListCursors, PutCursor
+from laneway.broker.values import Alarm, CursorInfo
 from laneway.core.events import Event
 from laneway.errors import Conflict, CursorLost, CursorNotFound, InvalidInput, JournalGap
 from laneway.journal.segments import follow
@@ -22,11 +24,21 @@ BATCH = [b"x" * 10_000] * 10
 
 async def settled(b: Bench) -> None:
     """Look now and not only after some more commits; wait for a snapshot that is being saved, for what is dropped."""
-    upkeep = b.broker.upkeep
-    b.broker.cursors.look()
+    upkeep = b.partition.upkeep
+    b.partition.cursors.look()
     while upkeep._saving is not None or upkeep._frozen is not None or upkeep._dropping is not None:
-        await b.broker.committer.durable()
+        await b.durable()
         await asyncio.sleep(0)
+
+
+async def put(b: Bench, name: str, position: int, **options: Any) -> tuple[CursorInfo, bool]:
+    found: tuple[CursorInfo, bool] = await b.ask(PutCursor(name, position, **options))
+    return found
+
+
+async def alarms(b: Bench) -> list[Alarm]:
+    found: list[Alarm] = (await b.ask(DescribeHistory())).alarms
+    return found
 
 
 async def work(b: Bench, rounds: int) -> None:
@@ -52,22 +64,22 @@ def used_bytes(b: Bench) -> int:
 def test_history_is_kept_from_a_cursor_on_and_let_go_behind_it(run: Run) -> None:
     async def scenario(b: Bench) -> None:
         await b.queue()
-        info, created = await b.broker.cursors.put("spark", 1)
+        info, created = await put(b, "spark", 1)
         assert created and (info.position, info.state) == (1, "ok")
         await work(b, 80)
         positions = [position for position, _ in history(b, 1)]
         assert positions == list(range(1, len(positions) + 1))
-        (info,) = b.broker.cursors.all()
+        (info,) = await b.ask(ListCursors())
         assert info.lag_commits == len(positions) and 6_000_000 < info.held_bytes < used_bytes(b)
         before = used_bytes(b)
         middle = len(positions) // 2
-        info, created = await b.broker.cursors.put("spark", middle)
+        info, created = await put(b, "spark", middle)
         await settled(b)
         assert not created and used_bytes(b) < before * 0.7
         assert history(b, middle)[0][0] == middle
         with pytest.raises(JournalGap):
             history(b, 1)
-        await b.broker.cursors.delete("spark")
+        await b.ask(DeleteCursor("spark"))
         await settled(b)
         assert used_bytes(b) < 4 << 20, "without a cursor, what is settled goes"
 
@@ -88,11 +100,11 @@ def test_what_only_cursors_hold_is_no_reason_for_snapshots(run: Run) -> None:
         await work(b, 150)  # 15 segments, 450 commits
         without = len(saved)
         assert without >= 1, "dead segments are worth a snapshot"
-        await b.broker.cursors.put("slow", b.journal.history.end().position)
+        await put(b, "slow", b.journal.history.end().position)
         saved.clear()
         await work(b, 300)
         assert len(b.journal.held()) >= 20 and len(saved) <= 1
-        await b.broker.cursors.put("slow", b.journal.history.end().position)
+        await put(b, "slow", b.journal.history.end().position)
         await work(b, 60)
         assert len(saved) >= 1 and len(b.journal.held()) < 12
 
@@ -103,21 +115,21 @@ def test_cursors_and_their_history_survive_restarts(run: Run) -> None:
     async def scenario(b: Bench) -> None:
         await b.queue()
         await work(b, 3)
-        await b.broker.cursors.put("one", 3)
-        await b.broker.cursors.put("two", 5)
-        await b.broker.cursors.put("three", 4)
+        await put(b, "one", 3)
+        await put(b, "two", 5)
+        await put(b, "three", 4)
         await work(b, 60)
-        await b.broker.cursors.delete("three")
+        await b.ask(DeleteCursor("three"))
         for _ in range(2):
             await b.restart()
-            assert [(c.name, c.position, c.state) for c in b.broker.cursors.all()] == [
+            assert [(c.name, c.position, c.state) for c in await b.ask(ListCursors())] == [
                 ("one", 3, "ok"),
                 ("two", 5, "ok"),
             ]
             positions = [position for position, _ in history(b, 3)]
             assert positions == list(range(3, positions[-1] + 1))
-        await b.broker.cursors.delete("one")
-        await b.broker.cursors.put("two", positions[-1])
+        await b.ask(DeleteCursor("one"))
+        await put(b, "two", positions[-1])
         await b.restart()
         assert follow.first_position(str(b.folder)) > 5
 
@@ -129,23 +141,22 @@ def test_a_cursor_moves_forward_unless_it_is_told_to_rewind(run: Run) -> None:
         await b.queue()
         await work(b, 3)
         end = b.journal.history.end().position
-        cursors = b.broker.cursors
         for wrong in (0, -1, end + 1):
             with pytest.raises(InvalidInput, match=f"a position is from 1 to {end}, not {wrong}"):
-                await cursors.put("c", wrong)
-        await cursors.put("c", end)
-        await cursors.put("c", end)
+                await put(b, "c", wrong)
+        await put(b, "c", end)
+        await put(b, "c", end)
         with pytest.raises(Conflict, match=r"is at .* and moves forward only"):
-            await cursors.put("c", end - 1)
-        info, created = await cursors.put("c", 2, rewind=True)
+            await put(b, "c", end - 1)
+        info, created = await put(b, "c", 2, rewind=True)
         assert (info.position, created) == (2, False)
         with pytest.raises(CursorNotFound):
-            cursors.get("other")
+            await b.ask(GetCursor("other"))
         with pytest.raises(CursorNotFound):
-            await cursors.delete("other")
+            await b.ask(DeleteCursor("other"))
         for name in ("", "x" * 256, "tab\t"):
             with pytest.raises(InvalidInput, match="the name of a cursor"):
-                await cursors.put(name, 1)
+                await put(b, name, 1)
 
     run(scenario)
 
@@ -157,12 +168,12 @@ def test_what_is_gone_cannot_be_held(run: Run) -> None:
         first = follow.first_position(str(b.folder))
         assert first > 1
         with pytest.raises(JournalGap, match=f"commit 1 has been dropped; history is kept from commit {first} on"):
-            await b.broker.cursors.put("late", 1)
-        assert b.broker.cursors.all() == [] and b.journal.held() == []
-        await b.broker.cursors.put("late", first + 2)
+            await put(b, "late", 1)
+        assert await b.ask(ListCursors()) == [] and b.journal.held() == []
+        await put(b, "late", first + 2)
         with pytest.raises(JournalGap):
-            await b.broker.cursors.put("late", first - 1, rewind=True)
-        assert b.broker.cursors.get("late").position == first + 2
+            await put(b, "late", first - 1, rewind=True)
+        assert (await b.ask(GetCursor("late"))).position == first + 2
 
     run(scenario, snapshot_events=100)
 
@@ -171,19 +182,18 @@ def test_the_cursor_furthest_behind_is_lost_when_the_limit_is_reached(run: Run, 
     caplog.set_level(logging.WARNING)
 
     async def scenario(b: Bench) -> None:
-        cursors = b.broker.cursors
         await b.queue()
-        await cursors.put("dead", 1)
+        await put(b, "dead", 1)
         await work(b, 25)
         ahead = b.journal.history.end().position
-        await cursors.put("slow", ahead)
-        assert cursors.alarms() == []
+        await put(b, "slow", ahead)
+        assert await alarms(b) == []
         await work(b, 22)
-        (warning,) = cursors.alarms()
+        (warning,) = await alarms(b)
         assert (warning.name, warning.level) == ("history_limit", "warning")
         await work(b, 15)
-        assert {c.name: c.state for c in cursors.all()} == {"dead": "lost", "slow": "ok"}
-        lost = next(a for a in cursors.alarms() if a.name == "cursor_lost:dead")
+        assert {c.name: c.state for c in await b.ask(ListCursors())} == {"dead": "lost", "slow": "ok"}
+        lost = next(a for a in await alarms(b) if a.name == "cursor_lost:dead")
         assert lost.level == "alarm" and "more than 5000000 bytes of history" in lost.message
         assert "cursor 'dead' at commit 1 is lost" in caplog.text
         assert used_bytes(b) < 5_000_000 + (3 << 20)
@@ -191,14 +201,13 @@ def test_the_cursor_furthest_behind_is_lost_when_the_limit_is_reached(run: Run, 
         first = follow.first_position(str(b.folder))
         for _ in range(2):
             with pytest.raises(CursorLost, match=f"history behind it .* is kept from commit {first} on") as told:
-                await cursors.put("dead", ahead)
+                await put(b, "dead", ahead)
             assert told.value.details["first_position"] == first
             await b.restart()
-            cursors = b.broker.cursors
-            assert [a.name for a in cursors.alarms()] == ["cursor_lost:dead"]
-        info, _ = await cursors.put("dead", first, rewind=True)
+            assert [a.name for a in await alarms(b)] == ["cursor_lost:dead"]
+        info, _ = await put(b, "dead", first, rewind=True)
         assert info.state == "ok"
-        assert "cursor_lost:dead" not in [a.name for a in cursors.alarms()]
+        assert "cursor_lost:dead" not in [a.name for a in await alarms(b)]
 
     run(scenario, snapshot_events=100, history_limit_bytes=5_000_000)
 
@@ -213,7 +222,7 @@ def test_history_is_kept_for_some_time_without_any_cursor(run: Run) -> None:
         assert began_ms + 30_000 < oldest <= b.clock.ms - 40_000, "whole segments, and not much more than asked for"
         await b.restart()
         assert history(b, kept[0][0])[: len(kept)] == kept
-        assert b.broker.cursors.alarms() == []
+        assert await alarms(b) == []
 
     run(scenario, snapshot_events=100, history_ms=40_000)
 
@@ -223,7 +232,7 @@ def test_history_that_is_kept_by_time_is_within_the_limit_too(run: Run) -> None:
         await b.queue()
         await work(b, 60)
         assert used_bytes(b) < 3_000_000 + (3 << 20)
-        assert "history_cut" in [a.name for a in b.broker.cursors.alarms()]
+        assert "history_cut" in [a.name for a in await alarms(b)]
         assert sum(one.byte_count for one in b.journal.held()) > 1_000_000, "the younger part is kept"
 
     run(scenario, snapshot_events=100, history_ms=3_600_000, history_limit_bytes=3_000_000)
@@ -234,7 +243,7 @@ def test_survivors_of_segments_that_are_held_are_not_copied(run: Run) -> None:
 
     async def scenario(b: Bench) -> None:
         await b.queue(max_priority=1)
-        await b.broker.cursors.put("c", 1)
+        await put(b, "c", 1)
         for i in range(40):
             await b.publish(b"survivor %d" % i, priority=0)
             await b.publish(*BATCH, priority=1)
@@ -242,10 +251,24 @@ def test_survivors_of_segments_that_are_held_are_not_copied(run: Run) -> None:
         await settled(b)
         kinds = {event.kind.name for _, events in history(b, 1) for event in events}
         assert "RELOCATED" not in kinds
-        assert b.broker.cursors.get("c").held_bytes > 2_500_000
-        await b.broker.cursors.delete("c")
+        assert (await b.ask(GetCursor("c"))).held_bytes > 2_500_000
+        await b.ask(DeleteCursor("c"))
         await work(b, 30)
         assert used_bytes(b) < 4 << 20
         assert len(await b.lease(100)) == 40
 
     run(scenario, snapshot_events=100)
+
+
+def test_a_cursor_that_is_being_deleted_gives_way_to_a_full_disk(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        await put(b, "leaving", 1)
+        await work(b, 3)
+        deleting = asyncio.ensure_future(b.ask(DeleteCursor("leaving")))
+        await asyncio.sleep(0)  # it is deleted, and that is not durable yet
+        b.partition.cursors._make_room()
+        await deleting
+        assert await b.ask(ListCursors()) == [] and await alarms(b) == []
+
+    run(scenario)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from laneway.broker.interface import Bind, GetTask, Lease, StartRedrive
 from laneway.broker.values import Binding, DeadLetterFilter, RedriveRequest
 from laneway.core.message import Properties
 from laneway.journal.segments import inspect
@@ -21,7 +22,7 @@ async def ladder(b: Bench) -> None:
     await b.queue("audit")
     await b.queue("work", dead_letter_exchange="amq.topic", keep_dead=False)
     for name, pattern in (("wait", "job.#"), ("audit", "*.slow")):
-        b.broker.exchanges.bind("/", Binding("amq.topic", "queue", name, pattern))
+        await b.ask(Bind("/", Binding("amq.topic", "queue", name, pattern)))
 
 
 def job(key: str) -> Properties:
@@ -35,7 +36,7 @@ def test_letters_are_routed_by_their_records_and_carry_their_history(run: Run) -
             await b.publish(key.encode(), queue="work", properties=job(key))
         await b.restart()  # so that the records are read from the journal
         await b.settle("reject", await b.lease(queue="work"), "work", reason="busy")
-        stats = {name: b.broker.queues.stats("/", name) for name in ("work", "wait", "audit")}
+        stats = {name: (await b.stats(name)) for name in ("work", "wait", "audit")}
         assert (stats["wait"].ready, stats["audit"].ready, stats["work"].dead) == (2, 2, 0)
         assert (stats["work"].totals["dead_lettered"], stats["work"].totals["dropped"]) == (3, 1)
         await b.restart()
@@ -68,8 +69,8 @@ def test_letters_that_came_through_an_exchange_go_back_to_where_they_died(run: R
         ids = [r.message_id for r in await b.publish(b"1", b"2", queue="work", properties=job("job.slow"))]  # type: ignore[union-attr]
         await b.settle("reject", await b.lease(queue="work"), "work")
         one = RedriveRequest(filter=DeadLetterFilter(message_ids=(ids[0],)))
-        task = await b.broker.start_redrive("/", "audit", one)
-        while b.broker.task(task.task_id).state == "running":
+        task = await b.ask(StartRedrive("/", "audit", one))
+        while (await b.ask(GetTask(task.task_id))).state == "running":
             await asyncio.sleep(0)
         assert [d.message_id for d in await b.lease(queue="work")] == [ids[0]]
         assert [d.message_id for d in await b.lease(queue="audit")] == [ids[1]]
@@ -104,7 +105,7 @@ def test_queues_that_are_not_durable_are_gone_after_a_restart(run: Run) -> None:
         for name in ("kept", "fleeting", "private"):
             await b.publish(b"1", queue=name)
         await b.restart()
-        assert [q.name for q in b.broker.queues.list(vhost="/")] == ["kept"]
+        assert [q.name for q in b.topology.queues(vhost="/")] == ["kept"]
         assert len(b.engine.state.table) == 1
         await b.queue("fleeting")
         assert await b.lease(queue="fleeting") == []
@@ -116,13 +117,13 @@ def test_a_message_with_no_time_to_live_is_for_whoever_waits(run: Run) -> None:
     async def scenario(b: Bench) -> None:
         await b.queue(keep_dead=False)
         done: list[bytes] = []
-        b.broker.lease("/", "q", max_messages=1, wait_ms=1_000, done=lambda d: done.extend(x.body for x in d))
+        b.broker.send(Lease(b.id(), 1, wait_ms=1_000), lambda d: done.extend(x.body for x in d))
         await b.publish(b"1", b"2", ttl_ms=0)
         assert done == [b"1"]
-        gotten: list[object] = []
-        b.broker.sessions.get("/", "q", gotten.append)
-        assert gotten == [None]
-        assert b.broker.queues.stats("/", "q").totals["dropped"] == 1
+        session = b.broker.open_session(lambda push: None)
+        gotten = b.send(Lease(b.id(), 1, session=session))
+        assert [len(deliveries) for deliveries in gotten] == [0]
+        assert (await b.stats()).totals["dropped"] == 1
 
     run(scenario)
 
@@ -131,7 +132,7 @@ def test_what_a_waiting_consumer_takes_does_not_fill_its_queue(run: Run) -> None
     async def scenario(b: Bench) -> None:
         await b.queue(max_messages=1, overflow="drop_oldest", keep_dead=False)
         done: list[bytes] = []
-        b.broker.lease("/", "q", max_messages=2, wait_ms=1_000, done=lambda d: done.extend(x.body for x in d))
+        b.broker.send(Lease(b.id(), 2, wait_ms=1_000), lambda d: done.extend(x.body for x in d))
         await b.publish(b"1", b"2", b"3", b"4")
         assert done == [b"1", b"2"]
         assert [d.body for d in await b.lease()] == [b"4"]

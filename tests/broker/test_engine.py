@@ -13,10 +13,10 @@ from laneway.core import rows
 from laneway.core.events import Event, Kind
 from laneway.core.invariants import check_invariants
 from laneway.core.message import message_id
-from laneway.errors import LimitExceeded, Unavailable
+from laneway.errors import LanewayError, LimitExceeded, Unavailable
 from tests.core.runner import row_births
 
-from .conftest import Bench, bodies
+from .conftest import Bench, bodies, publish
 
 Run = Callable[..., None]
 
@@ -87,7 +87,7 @@ def test_an_event_that_cannot_be_applied_is_not_written_and_ends_the_broker(run:
         await b.queue()
         await b.publish(b"before")
         failed = asyncio.Event()
-        b.broker._on_failed = lambda _: failed.set()
+        b.partition._on_failed = lambda _: failed.set()
         apply = b.engine.state.apply
 
         def stumble(event: Event) -> None:
@@ -96,18 +96,14 @@ def test_an_event_that_cannot_be_applied_is_not_written_and_ends_the_broker(run:
             apply(event)
 
         b.engine.state.apply = stumble  # type: ignore[method-assign]
-        told: list[object] = []
-        try:
-            b.broker.publish("/", "q", [Draft(b"x")] * count, told.append)
-        except RuntimeError:
-            assert count > 1
+        told = b.send(publish(b, [Draft(b"x")] * count))
         await asyncio.wait_for(failed.wait(), 5)
         with pytest.raises(Unavailable):
-            b.broker.publish("/", "q", [Draft(b"y")], told.append)
-        await b.broker.stop()
+            await b.publish(b"y")
+        await b.stop()
         b.journal.close()
         await b.start()
-        assert not told
+        assert [type(one) for one in told] == [LanewayError]  # not that it was published
         assert bodies(await b.lease()) == [b"before"]
 
     run(scenario)

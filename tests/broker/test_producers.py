@@ -9,13 +9,33 @@ from typing import Any
 
 import pytest
 
-from laneway.broker.producers import COLLECTION, TEMPORARY_MS, Addressed, BatchOutcome, StagingLimits
-from laneway.broker.values import Binding, Draft, ExchangeSettings, Properties
+from laneway.broker.interface import (
+    Bind,
+    CommitBatch,
+    DeclareExchange,
+    DescribeProducer,
+    DescribeStage,
+    ForgetProducer,
+    GiveUpStage,
+    ListProducers,
+    StagePart,
+)
+from laneway.broker.producers import COLLECTION, TEMPORARY_MS
+from laneway.broker.values import (
+    Addressed,
+    BatchOutcome,
+    Binding,
+    Draft,
+    ExchangeSettings,
+    ProducerInfo,
+    Properties,
+    StageInfo,
+    StagingLimits,
+)
 from laneway.core.invariants import check_invariants
 from laneway.errors import (
     BatchFenced,
     BatchTooLarge,
-    Forbidden,
     InvalidInput,
     LanewayError,
     LimitExceeded,
@@ -44,13 +64,20 @@ def through(exchange: str, routing_key: str, *bodies: bytes, **draft: Any) -> li
 
 
 async def stage(b: Bench, messages: list[Addressed], part: str = "0", *, stage: str = "s", producer: str = "p") -> int:
-    return await b.broker.producers.stage(producer, stage, part, messages, [("/", "queue", "q")], "anna")
+    size: int = await b.ask(StagePart(producer, stage, part, messages, [("/", "queue", "q")], "anna"))
+    return size
 
 
 async def commit(
     b: Bench, batch: int, parts: Iterable[str] = ("0",), *, stage: str = "s", producer: str = "p", **options: Any
 ) -> BatchOutcome:
-    return await b.broker.producers.commit(producer, batch, stage, list(parts), "anna", **options)
+    done: BatchOutcome = await b.ask(CommitBatch(producer, batch, stage, list(parts), "anna", **options))
+    return done
+
+
+async def info(b: Bench, producer: str = "p") -> ProducerInfo:
+    found: ProducerInfo = await b.ask(DescribeProducer(producer))
+    return found
 
 
 def files(b: Bench) -> list[Path]:
@@ -74,9 +101,9 @@ def test_messages_of_all_queues_and_the_fence_are_one_commit_of_the_journal(run:
     async def scenario(b: Bench) -> None:
         for name in ("q", "r", "s"):
             await b.queue(name)
-        b.broker.exchanges.declare("/", "x", ExchangeSettings(type="fanout"))
+        await b.ask(DeclareExchange("/", "x", ExchangeSettings(type="fanout")))
         for name in ("r", "s"):
-            b.broker.exchanges.bind("/", Binding("x", "queue", name, ""))
+            await b.ask(Bind("/", Binding("x", "queue", name, "")))
         await stage(b, [*to("q", b"1"), *through("x", "k", b"2"), *to("s", b"3")])
         done = await commit(b, 7)
         assert (done.published, done.unrouted) == (4, 0)
@@ -135,7 +162,7 @@ def test_the_fence_survives_a_restart_and_what_is_staged_does_not(run: Run) -> N
         await stage(b, to("q", b"2"))
         await commit(b, 2)
         await b.restart()
-        assert b.broker.producers.info("p").last_batch == 2
+        assert (await info(b)).last_batch == 2
         assert bodies(await b.lease()) == [b"1", b"2"]
 
     run(scenario)
@@ -160,7 +187,7 @@ def test_a_part_staged_twice_counts_once(run: Run) -> None:
         await b.queue()
         await stage(b, to("q", b"1"))
         await stage(b, to("q", b"1"))
-        assert len(files(b)) == 1 and b.broker.producers.info("p").staged_messages == 1
+        assert len(files(b)) == 1 and (await info(b)).staged_messages == 1
         assert (await commit(b, 1)).published == 1
 
     run(scenario)
@@ -187,7 +214,7 @@ def test_what_could_not_be_published_is_not_staged(
             await stage(b, [*to("q", b"good"), *bad])
         assert str(refused.value.field).startswith("[1].")
         with pytest.raises(ProducerNotFound):
-            b.broker.producers.info("p")
+            (await info(b))
 
     run(scenario)
 
@@ -200,13 +227,13 @@ def test_a_batch_that_cannot_be_published_as_a_whole_any_more_is_not_published_a
         await stage(b, [*to("q", b"1"), *to("r", b"2", b"3")])
         with pytest.raises(QueueFull, match="message 2: queue 'r' is full"):
             await commit(b, 1)
-        assert b.broker.queues.stats("/", "q").totals["published"] == 0
-        assert b.broker.queues.stats("/", "r").totals["published"] == 1
-        assert b.broker.documents(COLLECTION) == {}
+        assert (await b.stats()).totals["published"] == 0
+        assert (await b.stats("r")).totals["published"] == 1
+        assert b.topology.documents(COLLECTION) == {}
         await b.settle("ack", await b.lease(queue="r"), queue="r")
         assert (await commit(b, 1)).published == 3, "what is staged is still there when there is room again"
         await stage(b, [*to("q", b"4"), *to("r", b"5")])
-        await b.broker.queues.delete("/", "r")
+        await b.delete("r")
         with pytest.raises(QueueNotFound):
             await commit(b, 2)
         assert bodies(await b.lease()) == [b"1"]
@@ -236,7 +263,7 @@ def test_dedup_ids_hold_inside_a_batch_and_before_it_and_are_counted_once(run: R
         await stage(b, batch)
         done = await commit(b, 1)
         assert (done.published, done.duplicates) == (2, 2)
-        assert b.broker.queues.stats("/", "q").totals["deduplicated"] == 2
+        assert (await b.stats()).totals["deduplicated"] == 2
         assert len(await b.lease()) == 3
 
     run(scenario)
@@ -247,7 +274,7 @@ def test_through_an_exchange_each_queue_takes_its_own_priorities_and_what_reache
         await b.queue("wide", max_priority=255)
         await b.queue("narrow", max_priority=3)
         for name in ("wide", "narrow"):
-            b.broker.exchanges.bind("/", Binding("amq.direct", "queue", name, "k"))
+            await b.ask(Bind("/", Binding("amq.direct", "queue", name, "k")))
         await stage(b, [*through("amq.direct", "k", b"x", priority=200), *through("amq.direct", "none", b"y")])
         done = await commit(b, 1)
         assert (done.published, done.unrouted) == (2, 1)
@@ -261,13 +288,13 @@ def test_through_an_exchange_each_queue_takes_its_own_priorities_and_what_reache
 def test_a_mandatory_batch_is_refused_as_a_whole_if_a_message_reaches_no_queue(run: Run) -> None:
     async def scenario(b: Bench) -> None:
         await b.queue("there")
-        b.broker.exchanges.bind("/", Binding("amq.direct", "queue", "there", "k"))
+        await b.ask(Bind("/", Binding("amq.direct", "queue", "there", "k")))
         await stage(b, [*through("amq.direct", "k", b"x"), *through("amq.direct", "none", b"y", b"z")])
         with pytest.raises(Unroutable, match=r"2 of 3 messages .* message 1, .* 'amq.direct' .* 'none'") as refused:
             await commit(b, 1, mandatory=True)
         assert refused.value.details["unrouted"] == 2
         assert await b.lease(queue="there") == []
-        b.broker.exchanges.bind("/", Binding("amq.direct", "queue", "there", "none"))
+        await b.ask(Bind("/", Binding("amq.direct", "queue", "there", "none")))
         done = await commit(b, 1, mandatory=True)  # what was staged is still there
         assert (done.published, done.unrouted) == (3, 0)
 
@@ -290,29 +317,29 @@ def test_an_empty_batch_moves_an_existing_fence_and_makes_none(run: Run) -> None
     async def scenario(b: Bench) -> None:
         await b.queue()
         assert await commit(b, 0, []) == BatchOutcome(0, 0, 0, 0)
-        assert b.broker.documents(COLLECTION) == {}
+        assert b.topology.documents(COLLECTION) == {}
         await stage(b, to("q", b"1"))
         await commit(b, 1)
         await commit(b, 2, [])
-        assert b.broker.producers.info("p").last_batch == 2
+        assert (await info(b)).last_batch == 2
 
     run(scenario)
 
 
-def test_whoever_may_not_publish_there_commits_nothing(run: Run) -> None:
+def test_a_stage_tells_whose_it_is_and_where_its_messages_go(run: Run) -> None:
+    """Whoever commits it must be allowed to publish there: front ends ask before they do."""
+
     async def scenario(b: Bench) -> None:
         await b.queue()
-        asked: list[object] = []
-
-        def refuse(targets: object) -> None:
-            asked.append(targets)
-            raise Forbidden("no")
-
+        assert await b.ask(DescribeStage("p", "s")) == StageInfo(None, set())
         await stage(b, to("q", b"1"))
-        with pytest.raises(Forbidden):
-            await commit(b, 1, may=refuse)
-        assert asked == [{("/", "queue", "q")}]
+        assert await b.ask(DescribeStage("p", "s")) == StageInfo("anna", set())
+        assert await b.ask(DescribeStage("p", "s", ["0"])) == StageInfo("anna", {("/", "queue", "q")})
+        with pytest.raises(PartsMissing):
+            await b.ask(DescribeStage("p", "s", ["0", "1"]))
         assert await b.lease() == []
+        await commit(b, 1)
+        assert await b.ask(DescribeStage("p")) == StageInfo("anna", set())
 
     run(scenario)
 
@@ -321,15 +348,15 @@ def test_what_is_staged_is_given_up_on_request_and_after_its_lifetime(run: Run) 
     async def scenario(b: Bench) -> None:
         await b.queue()
         await stage(b, to("q", b"1"), stage="a")
-        assert b.broker.producers.give_up("p", "a") and not b.broker.producers.give_up("p", "a")
+        assert await b.ask(GiveUpStage("p", "a")) and not await b.ask(GiveUpStage("p", "a"))
         await stage(b, to("q", b"1"), stage="b")
         b.clock.ms += 59_999
         await stage(b, to("q", b"2"), "1", stage="b")
         b.clock.ms += 59_999
-        assert b.broker.producers.info("p").staged_parts == 2, "a new part keeps all of a stage"
+        assert (await info(b)).staged_parts == 2, "a new part keeps all of a stage"
         b.clock.ms += 1
         with pytest.raises(ProducerNotFound):
-            b.broker.producers.info("p")
+            (await info(b))
         with pytest.raises(PartsMissing, match="60 seconds without news"):
             await commit(b, 1, stage="b")
         assert files(b) == []
@@ -397,13 +424,13 @@ def test_the_fence_of_a_temporary_producer_goes_after_a_day_and_others_stay(run:
         await commit(b, 1, producer="once", temporary=True)
         await b.restart()
         b.clock.ms += TEMPORARY_MS - 1
-        assert b.broker.producers.info("once").last_batch == 1
+        assert (await info(b, "once")).last_batch == 1
         b.clock.ms += 1
         with pytest.raises(ProducerNotFound):
-            b.broker.producers.info("once")
-        await b.broker.durable()
+            (await info(b, "once"))
+        await b.durable()
         await b.restart()
-        assert [info.name for info in b.broker.producers.list()] == ["lasting"]
+        assert [one.name for one in await b.ask(ListProducers())] == ["lasting"]
 
     run(scenario)
 
@@ -413,11 +440,11 @@ def test_a_forgotten_producer_begins_again(run: Run) -> None:
         await b.queue()
         await stage(b, to("q", b"1"))
         await commit(b, 9)
-        await b.broker.producers.forget("p")
+        await b.ask(ForgetProducer("p"))
         await stage(b, to("q", b"2"))
         assert not (await commit(b, 0)).already
         await b.restart()
-        assert b.broker.producers.info("p").last_batch == 0
+        assert (await info(b)).last_batch == 0
 
     run(scenario)
 
@@ -428,7 +455,7 @@ def test_a_part_that_arrives_while_its_stage_is_committed_is_refused_and_leaves_
         await stage(b, to("q", b"1"), "0")
         arriving = asyncio.ensure_future(stage(b, to("q", b"2"), "1"))
         await asyncio.sleep(0)
-        b.broker.producers.give_up("p", "s")
+        b.send(GiveUpStage("p", "s"))
         with pytest.raises(LanewayError, match="while part '1' arrived"):
             await arriving
         assert files(b) == []
@@ -439,7 +466,7 @@ def test_a_part_that_arrives_while_its_stage_is_committed_is_refused_and_leaves_
 def test_without_a_folder_nothing_is_staged(run: Run) -> None:
     async def scenario(b: Bench) -> None:
         await b.queue()
-        b.broker.producers._staging._folder = None
+        b.partition.producers._staging._folder = None
         with pytest.raises(Unavailable, match="no folder"):
             await stage(b, to("q", b"1"))
 

@@ -19,8 +19,8 @@ Run = Callable[..., None]
 
 async def settled_upkeep(b: Bench) -> None:
     """Wait for a snapshot that is being saved."""
-    while b.broker.upkeep._saving is not None or b.broker.upkeep._frozen is not None:
-        await b.broker.committer.durable()
+    while b.partition.upkeep._saving is not None or b.partition.upkeep._frozen is not None:
+        await b.durable()
         await asyncio.sleep(0)
 
 
@@ -31,7 +31,7 @@ def test_a_restart_replays_only_what_came_after_the_snapshot(run: Run) -> None:
             await b.publish(b"x" * 100)
         await settled_upkeep(b)
         await b.publish(b"last")
-        b.broker.upkeep._events = 0  # no snapshot at the end: as if killed
+        b.partition.upkeep._events = 0  # no snapshot at the end: as if killed
         await b.restart()
         assert b.recovery.snapshot_position > 0
         assert b.recovery.event_count < 60
@@ -51,7 +51,7 @@ def test_segments_of_settled_messages_are_dropped(run: Run) -> None:
         used = sum(f.stat().st_size for f in b.folder.iterdir())
         assert used < 80 * 100_000 / 2, "most of what was settled is gone"
         await b.restart()
-        assert b.broker.queues.stats("/", "q").totals["acked"] == 800
+        assert (await b.stats()).totals["acked"] == 800
 
     run(scenario, snapshot_events=100)
 
@@ -103,9 +103,9 @@ def test_changes_after_a_snapshot_was_frozen_are_not_in_it(run: Run) -> None:
             if i % 3 == 0:
                 await b.settle("ack", await b.lease(1))
         await settled_upkeep(b)
-        expected = b.broker.queues.stats("/", "q")
+        expected = await b.stats()
         await b.restart()
-        found = b.broker.queues.stats("/", "q")
+        found = await b.stats()
         assert (found.ready, found.leased, found.totals) == (expected.ready, expected.leased, expected.totals)
         check_invariants(b.engine.state)
 
@@ -121,7 +121,7 @@ def test_the_deeper_the_backlog_the_more_must_have_happened_for_a_snapshot(
 
     async def scenario(b: Bench) -> None:
         def is_due() -> bool:
-            return b.broker.upkeep._is_due()
+            return b.partition.upkeep._is_due()
 
         async def settle_extents(count: int) -> None:
             """So many more extents have no live record, and more extents are begun."""
@@ -130,7 +130,7 @@ def test_the_deeper_the_backlog_the_more_must_have_happened_for_a_snapshot(
                 await b.settle("ack", await b.lease(1))
 
         await b.queue()
-        b.broker.upkeep._stopping = True  # no snapshot is taken: what is asked is whether one would be
+        b.partition.upkeep._stopping = True  # no snapshot is taken: what is asked is whether one would be
         while len(b.engine.journal.extent_bytes()) < 16:
             await b.publish(b"x" * 200_000)
         assert not is_due()
@@ -138,20 +138,20 @@ def test_the_deeper_the_backlog_the_more_must_have_happened_for_a_snapshot(
         assert not is_due(), "for a small backlog two would have been enough"
         await settle_extents(1)
         assert is_due()
-        b.broker.upkeep._stopping = False
+        b.partition.upkeep._stopping = False
 
     run(scenario)
 
 
 def test_events_are_counted_against_the_messages_there_are(run: Run) -> None:
     async def scenario(b: Bench) -> None:
-        b.broker.upkeep._stopping = True
+        b.partition.upkeep._stopping = True
         await b.queue()
         await b.publish(*[b"x"] * 1000)
-        b.broker.upkeep._events = 499
-        assert not b.broker.upkeep._is_due()
-        b.broker.upkeep._events = 500
-        assert b.broker.upkeep._is_due()
-        b.broker.upkeep._stopping = False
+        b.partition.upkeep._events = 499
+        assert not b.partition.upkeep._is_due()
+        b.partition.upkeep._events = 500
+        assert b.partition.upkeep._is_due()
+        b.partition.upkeep._stopping = False
 
     run(scenario, snapshot_events=100)

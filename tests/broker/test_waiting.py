@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from laneway.broker import waiting
+from laneway.broker.interface import Ack, Lease, Settle
+from laneway.broker.values import Deliveries, Properties, Settlement
 from laneway.core.events import Acked, Event, Leased
-from laneway.core.message import Delivery, Properties, Settlement
 from laneway.errors import Unavailable
 from tests.broker.conftest import Bench
 
-Run = Callable[[Callable[[Bench], Coroutine[Any, Any, None]]], None]
+Run = Callable[..., None]
 
 
 def wait(b: Bench, *limits: int, **options: Any) -> list[list[bytes]]:
     """Consumers that wait, and what each of them was told, in the order it was."""
     told: list[list[bytes]] = []
 
-    def done(deliveries: Sequence[Delivery]) -> None:
+    def done(deliveries: Deliveries) -> None:
         told.append([delivery.body for delivery in deliveries])
 
     for limit in limits:
-        b.broker.lease("/", "q", max_messages=limit, wait_ms=20_000, done=done, **options)
+        b.broker.send(Lease(b.id(), limit, wait_ms=20_000, **options), done)
     return told
-
-
-def events(b: Bench) -> list[Event]:
-    """What is staged from now on."""
-    found: list[Event] = []
-    stage = b.engine.journal.stage
-    b.engine.journal.stage = lambda event: (found.append(event), stage(event))[1]  # type: ignore[method-assign]
-    return found
 
 
 def sizes(seen: list[Event]) -> list[int]:
@@ -44,7 +37,7 @@ def sizes(seen: list[Event]) -> list[int]:
 def test_those_who_want_the_same_share_a_lease(run: Run) -> None:
     async def scenario(b: Bench) -> None:
         await b.queue()
-        told, seen = wait(b, 2, 1, 3, 2), events(b)
+        told, seen = wait(b, 2, 1, 3, 2), b.staged()
         await b.publish(*[b"%d" % n for n in range(5)])
         assert told == [[b"0", b"1"], [b"2"], [b"3", b"4"]]
         assert sizes(seen) == [5]
@@ -58,7 +51,7 @@ def test_those_who_want_something_else_have_their_own(run: Run) -> None:
     async def scenario(b: Bench) -> None:
         await b.queue()
         first, second, third = wait(b, 1), wait(b, 1, lease_ms=9_000), wait(b, 1, lease_ms=9_000, consumer="c")
-        seen = events(b)
+        seen = b.staged()
         await b.publish(b"0", b"1", b"2")
         assert (first, second, third) == ([[b"0"]], [[b"1"]], [[b"2"]])
         assert sizes(seen) == [1, 1, 1]
@@ -83,7 +76,7 @@ def test_a_lease_is_shared_by_no_more_than_it_pays_for(run: Run, monkeypatch: py
 
     async def scenario(b: Bench) -> None:
         await b.queue()
-        told, seen = wait(b, *[1] * 9, 20), events(b)
+        told, seen = wait(b, *[1] * 9, 20), b.staged()
         await b.publish(*[b"%d" % n for n in range(12)])
         assert told == [[b"%d" % n] for n in range(9)] + [[b"9", b"10", b"11"]]
         assert sizes(seen) == [4, 4, 4]
@@ -95,13 +88,13 @@ def test_one_who_went_away_holds_nothing(run: Run) -> None:
     async def scenario(b: Bench) -> None:
         await b.queue()
         told = wait(b, 1)
-        gone = b.broker.lease("/", "q", max_messages=1, wait_ms=20_000, done=lambda _: pytest.fail("told"))
+        gone = b.broker.send(Lease(b.id(), 1, wait_ms=20_000), lambda _: pytest.fail("told"))
         last = wait(b, 1)
-        assert gone is not None
-        gone.cancel()
+        assert (await b.stats()).consumers_waiting == 3
+        b.broker.withdraw(gone)
         await b.publish(b"0", b"1")
         assert (told, last) == ([[b"0"]], [[b"1"]])
-        assert b.broker.queues.stats("/", "q").leased == 2
+        assert (await b.stats()).leased == 2
 
     run(scenario)
 
@@ -110,7 +103,7 @@ def test_a_queue_that_goes_sends_them_away(run: Run) -> None:
     async def scenario(b: Bench) -> None:
         await b.queue()
         told = wait(b, 1, 1)
-        await b.broker.queues.delete("/", "q")
+        await b.delete()
         assert told == [[], []]
 
     run(scenario)
@@ -118,13 +111,17 @@ def test_a_queue_that_goes_sends_them_away(run: Run) -> None:
 
 def test_there_is_a_limit_to_how_many_may_wait(run: Run) -> None:
     async def scenario(b: Bench) -> None:
-        b.broker.limits = type(b.broker.limits)(max_waiters_per_queue=2)
         await b.queue()
-        wait(b, 1, 1)
+        told = wait(b, 1, 1)
         with pytest.raises(Unavailable, match="2 consumers wait for queue 'q' already"):
-            wait(b, 1)
+            await b.lease(1, wait_ms=20_000)  # of the same turn, or later
+        with pytest.raises(Unavailable, match="2 consumers wait for queue 'q' already"):
+            await b.lease(1, wait_ms=20_000)
+        assert await b.lease(1) == []
+        await b.publish(b"0", b"1")
+        assert told == [[b"0"], [b"1"]]
 
-    run(scenario)
+    run(scenario, max_waiters_per_queue=2)
 
 
 def test_one_who_gives_back_at_once_takes_nothing_from_the_others(run: Run) -> None:
@@ -132,19 +129,19 @@ def test_one_who_gives_back_at_once_takes_nothing_from_the_others(run: Run) -> N
         await b.queue()
         await b.publish(b"0", b"1", b"2", b"3")
         held = await b.lease(4)
-        given: list[Sequence[Delivery]] = []
+        given: list[Deliveries] = []
 
-        def hand_back(deliveries: Sequence[Delivery]) -> None:
+        def hand_back(deliveries: Deliveries) -> None:
             given.append(deliveries)
-            b.broker.settle("/", "q", [Settlement("release", d.token) for d in deliveries], lambda _: None)
+            b.send(Settle(b.id(), [Settlement("release", token) for token in deliveries.tokens()]))
 
-        b.broker.lease("/", "q", max_messages=2, wait_ms=20_000, done=hand_back)
+        b.broker.send(Lease(b.id(), 2, wait_ms=20_000), hand_back)
         second, third = wait(b, 2), wait(b, 2)
         await b.settle("release", held)
-        await b.broker.durable()
+        await b.durable()
         assert [[d.body for d in some] for some in given] == [[b"0", b"1"]]
         assert (second, third) == ([[b"2", b"3"]], [[b"0", b"1"]])
-        assert b.broker.queues.stats("/", "q").leased == 4
+        assert (await b.stats()).leased == 4
 
     run(scenario)
 
@@ -153,15 +150,14 @@ def test_what_was_leased_while_acks_were_gathered_is_acked_after_it_was_leased(r
     async def scenario(b: Bench) -> None:
         await b.queue(lease_ms=1_000)
         await b.publish(*[b"%d" % n for n in range(4)])
-        acked: list[object] = []
         first = await b.lease(1)
-        b.broker.ack_tokens("/", "q", [d.token for d in first], acked.extend)
+        acked = b.send(Ack(b.id(), [d.token for d in first]))
         b.clock.ms += 2_000  # no timer ran: the lease is over, but its ack came before that
-        seen = events(b)
-        second = b.broker.lease_durable("/", "q", 2)
-        b.broker.ack_tokens("/", "q", [d.token for d in second], acked.extend)
-        await b.broker.durable()
-        assert acked == [0, 0, 0]
+        seen = b.staged()
+        second = await b.lease(2)
+        acked_after = b.send(Ack(b.id(), [d.token for d in second]))
+        await b.durable()
+        assert acked == [[0]] and acked_after == [[0, 0]]
         leased = {seq: e.at_ms for e in seen if isinstance(e, Leased) for seq in e.seqs}
         late = [e.at_ms - leased[seq] for e in seen if isinstance(e, Acked) for seq in e.seqs if seq in leased]
         assert len(late) == 2 and min(late) >= 0

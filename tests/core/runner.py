@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from laneway.core import births, burial, clockwork, commands, lease_commands, rows, snapshot
+from laneway.core import births, burial, clockwork, commands, lease_commands, publishing, rows, snapshot
 from laneway.core.deadlines import TTL
 from laneway.core.digits import token
 from laneway.core.events import Event, Kind, Opened, Published, Relocated
-from laneway.core.message import PLAIN, Draft, Properties, Receipt, Settlement, split_record
+from laneway.core.message import PLAIN, Draft, Properties, Receipt, Receipts, Settlement, messages_of, split_record
 from laneway.core.queue import DEDUPLICATED, TOTALS, Queue
 from laneway.core.settings import QueueSettings
 from laneway.core.state import State
@@ -121,9 +121,10 @@ class Core:
         )
 
     def publish(self, *drafts: Draft | bytes, queue: str = "q") -> tuple[list[Event], list[Receipt | LanewayError]]:
-        results: list[Receipt | LanewayError] = []
-        batch = [Draft(d) if isinstance(d, bytes) else d for d in drafts]
-        return self.run(commands.publish(self.state, self[queue], batch, self.now_ms, results)), results
+        results: list[Receipts] = []
+        batch = messages_of([Draft(d) if isinstance(d, bytes) else d for d in drafts])
+        events = self.run(publishing.publish(self.state, self[queue], batch, self.now_ms, results))
+        return events, results[0].each()
 
     def fill(self, count: int, queue: str = "q", **draft: Any) -> None:
         self.publish(*[Draft(b"x", **draft) for _ in range(count)], queue=queue)

@@ -8,6 +8,7 @@ from laneway.core import burial, commands
 from laneway.core.events import Cause, DeadLettered, Moved, Removed
 from laneway.core.invariants import check_invariants
 from laneway.core.message import Death, Settlement, message_id
+from laneway.core.queue import TOTALS
 from laneway.core.stories import MAX_DEATHS
 from laneway.errors import MessageNotFound
 from tests.core.runner import START_MS, TAG, Core, draft
@@ -404,7 +405,7 @@ def test_totals_tell_deaths_by_reason() -> None:
     core.settle(Settlement("reject", leased[0][1]))
     core.tick(30_000)
     core.redrive([4], "dead")
-    names = commands.q_.TOTALS
+    names = TOTALS
     q, dead = (dict(zip(names, core[n].totals, strict=True)) for n in ("q", "dead"))
     assert {k: v for k, v in q.items() if v} == {
         "published": 3,

@@ -461,3 +461,23 @@ def test_handles_are_parsed_together_or_not_at_all(wrong: str) -> None:
     assert parse_tokens(good) == ([5, 6], [1 << 40 | 7, 1 << 40 | 8])
     assert parse_tokens([*good, wrong]) is None
     assert parse_tokens([*good, good[0]]) is None
+
+
+# What connections hold
+
+
+@pytest.mark.parametrize("action", ["ack", "release", "reject", "extend"])
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_message_that_a_connection_names_twice_is_settled_once(action: str, gone: bool) -> None:
+    """Also if others that it names are not held any more, or the first time was with an older lease."""
+    core = one_queue()
+    core.publish(b"1", b"2", b"3")
+    held = [(event.first_lease + at, seq) for event in core.lease(3) for at, seq in enumerate(event.seqs)]
+    (first_lease, first), (second_lease, second), (third_lease, third) = held
+    if gone:
+        core.run(lease_commands.settle_held(core.state, core["q"], [third], [third_lease], "ack", core.now_ms))
+    seqs = [second, first, first, third, second, first]
+    leases = [second_lease, 7, first_lease, third_lease, second_lease, first_lease]
+    (event,) = core.run(lease_commands.settle_held(core.state, core["q"], seqs, leases, action, core.now_ms, 1_000))
+    assert sorted(event.seqs) == ([first, second] if gone else [first, second, third])
+    check_invariants(core.state)

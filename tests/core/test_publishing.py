@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from laneway.core import commands
-from laneway.core.commands import KEY_LIFE_MS, MAX_DELAY_MS, MAX_SCHEDULE_MS, MAX_TTL_MS
+from laneway.core.commands import KEY_LIFE_MS
 from laneway.core.events import Cause, DeadLettered, Event, KeyRemembered, Moved, Published
 from laneway.core.invariants import check_invariants
 from laneway.core.message import PLAIN, Draft, Properties, Receipt, Settlement, decode_record, message_id
+from laneway.core.publishing import MAX_DELAY_MS, MAX_SCHEDULE_MS, MAX_TTL_MS
 from laneway.core.table import Table
 from laneway.errors import IdempotencyConflict, MessageTooLarge, QueueNotFound
 from tests.core.runner import START_MS, TAG, Core, codes, draft

@@ -11,6 +11,7 @@ from laneway.core import commands
 from laneway.core.events import QueueDeleted, QueuePurged, QueuePut
 from laneway.core.invariants import check_invariants
 from laneway.core.message import Settlement
+from laneway.core.queue import DELETED, PURGED
 from laneway.core.settings import DAY_MS, RANGES, QueueSettings, check_queue_name, check_settings
 from laneway.core.table import SLAB_ROWS
 from laneway.errors import Conflict, InvalidInput, LeaseStale, LimitExceeded, QueueInUse
@@ -186,7 +187,7 @@ def test_a_purge_removes_what_waits_and_nothing_else() -> None:
     assert event == QueuePurged(1, START_MS, 8)
     q = core["q"]
     assert (q.ready, q.leased, q.delayed, list(q.dead), q.bytes_waiting) == (0, 1, 0, [2], 0)
-    assert q.totals[commands.q_.PURGED] == 5
+    assert q.totals[PURGED] == 5
     check_invariants(core.state)
     assert core.ack(one)[1] == [0]
     assert core.tick(100_000) == []
@@ -201,7 +202,7 @@ def test_a_purge_of_what_is_held_as_well_leaves_the_dead_alone() -> None:
     core.run(commands.purge_queue(core.state, core["q"], core.now_ms, leased=True))
     q = core["q"]
     assert (q.ready, q.leased, q.delayed, list(q.dead), q.bytes_waiting) == (0, 0, 0, [2], 0)
-    assert (q.totals[commands.q_.PURGED], q.totals[commands.q_.DELETED]) == (2, 2)
+    assert (q.totals[PURGED], q.totals[DELETED]) == (2, 2)
     check_invariants(core.state)
     assert [type(told) for told in core.ack(one, three)[1]] == [LeaseStale, LeaseStale]
     assert core.tick(100_000) == [], "and no lease of them ends"
@@ -238,7 +239,7 @@ def test_a_hundred_thousand_messages_are_purged_slab_by_slab() -> None:
     leased = [seq for seq, _ in core.take(3)]
     purge(core)
     q = core["q"]
-    assert (q.ready, q.leased, q.bytes_waiting, q.totals[commands.q_.PURGED]) == (0, 3, 0, 99_997)
+    assert (q.ready, q.leased, q.bytes_waiting, q.totals[PURGED]) == (0, 3, 0, 99_997)
     assert slabs == 98 and len(core.state.table.slabs) == 2  # of the leased ones, and the unfinished last
     assert leased == [1, 2, 3]
     check_invariants(core.state)

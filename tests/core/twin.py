@@ -13,12 +13,12 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from laneway.core import burial, commands, lease_commands, snapshot, topology_commands
-from laneway.core.commands import MAX_SCHEDULE_MS
 from laneway.core.digits import token
 from laneway.core.events import Cause, Copied, DeadLettered, Event, Moved, Released, Removed
 from laneway.core.exchanges import Binding
 from laneway.core.invariants import check_invariants
 from laneway.core.message import Death, Draft, Properties, Receipt, Settlement, encode_props, parse_message_id
+from laneway.core.publishing import MAX_SCHEDULE_MS
 from laneway.core.queue import TOTALS
 from laneway.core.settings import QueueSettings
 from laneway.core.state import State

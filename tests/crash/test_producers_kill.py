@@ -41,9 +41,9 @@ def run_without_fences(self, command):
 async def torn_commit(self, *arguments, **options):
     done = await commit(self, *arguments, **options)
     await asyncio.sleep(0.02)
-    run(self._broker.engine, iter(held))
+    run(self._partition.engine, iter(held))
     held.clear()
-    await self._broker.durable()
+    await self._partition.durable()
     return done
 
 Engine.run, Producers.commit = run_without_fences, torn_commit

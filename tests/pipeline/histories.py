@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
+from laneway.core import property_lists
 from laneway.core.events import (
     Acked,
     Births,
@@ -42,6 +43,7 @@ from laneway.core.message import (
     PLAIN,
     RECORD_PREFIX_BYTES,
     Properties,
+    amqp_props_head,
     decode_record,
     encode_props,
     encode_record,
@@ -79,11 +81,32 @@ properties = st.just(PLAIN) | st.builds(
 )
 
 
+lists_of_amqp = st.fixed_dictionaries(
+    {},
+    optional={"content_type": words, "correlation_id": words, "headers": attributes, "priority": st.integers(0, 9)},
+)
+
+
+@st.composite
+def amqp_blocks_of(draw: st.DrawFn) -> bytes:
+    """The props of a message that came over AMQP, whose property list may be damaged."""
+    raw = property_lists.encode(draw(lists_of_amqp))
+    if draw(st.integers(0, 9)) == 0:
+        raw = raw[:-1]
+    return amqp_props_head(draw(words).encode(), draw(words).encode(), hides_bcc=draw(st.booleans())) + raw
+
+
+amqp_blocks = amqp_blocks_of()
+
+
 @st.composite
 def published(draw: st.DrawFn) -> Published:
     given = draw(st.lists(properties, min_size=1, max_size=5))
     count = len(given)
     blocks = [encode_props(one) for one in given]
+    for at, one in enumerate(given):
+        if draw(st.booleans()) and not (one.group or one.dedup_id):
+            blocks[at] = draw(amqp_blocks)
     bodies = [draw(blobs) for _ in given]
     sizes = [RECORD_PREFIX_BYTES + len(block) + len(body) for block, body in zip(blocks, bodies, strict=True)]
     column = st.lists(times_or_none, min_size=count, max_size=count)

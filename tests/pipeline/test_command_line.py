@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from laneway.cli import cli
 from laneway.cli.pipeline import job_command, run_
-from laneway.pipeline.runner import Job, Setting, whole
+from laneway.pipeline.runner import Job, JobSetting, whole
 
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> Result:
@@ -31,7 +31,7 @@ def warehouse(tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def _a_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job("count", "Counts.", "nowhere", (Setting("partition_count", "So many.", 8, whole, "N"),))
+    job = Job("count", "Counts.", "nowhere", (JobSetting("partition_count", "So many.", 8, whole, "N"),))
     monkeypatch.setitem(run_.commands, "count", job_command(job))
 
 

@@ -167,7 +167,7 @@ def test_a_lost_cursor_is_an_error_unless_history_may_be_lost(serving: Serving) 
     with serving.client() as http:
         publish(http, 3)
     end = reader.latestOffset(start, ReadAllAvailable())
-    serving.call(serving.broker.cursors._lose, "c", "this test says so")
+    serving.call(serving.partition.cursors._lose, "c", "this test says so")
     with pytest.raises(CursorLost, match="c"):
         reader.commit(end)
     reader_of(serving, cursor="c", failOnDataLoss="false").commit(end)
@@ -233,5 +233,5 @@ def test_the_archive_takes_its_cursor_to_where_the_lake_is_and_leaves_it_while_n
     assert held_after(end) == ("ok", end)
     assert held_after(source.end().position) == ("ok", end)  # nothing happened but that it was moved
     assert held_after(3) == ("ok", 3)
-    serving.call(serving.broker.cursors._lose, "archive", "this test says so")
+    serving.call(serving.partition.cursors._lose, "archive", "this test says so")
     assert held_after(3) == ("ok", 3)  # that history is there

@@ -15,9 +15,9 @@ from laneway.pipeline.lake import Warehouse
 from laneway.pipeline.runner import (
     JOBS,
     Job,
+    JobSetting,
     Options,
     Result,
-    Setting,
     job,
     moment,
     number,
@@ -29,7 +29,7 @@ from laneway.pipeline.runner import (
 )
 from tests.pipeline.events import at, frame, row
 
-COUNT = Job("count", "Counts.", "tests.pipeline.counting", (Setting("share", "Of all.", 0.5, number),))
+COUNT = Job("count", "Counts.", "tests.pipeline.counting", (JobSetting("share", "Of all.", 0.5, number),))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from pyspark.sql import types as t
 
 from laneway.client import Client
 from laneway.errors import InvalidInput, PipelineError
-from laneway.pipeline.messages import COLUMNS, WRITE_OPTIONS, Messages, WriteOptions, check_columns, write_options
+from laneway.pipeline.messages import COLUMNS, WRITE_OPTIONS, MessageChunks, WriteOptions, check_columns, write_options
 from laneway.pipeline.writing import Staged, stream_writer, writer
 from tests.rest.serving import Serving
 
@@ -153,7 +153,7 @@ def test_nothing_is_overwritten(make: Any) -> None:
 
 
 def made(options: WriteOptions, **columns: Any) -> list[dict[str, Any]]:
-    return list(Messages(options).rows(pa.RecordBatch.from_pydict(columns)))
+    return list(MessageChunks(options).rows(pa.RecordBatch.from_pydict(columns)))
 
 
 def test_columns_become_fields_and_what_is_null_is_left_out() -> None:
@@ -225,9 +225,9 @@ def test_content_types_come_from_the_row_then_the_option_then_the_kind_of_body()
 
 def test_chunks_are_about_as_large_as_asked_and_never_empty() -> None:
     batches = [*rows(*[b"x" * 100] * 5), *rows(), *rows(b"y" * 1000)]
-    chunks = list(Messages(WriteOptions(URL, queue="q", chunk_bytes=400)).chunks(iter(batches)))
+    chunks = list(MessageChunks(WriteOptions(URL, queue="q", chunk_bytes=400)).chunks(iter(batches)))
     assert [len(chunk) for chunk in chunks] == [3, 3]
-    assert list(Messages(WriteOptions(URL, queue="q")).chunks(rows())) == []
+    assert list(MessageChunks(WriteOptions(URL, queue="q")).chunks(rows())) == []
 
 
 # --- as Spark calls them

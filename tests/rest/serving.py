@@ -17,15 +17,19 @@ from typing import Any, TypeVar
 import httpx
 
 from laneway.access import Access
-from laneway.broker.broker import Broker
+from laneway.broker.documents import Documents
 from laneway.broker.engine import Engine
+from laneway.broker.interface import Broker, Request
+from laneway.broker.local import LocalBroker
+from laneway.broker.partition import Partition
 from laneway.core.events import Event
-from laneway.frontends.http.protocol import Connection
+from laneway.frontends.http.protocol import HttpConnection
 from laneway.frontends.http.server import HttpServer
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.server import RestServer
 from laneway.journal.segments.journal import SegmentJournal
 from tests.in_thread import DEADLINE_S, InThread
+from tests.wire_broker import for_tests
 
 _E = TypeVar("_E", bound=Event)
 
@@ -165,7 +169,7 @@ class RecordingTransport:
 def staged(serving: Serving, kind: type[_E]) -> Iterator[list[_E]]:
     """The events of one kind that are staged meanwhile."""
     found: list[_E] = []
-    journal = serving.broker.engine.journal
+    journal = serving.partition.engine.journal
     stage = journal.stage
 
     def noted(event: Event) -> int:
@@ -185,25 +189,31 @@ class Serving(InThread):
         super().__init__(loop=loop)
         self.folder = folder
         self._limits = limits or RestLimits()
+        self.partition: Partition
         self.broker: Broker
         self.access: Access
         self.server: HttpServer
         self.address: tuple[str, int]
 
     async def _start(self) -> None:
-        self.broker = Broker(
+        self.partition = Partition(
             Engine(SegmentJournal(self.folder), new_tag=lambda: 7),
             now_ms=self.now_ms,
             staging_folder=self.folder / "staged",
         )
-        await self.broker.start()
-        self.access = Access(self.broker, now_ms=self.now_ms)
+        await self.partition.start()
+        self.broker = for_tests(LocalBroker(self.partition))
+        self.access = Access(Documents(self.broker), now_ms=self.now_ms)
         self.server = RestServer(self.broker, self.access, self._limits)
         self.address = await self.server.start("127.0.0.1", 0)
 
     async def _end(self) -> None:
         await self.server.stop(2000)
-        await self.broker.stop()
+        await self.partition.stop()
+
+    def ask(self, request: Request) -> Any:
+        """The broker's answer to a request."""
+        return self.run(self.broker.ask(request))
 
     @property
     def url(self) -> str:
@@ -220,7 +230,7 @@ class Serving(InThread):
 
         async def spoken() -> tuple[bytes, RecordingTransport]:
             transport = RecordingTransport()
-            connection = Connection(self.server._shared)
+            connection = HttpConnection(self.server._shared)
             connection.connection_made(transport)  # type: ignore[arg-type]
             for piece in pieces:
                 connection.data_received(piece)
@@ -238,9 +248,9 @@ class Serving(InThread):
         number is in `hang_up` are gone before the turn ends, and have no answer here."""
 
         async def spoken() -> list[Response]:
-            talks: list[tuple[Connection, RecordingTransport]] = []
+            talks: list[tuple[HttpConnection, RecordingTransport]] = []
             for at, piece in enumerate(requests):
-                connection, transport = Connection(self.server._shared), RecordingTransport()
+                connection, transport = HttpConnection(self.server._shared), RecordingTransport()
                 connection.connection_made(transport)  # type: ignore[arg-type]
                 connection.data_received(piece)
                 if at in hang_up:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from laneway.frontends.http.browsers import is_loopback
-from laneway.frontends.http.protocol import Connection
+from laneway.frontends.http.protocol import HttpConnection
 from laneway.frontends.rest.answers import AccountAnswer, AccountsAnswer, KeysAnswer, NewKeyAnswer
 from tests.rest.serving import RecordingTransport, Serving, Wire, request, take_responses
 from tests.rest.test_consume import dequeue, error, publish
@@ -219,7 +219,7 @@ def test_guest_cannot_come_from_elsewhere(serving: Serving) -> None:
 
     async def from_elsewhere(headers: str) -> int:
         transport = RecordingTransport()
-        connection = Connection(serving.server._shared)
+        connection = HttpConnection(serving.server._shared)
         connection.connection_made(transport)  # type: ignore[arg-type]
         connection.from_loopback = False
         connection.data_received(request("GET", "/whoami", headers=headers))

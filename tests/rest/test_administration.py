@@ -319,8 +319,9 @@ def test_health_and_the_root_need_no_account(serving: Serving) -> None:
 def test_a_node_that_is_not_ready_says_so(own_serving) -> None:  # type: ignore[no-untyped-def]
     serving = own_serving()
     with serving.client() as http:
-        serving.broker._phase = "starting"
+        http.put("/queues/q")
+        serving.partition._phase = "starting"
         answer = http.get("/readyz")
         assert (answer.status_code, answer.json()["error"]["state"]) == (503, "starting")
         assert error(http.post("/queues/q/messages", json={"payload": 1}))[:2] == (503, "unavailable")
-        serving.broker._phase = "ready"
+        serving.partition._phase = "ready"

@@ -357,12 +357,12 @@ def test_many_handles_are_settled_one_by_one(
 def test_trouble_with_reading_is_told_to_all_who_asked(
     serving: Serving, http: httpx.Client, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_: object) -> None:
+    def broken(*_: object) -> None:
         raise OSError(24, "Too many open files")
 
     publish(http, queue, *range(4))
     with monkeypatch.context() as patch:
-        patch.setattr(serving.broker.engine, "deliveries", broken)
+        patch.setattr(serving.partition.engine, "deliveries", broken)
         answers = serving.at_once([asking(queue, 1), asking(queue, 1), asking(queue, 1, visibility_timeout=5)])
     assert [one.status for one in answers] == [500, 500, 500]
-    assert len(dequeue(http, queue, max_messages=10)) == 1
+    assert len(dequeue(http, queue, max_messages=10)) == 1  # the leases of the others expire

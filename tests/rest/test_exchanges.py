@@ -261,6 +261,19 @@ def test_a_message_goes_to_every_queue_it_is_routed_to(http: httpx.Client, place
         assert (message["attributes"], message["correlation_id"]) == ({"a": 1}, "c")
 
 
+def test_a_priority_that_a_queue_does_not_have_comes_back_where_there_is_one(http: httpx.Client, place: Place) -> None:
+    """A queue takes the message at its own highest; as a dead letter it has the priority that it was given."""
+    dead = place.queue("dead")
+    low = place.queue("low", max_priority=3, dead_letter_exchange="", dead_letter_routing_key="dead")
+    place.bind("amq.direct", "low", "k")
+    place.publish("amq.direct", "k", priority=9)
+    (message,) = dequeue(http, low)
+    assert message["priority"] == 3 and "properties" not in message
+    handle = {"receipt_handle": message["receipt_handle"]}
+    assert http.post(f"{low}/messages/{message['message_id']}/reject", json=handle).status_code == 204
+    assert [m["priority"] for m in dequeue(http, dead)] == [9]
+
+
 def test_a_message_that_is_routed_nowhere_says_so(http: httpx.Client, place: Place) -> None:
     place.queue("q")
     assert place.publish("amq.direct", "k") == {"routed": False, "queue_count": 0, "queues": []}

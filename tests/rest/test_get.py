@@ -8,6 +8,9 @@ import httpx
 import msgspec
 import pytest
 
+from laneway.broker.interface import DeclareQueue, Publish
+from laneway.core.message import Draft, Properties, messages_of
+from laneway.core.settings import QueueSettings
 from laneway.frontends.rest.answers import GetAnswer
 from tests.in_thread import wait_for
 from tests.rest.serving import Serving
@@ -205,10 +208,8 @@ def test_a_queue_that_somebody_waits_on_is_used(http: httpx.Client) -> None:
 
 
 def test_an_exclusive_queue_is_its_connections_alone(serving: Serving, http: httpx.Client) -> None:
-    from laneway.core.settings import QueueSettings
-
-    declare = serving.broker.sessions.declare_queue
-    serving.call(declare, "/", "mine", QueueSettings(exclusive=True), object())
+    session = serving.call(serving.broker.open_session, lambda push: None)
+    serving.ask(DeclareQueue("/", "mine", QueueSettings(exclusive=True), session))
     for answer in (
         http.get("/queues/mine/get"),
         http.post("/queues/mine/dequeue"),
@@ -257,13 +258,12 @@ def test_a_name_that_comes_twice_in_properties_is_refused(http: httpx.Client, qu
 def test_what_another_protocol_says_is_shown_without_its_raw_bytes(
     serving: Serving, http: httpx.Client, queue: str
 ) -> None:
-    from laneway.core.message import Draft, Properties
-
     headers = {"list": [1, b"\x00", [True]], "map": {"deep": {"bytes": b"\xff"}}, "none": None, "n": 1.5}
     extra = {"amqp": b"\x10\x00raw", "reply_to": "r", "delivery_mode": 2, "expiration": "60000", "user_id": "guest"}
     properties = Properties("text/plain", exchange="logs", routing_key="a.b", attributes=headers, extra=extra)
     name = queue.rpartition("/")[2]
-    serving.call(serving.broker.publish, "/", name, [Draft(b"hello", 1, properties)], lambda results: None)
+    source = serving.broker.topology.find_queue("/", name)
+    serving.ask(Publish((source.queue,), messages_of([Draft(b"hello", 1, properties)])))
     for path, options in ((f"{queue}/messages", {}), (f"{queue}/get", {"ack_mode": "ack_requeue_true"})):
         (message,) = http.get(path, params=options).json()["messages"]
         assert message["attributes"] == {

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from laneway.errors import ConfigInvalid
-from laneway.frontends.http.protocol import Connection
+from laneway.frontends.http.protocol import HttpConnection
 from laneway.frontends.rest.limits import RestLimits
 from tests.in_thread import wait_for
 from tests.rest.serving import RecordingTransport, Serving, request, take_responses
@@ -104,8 +104,8 @@ def test_a_request_that_takes_too_long_to_arrive_is_given_up(own_serving: Start,
         assert part in answer.error["message"]
 
 
-def connected(serving: Serving) -> tuple[Connection, RecordingTransport]:
-    connection, transport = Connection(serving.server._shared), RecordingTransport()
+def connected(serving: Serving) -> tuple[HttpConnection, RecordingTransport]:
+    connection, transport = HttpConnection(serving.server._shared), RecordingTransport()
     connection.connection_made(transport)  # type: ignore[arg-type]
     return connection, transport
 
@@ -222,7 +222,7 @@ def test_too_many_slow_requests_at_once_are_told_to_come_back(own_serving: Start
         transports = []
         for name in ("a", "b"):
             transports.append(RecordingTransport())
-            connection = Connection(serving.server._shared)
+            connection = HttpConnection(serving.server._shared)
             connection.connection_made(transports[-1])  # type: ignore[arg-type]
             connection.data_received(request("PUT", f"/queues/{name}"))
         while not all(t.written for t in transports):

@@ -11,7 +11,7 @@ from itertools import pairwise
 import httpx
 import pytest
 
-from laneway.frontends.http.protocol import Connection
+from laneway.frontends.http.protocol import HttpConnection
 from laneway.frontends.http.responses import Framer
 from tests.in_thread import wait_for
 from tests.rest.serving import RecordingTransport, Serving, Wire, request, take_responses
@@ -276,10 +276,11 @@ def test_messages_leased_for_a_client_that_is_gone_are_given_back(
     """The lease is made while the message is on its way to the disk, and the client leaves in between."""
 
     async def publish_dequeue_and_leave() -> None:
-        connection = Connection(serving.server._shared)
+        connection = HttpConnection(serving.server._shared)
         connection.connection_made(RecordingTransport())  # type: ignore[arg-type]
         connection.data_received(request("POST", f"{queue}/messages", b'{"payload":1}'))
         connection.data_received(request("POST", f"{queue}/dequeue", b'{"max_messages":1}'))
+        serving.partition.inbox.drain()
         connection.connection_lost(None)
 
     serving.run(publish_dequeue_and_leave())

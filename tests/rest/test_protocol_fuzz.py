@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from laneway.broker.interface import PutQueue
 from laneway.core.settings import QueueSettings
-from laneway.frontends.http.protocol import Connection
+from laneway.frontends.http.protocol import HttpConnection
 from tests.in_thread import DEADLINE_S
 from tests.rest.serving import RecordingTransport, Serving, request, take_responses
 
@@ -68,7 +69,7 @@ def cut(stream: bytes, sizes: Sequence[int]) -> list[bytes]:
 async def spoken(serving: Serving, pieces: Sequence[bytes]) -> tuple[list[tuple[int, str]], bool]:
     """(status, error code) of every answer, and whether the connection was ended, once all is quiet."""
     transport = RecordingTransport()
-    connection = Connection(serving.server._shared)
+    connection = HttpConnection(serving.server._shared)
     connection.connection_made(transport)  # type: ignore[arg-type]
     deadline = time.monotonic() + DEADLINE_S
     for piece in pieces:
@@ -91,7 +92,7 @@ async def spoken(serving: Serving, pieces: Sequence[bytes]) -> tuple[list[tuple[
 
 @pytest.fixture
 def fuzzed(serving: Serving) -> Serving:
-    serving.run(serving.broker.queues.put("/", "fuzzed", QueueSettings()))
+    serving.ask(PutQueue("/", "fuzzed", QueueSettings()))
     return serving
 
 

@@ -11,9 +11,10 @@ import httpx
 import msgspec
 import pytest
 
-from laneway.core.message import Draft, Properties
+from laneway.broker.interface import Publish
+from laneway.core.message import Draft, Properties, messages_of
 from laneway.frontends.rest.answers import DequeueAnswer, PublishAnswer
-from laneway.frontends.rest.writing import Writer
+from laneway.frontends.rest.writing import AnswerWriter
 from tests.rest.serving import Serving, request, take_responses
 
 JSON = {"Content-Type": "application/json"}
@@ -155,14 +156,9 @@ def test_a_body_called_json_by_others_that_is_none_breaks_nothing(
     serving: Serving, http: httpx.Client, queue: str
 ) -> None:
     """Other protocols pass on what a publisher calls JSON, unchecked."""
-
-    async def publish() -> None:
-        for body in (b'1,"x":', b"", b'"\xff"', b"[" * 5000 + b"]" * 5000):
-            serving.broker.publish(
-                "/", queue.removeprefix("/queues/"), [Draft(body, properties=Properties())], lambda _: None
-            )
-
-    serving.run(publish())
+    target = serving.broker.topology.find_queue("/", queue.removeprefix("/queues/"))
+    for body in (b'1,"x":', b"", b'"\xff"', b"[" * 5000 + b"]" * 5000):
+        serving.ask(Publish((target.queue,), messages_of([Draft(body, properties=Properties())])))
     messages = take(http, queue, 4)
     assert [base64.b64decode(m["payload_base64"])[:6] for m in messages] == [b'1,"x":', b"", b'"\xff"', b"[" * 6]
     assert {m["content_type"] for m in messages} == {"application/json"}
@@ -352,7 +348,7 @@ def test_an_answer_that_cannot_be_made_is_an_internal_error(
     def broken(*_: object) -> list[str]:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(Writer, "receipts", broken)
+    monkeypatch.setattr(AnswerWriter, "around_number", broken)
     answer = http.post(f"{queue}/messages", json={"payload": 1})
     assert refusal(answer) == (500, "internal_error", None)
     assert "planted" not in answer.text and "planted" in caplog.text

@@ -9,62 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from laneway.core.events import Published
-from laneway.core.message import Draft
-from laneway.errors import InvalidInput
-from laneway.frontends.rest.publishing import decode_publish, decode_singles
 from tests.rest.serving import Serving, request, staged, take_responses
-
-values = st.recursive(
-    st.none() | st.integers(-5, 300) | st.sampled_from(["", "é", "},{", '","', "[1"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["payload", "a"]), inner, max_size=2),
-    max_leaves=5,
-)
-messages = st.fixed_dictionaries({"payload": values}, optional={"priority": st.none() | st.integers(0, 300)})
-texts = st.builds(
-    lambda message, style, ascii_only: json.dumps(message, separators=style, ensure_ascii=ascii_only),
-    messages,
-    st.sampled_from([(",", ":"), (", ", ": ")]),
-    st.booleans(),
-)
-
-
-@given(st.lists(texts, min_size=1, max_size=4), st.data())
-def test_bodies_mean_together_what_each_means_alone(entries: list[str], data: st.DataObject) -> None:
-    """However a text that is a good list is cut into bodies: what does not stand alone is not taken for a message."""
-    whole = ",".join(entries)
-    commas = [at for at, char in enumerate(whole) if char == ","]
-    cuts = sorted(data.draw(st.sets(st.sampled_from(commas)))) if commas and data.draw(st.booleans()) else None
-    if cuts is None:
-        bodies = [entry.encode() for entry in entries]
-    else:
-        ends = zip([-1, *cuts], [*cuts, len(whole)], strict=True)
-        bodies = [whole[start + 1 : end].encode() for start, end in ends]
-    together = decode_singles(bodies)
-    if together is not None:
-        assert together.drafts() == [decode_publish(body) for body in bodies]
-    elif cuts is None:  # good messages with nothing that needs a closer look are not left to the slower way
-        assert any(_is_refused(body) or json.loads(body).get("priority", 1) is None for body in bodies)
-
-
-def _is_refused(body: bytes) -> bool:
-    try:
-        decode_publish(body)
-    except InvalidInput:
-        return True
-    return False
-
-
-def test_bodies_that_only_together_are_messages_are_none() -> None:
-    assert decode_singles([b'{"payload":[1', b"2]}"]) is None
-    assert decode_singles([b'{"payload":1},{"payload":[1', b"2]}"]) is None
-    assert decode_singles([b'{"payload":1},{"payload":2}']) is None
-    assert decode_singles([b'{"payload":1}', b'{"payload":2,"payload":3}']) is None
-    assert decode_singles([b'{"payload":"\xff"}']) is None
-    assert decode_singles([b'{"payload":' + b"[" * 5000 + b"]" * 5000 + b"}"]) is None
 
 
 def ask(queue: str, **message: Any) -> bytes:
@@ -116,14 +63,6 @@ def test_a_full_queue_takes_as_many_as_there_is_room_for(serving: Serving, http:
     assert [one.status for one in answers] == [201, 201, 429, 429]
 
 
-def test_as_python_writes_them_they_are_taken_together_too() -> None:
-    plain = [{"payload": {"a": [1, 2]}}, {"priority": 3, "payload": "x, y: z"}, {"payload": 1, "priority": 10}]
-    bodies = [json.dumps(one).encode() for one in plain] + [json.dumps(plain[1], separators=(",", ":")).encode()]
-    together = decode_singles(bodies)
-    assert together is not None
-    assert together.drafts() == [decode_publish(body) for body in bodies]
-
-
 def test_singles_of_one_connection_keep_their_order(serving: Serving, http: httpx.Client, queue: str) -> None:
     text = request("POST", f"{queue}/messages", b"text", "Content-Type: text/plain\r\n")
     serving.transcript([ask(queue, payload=0), ask(queue, payload=1), text, ask(queue, payload=2)], 4)
@@ -146,22 +85,6 @@ def test_one_who_is_asked_for_a_password_first_comes_first(own_serving: Callable
     assert [one.json()["messages"][0]["payload"] for one in take_responses(written)] == [0, 1]
 
 
-def test_large_ones_are_not_gathered_without_limit(
-    serving: Serving, queue: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[int] = []
-    publish_one = serving.broker.publish_one
-
-    def noted(vhost: str, name: str, draft: Draft, *rest: Any) -> None:
-        seen.append(len(draft.body))
-        publish_one(vhost, name, draft, *rest)
-
-    monkeypatch.setattr(serving.broker, "publish_one", noted)
-    answers = serving.at_once([ask(queue, payload="x" * size) for size in (10, 10, 9000, 9000)])
-    assert [one.status for one in answers] == [201] * 4
-    assert seen == [9002, 9002]
-
-
 def test_trouble_with_them_is_told_to_them_alone(
     own_serving: Callable[..., Serving], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +92,7 @@ def test_trouble_with_them_is_told_to_them_alone(
     with serving.client() as http:
         assert http.put("/queues/q").status_code == 201
         with monkeypatch.context() as patch:
-            patch.setattr(serving.broker, "publish_bodies", lambda *_: 1 / 0)
+            patch.setattr(serving.partition, "publish", lambda *_: 1 / 0)
             answers = serving.at_once([ask("/queues/q", payload=n) for n in range(2)])
         assert [one.status for one in answers] == [500, 500]
         assert http.post("/queues/q/messages", json={"payload": 1}).status_code == 201

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from laneway.broker.interface import DescribeQueue
 from tests.in_thread import wait_for
 from tests.rest.serving import Serving, request, take_responses
 from tests.rest.test_consume import dequeue, publish
@@ -27,9 +28,7 @@ def test_idle_connections_close_long_polls_end_empty_and_requests_are_answered(
         raw = request("POST", "/queues/q/messages", b'{"payload":1}')
         half.send(raw[:-3])
         poll.send(request("POST", "/queues/q/dequeue", b'{"wait_seconds":20}'))
-        wait_for(
-            lambda: serving.call(serving.broker.queues.stats, "/", "q").consumers_waiting == 1, "the long poll waits"
-        )
+        wait_for(lambda: serving.ask(DescribeQueue("/", "q")).consumers_waiting == 1, "the long poll waits")
         wait_for(lambda: serving.server.connection_count == 3, "all are connected")
         thread = stopping(serving)
         assert idle.read_to_the_end() == b""

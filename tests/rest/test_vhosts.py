@@ -9,6 +9,7 @@ import httpx
 import msgspec
 import pytest
 
+from laneway.broker.interface import RemoveDocument
 from laneway.frontends.rest.answers import VhostAnswer, VhostsAnswer
 from tests.rest.serving import Serving
 from tests.rest.test_consume import error
@@ -92,7 +93,7 @@ def test_a_queue_of_a_store_without_a_list_makes_its_virtual_host_exist(tmp_path
     with Serving(tmp_path / "data") as serving, serving.client() as http:
         http.put("/vhosts/old")
         http.put("/vhosts/old/queues/q")
-        serving.run(serving.broker.remove_document("vhosts", "old"))  # as a store of before has it
+        serving.ask(RemoveDocument("vhosts", "old"))  # as a store of before has it
     for _ in range(2):
         with Serving(tmp_path / "data") as serving, serving.client() as http:
             assert names(http) == ["/", "old"]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laneway.core.message import Draft
+from laneway.core.message import Draft, messages_of
 from laneway.core.settings import RANGES, QueueSettings, check_settings
 from laneway.errors import InvalidInput, LanewayError, LeaseStale, QueueFull, Refused, Unavailable
 from laneway.frontends.http.chunks import ChunkedBody
@@ -18,7 +18,7 @@ from laneway.frontends.http.errors import HttpError
 from laneway.frontends.http.head import HeadCache, parse_head
 from laneway.frontends.rest.errors import STATUSES, error_object, status_of
 from laneway.frontends.rest.limits import RestLimits
-from laneway.frontends.rest.publishing import PlainBatch, decode_publish, is_json_text
+from laneway.frontends.rest.publishing import decode_publish, is_json_text
 from laneway.frontends.rest.times import Timestamps, at_ms_of
 from laneway.frontends.rest.words import WORDS, field_on_the_wire, sentence_on_the_wire
 
@@ -68,13 +68,28 @@ def test_a_name_that_comes_twice_is_always_found_and_nothing_else_is(
         assert ("comes twice" in refused.message and repeats) or ("needs payload" in refused.message and lacks_payload)
         return
     assert not repeats and not lacks_payload
-    if isinstance(decoded, PlainBatch):
-        decoded = decoded.drafts()
-    drafts = decoded if isinstance(decoded, list) else [decoded]
-    for draft, message in zip(drafts, messages, strict=True):
+    for i, message in enumerate(messages):
         said = dict(message)
-        assert json.loads(draft.body) == said["payload"]
-        assert (draft.priority, draft.properties.group) == (said.get("priority"), said.get("group", ""))
+        assert json.loads(decoded.bodies[i]) == said["payload"]
+        priority = decoded.priorities[i] if decoded.priorities is not None else None
+        assert (priority, decoded.groups.get(i, "")) == (said.get("priority"), said.get("group") or "")
+    assert len(decoded.bodies) == len(messages)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'[{"payload":1,"attributes":{"a":1e5,"":0,"":0}}]',
+        b'[{"payload":1,"key":"","key":"","ttl_seconds":5}%b]' % (b',{"payload":1,"delay_seconds":5}' * 9),
+        b'{"payload":1,"group":"\\u003a","key":"a","key":"a"}',
+        b'{"payload":1,"group":"\\u003A","attributes":{"a":1,"a":1}}',
+        b'[{"payload":1,"deliver_at":"2030-01-01T00:00:00+0100","key":"a","key":"a"}]',
+        b'{"payload":1,"payload":2}',
+    ],
+)
+def test_a_name_that_comes_twice_is_found_where_something_else_becomes_longer(body: bytes) -> None:
+    with pytest.raises(InvalidInput, match="comes twice"):
+        decode_publish(body)
 
 
 @given(st.binary(max_size=20) | values.map(lambda value: json.dumps(value, ensure_ascii=False).encode()))
@@ -96,8 +111,7 @@ def test_the_shortest_batch_needs_no_second_look(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(publishing, "check_names_once", lambda body: pytest.fail("looked twice"))
     body = b'[{"payload":{"a":":"}},{"priority":10,"payload":1},{"payload":"::","priority":9}]'
     decoded = decode_publish(body)
-    assert isinstance(decoded, PlainBatch)
-    assert decoded.drafts() == [Draft(b'{"a":":"}'), Draft(b"1", 10), Draft(b'"::"', 9)]
+    assert decoded == messages_of([Draft(b'{"a":":"}'), Draft(b"1", 10), Draft(b'"::"', 9)])
 
 
 # --- chunks

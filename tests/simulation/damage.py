@@ -13,6 +13,7 @@ from collections import Counter
 from random import Random
 from typing import NamedTuple
 
+from laneway.broker.interface import Lease
 from laneway.core import table
 from laneway.core.invariants import check_invariants
 from laneway.core.message import decode_record
@@ -68,6 +69,7 @@ class DamageSimulation(Simulation):
 
     async def _good_life(self, loop: SimulatedLoop) -> None:
         node = await self.start(loop)
+        self.workload.begin_life()
         self.workload.in_background(node, self.workload.open_queues(node))
         for _ in range(self.random.randint(5, 50)):
             await self.workload.step(node)
@@ -75,7 +77,7 @@ class DamageSimulation(Simulation):
         while not (self.history.written == self.history.sealed and node.journal._writer._is_marked):
             await asyncio.sleep(0.1)
         if self.random.random() < 0.5:
-            await node.broker.stop()
+            await node.partition.stop()
         else:
             self.files.crashed = True
             raise SimulatedCrash
@@ -149,10 +151,9 @@ class DamageSimulation(Simulation):
 
     async def _consume_damaged(self, loop: SimulatedLoop) -> None:
         node = await self.start(loop, self._look_at_damaged)
-        for queue in node.broker.queues.list(vhost="/"):
-            got: asyncio.Future[list[object]] = loop.create_future()
-            node.broker.lease("/", queue.name, max_messages=1_000, lease_ms=60_000, done=got.set_result)
-            self.ledger.delivered(queue.name, await got, node.broker.now())  # type: ignore[arg-type]
+        for queue in node.broker.topology.queues(vhost="/"):
+            got = await node.broker.ask(Lease(queue.queue, 1_000, 60_000))
+            self.ledger.delivered(queue.name, got, node.broker.now())
 
     def _look_at_damaged(self, node: Node) -> None:
         """All the messages are there; each body is right, or cannot be read and stands where the damage is."""

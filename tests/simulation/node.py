@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from random import Random
 from typing import Any
 
-from laneway.broker.broker import Broker, BrokerLimits
 from laneway.broker.committer import OnWritten, write_or_mark
 from laneway.broker.engine import Engine, Recovery
+from laneway.broker.interface import DescribeQueue, ListCursors, Request
+from laneway.broker.local import LocalBroker
+from laneway.broker.partition import Partition
+from laneway.broker.reading import ReaderThread
+from laneway.broker.values import BrokerLimits
 from laneway.core.commands import find_queue
-from laneway.core.events import Event
+from laneway.core.events import Acked, Event
 from laneway.core.invariants import check_invariants
 from laneway.core.message import Glimpse
 from laneway.core.table import FREE
@@ -68,9 +73,12 @@ class WatchedJournal(SegmentJournal):
 
     def watch(self, disk: FaultyFiles, history: History, engine: Engine, clock: Clock, counts: Counter[str]) -> None:
         self._disk, self._history, self._engine, self._clock, self._counts = disk, history, engine, clock, counts
+        self.acked: set[tuple[int, int]] = set()  # (message, lease) of every ack that was staged
 
     def stage(self, event: Event) -> int:
         self._counts[event.kind.name.lower()] += 1
+        if type(event) is Acked:
+            self.acked.update(zip(event.seqs, event.leases, strict=True))
         return super().stage(event)
 
     def sync(self) -> None:
@@ -155,6 +163,46 @@ class SimulatedWriter:
         self._busy = True  # nothing put from now on is ever written
 
 
+class SimulatedReads:
+    """In place of the reader's thread: one read after the other, each some time after it was asked for."""
+
+    def __init__(self, loop: SimulatedLoop, counts: Counter[str]) -> None:
+        self._loop = loop
+        self._counts = counts
+        self._work: deque[Callable[[], None]] = deque()
+
+    def submit(self, read: Callable[[], None]) -> None:
+        self._counts["read back"] += 1
+        self._work.append(read)
+        if len(self._work) == 1:
+            self._loop.call_later(self._loop.latency_s(), self._read)
+
+    def _read(self) -> None:
+        if not self._work:
+            return
+        self._read_next()
+        if self._work:
+            self._loop.call_later(self._loop.latency_s(), self._read)
+
+    def _read_next(self) -> None:
+        try:
+            self._work[0]()
+        except SimulatedCrash:
+            return  # the loop ends it all
+        self._work.popleft()
+
+    def shutdown(self) -> None:
+        while self._work:
+            self._read_next()
+
+
+def simulated_reader(engine: Engine, loop: Any, counts: Counter[str]) -> ReaderThread:
+    reader = ReaderThread(engine, loop)
+    reader._pool.shutdown()
+    reader._pool = SimulatedReads(loop, counts)  # type: ignore[assignment]
+    return reader
+
+
 class Node:
     def __init__(
         self,
@@ -167,6 +215,7 @@ class Node:
         random: Random,
         look: Callable[[Node], None],
         counts: Counter[str],
+        staging_folder: Path | None = None,
     ) -> None:
         self.files = files
         self.clock = clock
@@ -188,22 +237,38 @@ class Node:
         )
         self.engine.watch(history, lambda: look(self))
         self.journal.watch(files, history, self.engine, clock, counts)
-        self.broker = Broker(
+        self.partition = Partition(
             self.engine,
             now_ms=clock.wall_ms,
             limits=BrokerLimits(snapshot_events=sizes.snapshot_events),
             on_failed=self.failed.append,
             new_writer=lambda journal, loop, on_written: SimulatedWriter(journal, loop, on_written, history),
+            new_reader=lambda engine, loop: simulated_reader(engine, loop, counts),
+            staging_folder=staging_folder,
         )
+        self.broker = LocalBroker(self.partition)
 
     def catch_up(self) -> None:
         """Have the broker do what it has put off, so that the state shows it."""
-        self.broker.run_gathered()
+        self.partition.inbox.drain()
+
+    def id(self, queue: str) -> int:
+        return find_queue(self.engine.state, "/", queue).number
+
+    def has(self, queue: str) -> bool:
+        return ("/", queue) in self.engine.state.by_name
+
+    def answer(self, request: Request) -> Any:
+        """To a request that is answered at once."""
+        answers: list[Any] = []
+        self.broker.send(request, answers.append)
+        (answer,) = answers
+        return answer
 
     def seqs(self, queue: str | None = None, *states: int) -> list[int]:
         """Numbers of the messages there are, of one queue and in some states if asked for."""
-        self.broker.run_gathered()  # what was asked for before this question was asked
-        number = None if queue is None else find_queue(self.engine.state, "/", queue).number
+        self.catch_up()  # what was asked for before this question was asked
+        number = None if queue is None else self.id(queue)
         return [
             (slab_number << small.SLAB_BITS) + i
             for slab_number, slab in sorted(self.engine.state.table.slabs.items())
@@ -230,10 +295,10 @@ class Node:
     def check(self) -> None:
         check_invariants(self.engine.state)
         for (vhost, name), queue in self.engine.state.by_name.items():
-            stats: Any = self.broker.queues.stats(vhost, name)
+            stats = self.answer(DescribeQueue(vhost, name))
             counts = (stats.ready, stats.leased, stats.delayed, stats.dead)
             assert counts == (queue.ready, queue.leased, queue.delayed, len(queue.dead)), f"{name}: {stats}"
-        for cursor in self.broker.cursors.all():
+        for cursor in self.answer(ListCursors()):
             if cursor.state == "ok" and self.checks_history:
                 self._check_history(cursor.position)
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from random import Random
 
 import msgspec
 
 from laneway.broker.cursors import COLLECTION as CURSORS
 from laneway.broker.cursors import Cursor
+from laneway.broker.interface import Lease
 from laneway.core.invariants import check_invariants
 from laneway.core.state import SESSION_LEASE
 from laneway.core.table import LEASED
@@ -87,6 +90,7 @@ class Simulation:
         self.ledger = Ledger(self.clock)
         self.sizes = Sizes(self.random)
         self.workload = Workload(self.random, self.ledger)
+        self.staging_folder: Path | None = None
         self.lives = 0
         self.ends: Counter[str] = Counter()  # how they ended
         self._forgive = False  # the next life may lack what callers were told of
@@ -94,7 +98,8 @@ class Simulation:
 
     def run(self) -> None:
         """Raise Failure if anything that must hold does not."""
-        with listening() as self.complaints:
+        with listening() as self.complaints, tempfile.TemporaryDirectory() as folder:
+            self.staging_folder = Path(folder)
             try:
                 for _ in range(self.random.randint(2, 6)):
                     self.live()
@@ -154,6 +159,7 @@ class Simulation:
 
     async def _life(self, loop: SimulatedLoop, end: str) -> None:
         node = await self.start(loop)
+        self.workload.begin_life()
         self.workload.in_background(node, self.workload.open_queues(node))
         for _ in range(self.random.randint(1, MAX_STEPS)):
             await self.workload.step(node)
@@ -167,8 +173,9 @@ class Simulation:
         self.files.capacity_bytes = PLENTY_BYTES  # a full disk may keep a stop waiting
         if end == "stop":
             self.files.crash_at_operation = None
-        await node.broker.stop()
-        if not node.broker.committer.stuck and not node.broker.committer.failed:
+        await node.partition.stop()
+        if not node.partition.committer.stuck and not node.partition.committer.failed:
+            self.workload.check_answered()
             assert self.history.written == self.history.sealed, "a clean stop left something unwritten"
             self.history.note(written=self.history.sealed, durable=self.history.sealed)  # in every mode
 
@@ -183,10 +190,11 @@ class Simulation:
             self.random,
             look=look or self._look,
             counts=self.workload.counts,
+            staging_folder=self.staging_folder,
         )
         node.checks_history = self.history_is_safe
         self._is_starting = True
-        starting = loop.create_task(node.broker.start())
+        starting = loop.create_task(node.partition.start())
         await asyncio.wait([starting], timeout=3)
         if not starting.done():  # there may be no space even for the first commit
             assert self.files.capacity_bytes < PLENTY_BYTES, "the node does not start"
@@ -241,26 +249,25 @@ class Simulation:
 
     async def _drain(self, loop: SimulatedLoop) -> None:
         node = await self.start(loop)
-        await node.broker.redrives.stop()
-        names = [q.name for q in node.broker.queues.list(vhost="/")]
+        self.workload.begin_life()
+        await node.partition.redrives.stop()
+        names = [q.name for q in node.broker.topology.queues(vhost="/")]
         for _ in range(200):  # what is consumed too late moves on to the dead letters of another queue
             await asyncio.sleep(5)
             if not sum([await self._drain_some(node, name) for name in names]):
                 break
         left = [g.state for g in node.glimpses(node.seqs()) if g.state != "dead"]
         assert not left, f"{left} could not be consumed"
-        await node.broker.stop()
+        await node.partition.stop()
 
     async def _drain_some(self, node: Node, name: str) -> int:
         """Lease what there is and ack it; how many there were, waiting ones included."""
-        expected = self.workload._expected(node, name)
-        leased: asyncio.Future[list[object]] = node.loop.create_future()
-        node.broker.lease("/", name, max_messages=1_000, lease_ms=60_000, done=leased.set_result)
-        deliveries = await leased
-        self.workload._delivered(node, name, deliveries, expected, 1_000)  # type: ignore[arg-type]
+        before = self.workload.counts["delivered"]
+        self.workload.lease(node, name, Lease(node.id(name), 1_000, 60_000), self.workload._expected(node, name))
+        await asyncio.sleep(1)  # they may have to be read
         await self.workload.ack_all(node, name)
-        queue = node.broker.find_queue("/", name)
-        return len(deliveries) + queue.ready + queue.delayed + queue.leased
+        queue = node.engine.state.queues[node.id(name)]
+        return self.workload.counts["delivered"] - before + queue.ready + queue.delayed + queue.leased
 
 
 def run_seed(seed: int) -> Simulation:

@@ -37,6 +37,8 @@ def test_the_seeds_reach_every_kind_of_moment() -> None:
         *("published", "leased", "acked", "released", "extended", "dead_lettered", "moved", "removed"),
         *("queue_put", "queue_deleted", "queue_purged", "key_remembered", "document_put", "document_removed"),
         *("pushed", "got", "columns", "not acked", "session transact", "session hang_up", "session settle_stale"),
+        *("columns for several", "session own", "session raise_limit", "session cancel", "read back"),
+        *("acks by token", "acks of a run", "leased again", "withdrawn", "peek", "produced", "produced again"),
         *("exchange_put", "exchange_deleted", "bound", "unbound"),
         *("cursor", "refused, history_gone", "refused, conflict"),
     }

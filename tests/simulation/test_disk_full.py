@@ -11,7 +11,20 @@ from typing import Any
 
 import pytest
 
-from laneway.core.message import Delivery, Draft, Receipt, Settlement
+from laneway.broker.interface import (
+    Ack,
+    DescribeHistory,
+    GetCursor,
+    Lease,
+    ListCursors,
+    Publish,
+    PutCursor,
+    PutQueue,
+    Request,
+    Settle,
+)
+from laneway.broker.values import Alarm, Deliveries
+from laneway.core.message import Draft, Receipt, Settlement, messages_of
 from laneway.core.settings import QueueSettings
 from laneway.errors import DiskFull
 
@@ -48,28 +61,26 @@ class FullDisk(Simulation):
         self.files.crashed = False
         self.files.restart(power_loss=power_loss)
 
-    async def call(self, node: Node, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        answer: asyncio.Future[Any] = node.loop.create_future()
-        method("/", "q", *args, **options, done=answer.set_result)
-        return await asyncio.wait_for(answer, 10)
+    async def call(self, node: Node, request: Request) -> Any:
+        return await asyncio.wait_for(node.broker.ask(request), 10)
 
     async def publish(self, node: Node, count: int) -> None:
         for _ in range(count):
             body = b"message %d " % len(self.bodies) + bytes(100)
             self.bodies.append(body)
             try:
-                results = await self.call(node, node.broker.publish, [Draft(body)])
+                arrivals = await self.call(node, Publish((node.id("q"),), messages_of([Draft(body)])))
             except DiskFull:
                 self.bodies.pop()
                 raise
-            assert isinstance(results[0], Receipt)
+            assert isinstance(arrivals[0].result[0], Receipt)
 
     async def consume(self, node: Node, count: int) -> None:
         """The next messages, in order, acked."""
         for _ in range(count):
-            deliveries: list[Delivery] = await self.call(node, node.broker.lease, max_messages=1)
+            deliveries: Deliveries = await self.call(node, Lease(node.id("q"), 1))
             assert [d.body for d in deliveries] == [self.bodies.pop(0)]
-            assert await self.call(node, node.broker.settle, [Settlement("ack", deliveries[0].token)]) == [0]
+            assert await self.call(node, Ack(node.id("q"), deliveries.tokens())) == [0]
 
 
 @pytest.mark.parametrize("left_bytes", [RESERVE_BYTES - 1, RESERVE_BYTES // 2])
@@ -78,7 +89,7 @@ def test_consuming_goes_on_while_publishing_is_refused(seed: int, left_bytes: in
     disk = FullDisk(seed)
 
     async def fill(node: Node) -> None:
-        await node.broker.queues.put("/", "q", QueueSettings())
+        await disk.call(node, PutQueue("/", "q", QueueSettings()))
         await disk.publish(node, MESSAGES)
         await asyncio.sleep(LOOK_S)  # snapshots are saved and segments dropped by now
         disk.files.capacity_bytes = disk.files.used_bytes + left_bytes
@@ -111,29 +122,29 @@ def test_a_disk_without_a_single_byte_holds_everything_up_and_loses_nothing(seed
     disk = FullDisk(seed)
 
     async def story(node: Node) -> None:
-        await node.broker.queues.put("/", "q", QueueSettings())
+        await disk.call(node, PutQueue("/", "q", QueueSettings()))
         await disk.publish(node, MESSAGES)
-        leased: list[Delivery] = await disk.call(node, node.broker.lease, max_messages=MESSAGES, lease_ms=600_000)
+        leased = list(await disk.call(node, Lease(node.id("q"), MESSAGES, 600_000)))
         disk.files.capacity_bytes = 0
         acked: list[bytes] = []
         for d in leased:
-            ack = [Settlement("ack", d.token)]
-            node.broker.settle("/", "q", ack, lambda r, d=d: acked.append(d.body) if r == [0] else None)  # type: ignore[misc]
+            ack = Settle(node.id("q"), [Settlement("ack", d.token)])
+            node.broker.send(ack, lambda r, d=d: acked.append(d.body) if r == [0] else None)  # type: ignore[misc]
             await asyncio.sleep(0.02)
-            if node.broker.committer.stuck:
+            if node.partition.committer.stuck:
                 break
-        assert node.broker.committer.stuck and len(acked) < MESSAGES
+        assert node.partition.committer.stuck and len(acked) < MESSAGES
         with pytest.raises(DiskFull, match="nothing can be written"):
-            await disk.call(node, node.broker.lease, max_messages=1)
+            await disk.call(node, Lease(node.id("q"), 1))
         asked = leased.index(d) + 1
         disk.files.capacity_bytes = PLENTY_BYTES
         await asyncio.sleep(LOOK_S)
-        assert len(acked) == asked and not node.broker.committer.stuck
+        assert len(acked) == asked and not node.partition.committer.stuck
         await disk.publish(node, 3)
         disk.bodies[:] = [body for body in disk.bodies if body not in acked]
         for later in leased[asked:]:
-            release = [Settlement("release", later.token)]
-            assert isinstance((await disk.call(node, node.broker.settle, release))[0], int)
+            release = Settle(node.id("q"), [Settlement("release", later.token)])
+            assert isinstance((await disk.call(node, release))[0], int)
 
     async def finish(node: Node) -> None:
         await disk.consume(node, len(disk.bodies))
@@ -148,14 +159,16 @@ def test_history_that_is_held_for_readers_gives_way_before_publishers_do_for_lon
     disk = FullDisk(seed)
 
     async def story(node: Node) -> None:
-        cursors = node.broker.cursors
-        await node.broker.queues.put("/", "q", QueueSettings())
-        await cursors.put("dead", 1)
+        async def alarms() -> list[Alarm]:
+            return (await disk.call(node, DescribeHistory())).alarms  # type: ignore[no-any-return]
+
+        await disk.call(node, PutQueue("/", "q", QueueSettings()))
+        await disk.call(node, PutCursor("dead", 1))
         await disk.publish(node, MESSAGES)
         await disk.consume(node, MESSAGES)
-        await cursors.put("quick", node.journal.history.end().position)
-        held = cursors.get("dead").held_bytes
-        assert held > 3 * 4096 and cursors.alarms() == []
+        await disk.call(node, PutCursor("quick", node.journal.history.end().position))
+        held = (await disk.call(node, GetCursor("dead"))).held_bytes
+        assert held > 3 * 4096 and await alarms() == []
         await asyncio.sleep(LOOK_S)
         disk.files.capacity_bytes = disk.files.used_bytes + RESERVE_BYTES - 1
         await asyncio.sleep(LOOK_S)
@@ -163,13 +176,14 @@ def test_history_that_is_held_for_readers_gives_way_before_publishers_do_for_lon
             await disk.publish(node, 3)
         await asyncio.sleep(LOOK_S)
         await disk.publish(node, 3)
-        assert {c.name: c.state for c in cursors.all()} == {"dead": "lost", "quick": "ok"}
-        (alarm,) = cursors.alarms()
+        assert {c.name: c.state for c in await disk.call(node, ListCursors())} == {"dead": "lost", "quick": "ok"}
+        (alarm,) = await alarms()
         assert alarm.name == "cursor_lost:dead" and "the disk is short of space" in alarm.message
         node.check()
 
     async def finish(node: Node) -> None:
-        assert [(c.name, c.state) for c in node.broker.cursors.all()] == [("dead", "lost"), ("quick", "ok")]
+        cursors = await disk.call(node, ListCursors())
+        assert [(c.name, c.state) for c in cursors] == [("dead", "lost"), ("quick", "ok")]
         await disk.consume(node, len(disk.bodies))
 
     disk.life(story)

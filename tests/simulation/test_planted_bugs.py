@@ -12,15 +12,20 @@ from unittest import mock
 
 import pytest
 
-from laneway.broker.audiences import Subscription
-from laneway.broker.broker import Broker
+from laneway.broker import inbox
+from laneway.broker.audiences import Limit, Subscription
 from laneway.broker.committer import Committer
 from laneway.broker.cursors import Cursors
 from laneway.broker.engine import Engine
+from laneway.broker.inbox import Entry, Inbox
+from laneway.broker.interface import Delivered, Publish
+from laneway.broker.partition import Partition
+from laneway.broker.producers import Producers
+from laneway.broker.reading import ReaderThread
 from laneway.broker.sessions import Sessions
 from laneway.broker.upkeep import Upkeep
-from laneway.core import commands, lease_commands, rows, snapshot, table
-from laneway.core.events import Acked, Event, Kind, Moved, Opened, Relocated, Removed
+from laneway.core import lease_commands, publishing, rows, snapshot, table
+from laneway.core.events import Acked, Event, Kind, Leased, Moved, Opened, Published, Relocated, Removed
 from laneway.core.keys import Keys
 from laneway.core.lane import Lane
 from laneway.core.state import State
@@ -282,48 +287,182 @@ def connections_of_before_keep_what_they_held() -> Plant:
     return mock.patch.object(lease_commands, "end_sessions", lambda state, now_ms: iter(()))
 
 
-def transaction_in_two_commits() -> Plant:
-    original = Sessions.publish
-
-    def publish(self: Any, *args: Any) -> None:
-        original(self, *args)
-        self._broker.committer._flush()
-
-    return mock.patch.object(Sessions, "publish", publish)
-
-
 def acks_of_a_transaction_in_another_commit() -> Plant:
-    original = Sessions.settle
+    original = Inbox._transact
 
-    def settle(self: Any, *args: Any, **options: Any) -> None:
-        self._broker.committer._flush()
-        original(self, *args, **options)
+    def transact(self: Any, entries: Any) -> None:
+        for entry in entries:
+            later, entry.request.settlements = entry.request.settlements, []
+            original(self, [entry])
+            for settlement in later:
+                self._partition.sessions.settled(settlement)
+                self.add_later(Entry(settlement, lambda answer: None))
 
-    return mock.patch.object(Sessions, "settle", settle)
+    return mock.patch.object(Inbox, "_transact", transact)
 
 
 def copies_for_several_queues_in_several_commits() -> Plant:
-    original = Broker.publish_now
+    original = Partition.publish
 
-    def publish_now(self: Any, *args: Any) -> None:
-        original(self, *args)
+    def publish(self: Any, *args: Any) -> Any:
+        receipts = original(self, *args)
         self.committer._flush()
+        return receipts
 
-    return mock.patch.object(Broker, "publish_now", publish_now)
+    return mock.patch.object(Partition, "publish", publish)
 
 
-def last_of_a_run_lost() -> Plant:
-    original = commands.publish_columns
+def last_of_a_batch_lost() -> Plant:
+    original = publishing._published
 
-    def publish_columns(state: Any, queue: Any, *columns: Any) -> Iterator[Event]:
-        *columns, now_ms = columns  # type: ignore[assignment]
-        return original(state, queue, *(column[:-1] or column for column in columns), now_ms)
+    def published(*args: Any) -> Published:
+        event = original(*args)
+        if len(event.bodies) > 1:
+            for name in ("priorities", "visible_at", "expires_at", "sizes", "props", "bodies"):
+                setattr(event, name, getattr(event, name)[:-1])
+        return event
 
-    return mock.patch.object(commands, "publish_columns", publish_columns)
+    return mock.patch.object(publishing, "_published", published)
+
+
+def merged_publishes_reordered() -> Plant:
+    original = inbox.joined_messages
+    return mock.patch.object(inbox, "joined_messages", lambda parts: original(parts[::-1]))
+
+
+def answers_of_merged_publishes_mixed_up() -> Plant:
+    original = Inbox._publish_into
+
+    def publish_into(self: Any, queue: Any, some: list[Any]) -> None:
+        original(self, queue, some)
+        entries = [share.entry for share in some]
+        if len({len(entry.request.messages.bodies) for entry in entries}) == 1:
+            entries[0].arrivals[-1], entries[-1].arrivals[-1] = entries[-1].arrivals[-1], entries[0].arrivals[-1]
+
+    return mock.patch.object(Inbox, "_publish_into", publish_into)
+
+
+def publishes_carried_out_before_what_came_earlier() -> Plant:
+    original = Inbox.drain
+
+    def drain(self: Any) -> None:
+        self._entries.sort(key=lambda entry: type(entry.request) is not Publish)
+        original(self)
+
+    return mock.patch.object(Inbox, "drain", drain)
+
+
+def message_settled_twice_in_one_drain() -> Plant:
+    return mock.patch.object(lease_commands, "_once", lambda seqs, held: list(held))
+
+
+def lease_journaled_after_its_ack() -> Plant:
+    """What follows a lease in the journal, such as its ack, is written before it."""
+    original = SegmentJournal.stage
+    kept: dict[int, Leased] = {}  # by journal
+
+    def stage(self: Any, event: Event) -> int:
+        if isinstance(event, Leased) and id(self) not in kept:
+            kept[id(self)] = event
+            return 0
+        location = original(self, event)
+        late = kept.pop(id(self), None)
+        if late is not None:
+            original(self, late)
+        return location
+
+    return mock.patch.object(SegmentJournal, "stage", stage)
+
+
+def confirmed_when_it_is_carried_out() -> Plant:
+    """A publish is confirmed before its commit."""
+    original = Inbox._publish
+
+    def publish(self: Any, entries: Any) -> None:
+        committer = self._partition.committer
+        with mock.patch.object(committer, "when_durable", lambda done, result: done(result)):
+            original(self, entries)
+
+    return mock.patch.object(Inbox, "_publish", publish)
+
+
+def settlements_answered_when_they_are_carried_out() -> Plant:
+    original = Inbox._ack
+
+    def ack(self: Any, entries: Any) -> None:
+        committer = self._partition.committer
+        with mock.patch.object(committer, "when_durable", lambda done, result: done(result)):
+            original(self, entries)
+
+    return mock.patch.object(Inbox, "_ack", ack)
 
 
 def deliveries_overtake_those_that_wait_for_the_disk() -> Plant:
     return mock.patch.object(Subscription, "on_its_way", property(lambda self: 0, lambda self, value: None))
+
+
+def deliveries_overtake_those_that_are_read() -> Plant:
+    return mock.patch.object(Subscription, "is_reading", property(lambda self: False, lambda self, value: None))
+
+
+def read_messages_delivered_after_they_were_settled() -> Plant:
+    return mock.patch.object(Engine, "left_of", lambda self, queue, leased: None)
+
+
+def reads_forgotten_at_a_stop() -> Plant:
+    async def close(self: Any) -> None:
+        self._pool._work.clear()
+
+    return mock.patch.object(ReaderThread, "close", close)
+
+
+def what_was_read_too_late_pushed_all_the_same() -> Plant:
+    def give_back(self: Any, subscription: Any, deliveries: Any) -> None:
+        session = self.find(subscription.request.session)
+        if session is not None:
+            session.push(Delivered(subscription.number, deliveries))
+
+    return mock.patch.object(Sessions, "_give_back", give_back)
+
+
+def credit_given_back_wakes_nobody() -> Plant:
+    def grant(self: Any, count: int) -> None:
+        self.held -= count
+
+    return mock.patch.object(Limit, "grant", grant)
+
+
+def credit_of_a_transaction_not_given_back() -> Plant:
+    original = Inbox._transact
+
+    def transact(self: Any, entries: Any) -> None:
+        with mock.patch.object(self._partition.sessions, "settled", lambda request: None):
+            original(self, entries)
+
+    return mock.patch.object(Inbox, "_transact", transact)
+
+
+def fence_of_a_producer_forgotten() -> Plant:
+    original = Producers.start
+
+    def start(self: Any) -> None:
+        original(self)
+        self._fences.clear()
+
+    return mock.patch.object(Producers, "start", start)
+
+
+def batch_of_a_producer_confirmed_before_its_commit() -> Plant:
+    original = Producers.commit
+
+    async def commit(self: Any, *args: Any, **options: Any) -> Any:
+        async def durable() -> None:
+            await asyncio.sleep(0)
+
+        with mock.patch.object(self._partition, "durable", durable):
+            return await original(self, *args, **options)
+
+    return mock.patch.object(Producers, "commit", commit)
 
 
 def credit_not_charged() -> Plant:
@@ -349,7 +488,7 @@ def history_dropped_before_it_is_known_who_reads_it() -> Plant:
     original = Cursors.start
 
     def start(self: Any) -> None:
-        self._broker.engine.journal.drop()
+        self._partition.engine.journal.drop()
         original(self)
 
     return mock.patch.object(Cursors, "start", start)
@@ -363,7 +502,7 @@ def history_let_go_before_its_reader_is_safe() -> Plant:
         original(self, name, position)
         self._holding[name] = position
         self._hold()
-        self._broker.engine.journal.drop()
+        self._partition.engine.journal.drop()
 
     return mock.patch.object(Cursors, "_keep", keep)
 
@@ -398,13 +537,27 @@ PLANTS: dict[Callable[[], Plant], str] = {
     stop_that_does_not_wait: DIFFERENT,
     disk_full_is_never_over: "publishing is still refused",
     connections_of_before_keep_what_they_held: "a connection of before still holds",
-    transaction_in_two_commits: "of one publish",
-    acks_of_a_transaction_in_another_commit: "of one transaction",
+    acks_of_a_transaction_in_another_commit: "of one transaction|came back|after its end was answered",
     copies_for_several_queues_in_several_commits: "of one publish",
-    last_of_a_run_lost: "is lost",
+    last_of_a_batch_lost: "is lost|there twice|is next|differently",
+    merged_publishes_reordered: "out of order|answered|results|has become|overtook",
+    answers_of_merged_publishes_mixed_up: "has become|have the same id|answered with|is said to repeat|priority",
+    publishes_carried_out_before_what_came_earlier: "was sent after the lease that got it|out of order|overtook",
+    message_settled_twice_in_one_drain: "slab",
+    lease_journaled_after_its_ack: DIFFERENT,
+    confirmed_when_it_is_carried_out: LOST,
+    settlements_answered_when_they_are_carried_out: "came back|was durable",
     deliveries_overtake_those_that_wait_for_the_disk: "overtook another",
+    deliveries_overtake_those_that_are_read: "overtook another",
+    read_messages_delivered_after_they_were_settled: "was delivered after its end was answered",
+    reads_forgotten_at_a_stop: "was never answered",
+    what_was_read_too_late_pushed_all_the_same: "told of its end|has ended",
+    credit_given_back_wakes_nobody: "nobody gives them",
+    credit_of_a_transaction_not_given_back: "nobody gives them",
+    fence_of_a_producer_forgotten: "the fence does not know it|was published twice|with . messages",
+    batch_of_a_producer_confirmed_before_its_commit: f"{LOST}|the fence does not know it",
     credit_not_charged: "may be outstanding",
-    lease_ids_not_compared: "a token that had ended",
+    lease_ids_not_compared: "a token that had ended|is lost",
     history_dropped_before_it_is_known_who_reads_it: "were lost without need|a cursor holds|has been dropped",
     history_let_go_before_its_reader_is_safe: "were lost without need|a cursor holds|has been dropped",
 }

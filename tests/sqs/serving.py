@@ -13,8 +13,12 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from laneway.access import Access
-from laneway.broker.broker import Broker, BrokerLimits
+from laneway.broker.documents import Documents
 from laneway.broker.engine import Engine
+from laneway.broker.interface import DescribeQueue
+from laneway.broker.local import LocalBroker
+from laneway.broker.partition import Partition
+from laneway.broker.values import BrokerLimits, QueueStats
 from laneway.frontends.http.server import HttpServer
 from laneway.frontends.rest.api import RestApi
 from laneway.frontends.rest.limits import RestLimits
@@ -22,6 +26,7 @@ from laneway.frontends.sqs.api import SqsApi
 from laneway.frontends.sqs.names import SqsOptions
 from laneway.journal.segments.journal import SegmentJournal
 from tests.rest.serving import Serving
+from tests.wire_broker import for_tests
 
 ACCOUNT_ID = "123456789012"
 REGION = "us-east-1"
@@ -55,9 +60,10 @@ class SqsServing(Serving):
     async def _start(self) -> None:
         limits = BrokerLimits(max_message_bytes=16 * 1024 * 1024)
         engine = Engine(SegmentJournal(self.folder), new_tag=lambda: 7)
-        self.broker = Broker(engine, now_ms=self.now_ms, limits=limits)
-        await self.broker.start()
-        self.access = Access(self.broker, now_ms=self.now_ms)
+        self.partition = Partition(engine, now_ms=self.now_ms, limits=limits)
+        await self.partition.start()
+        self.broker = for_tests(LocalBroker(self.partition))
+        self.access = Access(Documents(self.broker), now_ms=self.now_ms)
         sqs = SqsApi(self.broker, self.access, self._options, now_s=lambda: time.time() + self.signing_ahead_s)
         rest_limits = RestLimits()
         self.server = HttpServer([sqs, RestApi(self.broker, self.access, rest_limits)], rest_limits)
@@ -79,6 +85,10 @@ class SqsServing(Serving):
             endpoint_url=self.url,
             config=Config(retries={"total_max_attempts": 1}, read_timeout=30, max_pool_connections=20),
         )
+
+    def stats(self, queue: str) -> QueueStats:
+        stats: QueueStats = self.ask(DescribeQueue("/", queue))
+        return stats
 
     def new_key(self, account: str) -> tuple[str, str]:
         return self.run(self.access.create_key(account, kind="aws"))

@@ -9,7 +9,7 @@ import pytest
 from laneway.frontends.http.head import Head, parse_head
 from laneway.frontends.http.limits import HttpLimits
 from laneway.frontends.sqs.alike import Shapes, signature_of
-from laneway.frontends.sqs.api import Plan
+from laneway.frontends.sqs.api import RequestPlan
 from laneway.frontends.sqs.names import SqsOptions
 from laneway.frontends.sqs.signing import Signature
 from tests.sqs.serving import SqsServing
@@ -39,7 +39,7 @@ def raw_head(
 def parsed(raw: bytes) -> tuple[Head, Signature]:
     head = parse_head(raw, HttpLimits())
     assert head is not None
-    plan = Plan(head, SqsOptions())
+    plan = RequestPlan(head, SqsOptions())
     assert isinstance(head.own, Signature) and plan.refusal is None
     head.plan = plan
     return head, head.own
@@ -112,7 +112,7 @@ def test_a_head_that_is_not_plain_is_not_learned(raw: bytes) -> None:
     shapes = Shapes()
     head = parse_head(raw, HttpLimits())
     assert head is not None
-    Plan(head, SqsOptions())
+    RequestPlan(head, SqsOptions())
     if head.own is not None:
         shapes.learn(raw, head, head.own)
     assert shapes.find(raw) is None

@@ -214,7 +214,7 @@ def test_a_long_poll_ends_with_the_message_that_comes(serving: SqsServing, sqs: 
     waiting = threading.Thread(target=lambda: got.extend(bodies(sqs.receive_message(QueueUrl=queue))))
     waiting.start()
     name = queue.rsplit("/", 1)[1]
-    wait_for(lambda: serving.call(serving.broker.queues.stats, "/", name).consumers_waiting == 1, "somebody waits")
+    wait_for(lambda: serving.stats(name).consumers_waiting == 1, "somebody waits")
     sqs.send_message(QueueUrl=queue, MessageBody="x")
     waiting.join(10)
     assert got == ["x"]

@@ -219,7 +219,7 @@ def test_regions_are_kept_apart(sqs: Any, serving: SqsServing, new_name: NewName
     assert attribute(there, url, "QueueArn") == f"arn:aws:sqs:eu-west-1:{ACCOUNT_ID}:{name}"
     assert bodies(here.receive_message(QueueUrl=url)) == []
     assert bodies(there.receive_message(QueueUrl=url)) == ["there"]
-    assert serving.call(serving.broker.queues.find, "eu-west-1", name) is not None
+    assert serving.call(serving.broker.topology.queue, "eu-west-1", name) is not None
 
 
 def test_a_region_begins_with_a_queue_of_an_operator(serving: SqsServing, new_name: NewName) -> None:
@@ -229,7 +229,7 @@ def test_a_region_begins_with_a_queue_of_an_operator(serving: SqsServing, new_na
     roamer = serving.sqs(serving.new_key("roamer"), region="ap-south-1")
     code, words = refusal(roamer.create_queue, QueueName=new_name())
     assert (code, "no queues in ap-south-1 yet" in words) == ("AccessDenied", True)
-    assert not serving.call(serving.broker.vhosts.exists, "ap-south-1")
+    assert not serving.call(serving.broker.topology.has_vhost, "ap-south-1")
     serving.run(serving.access.put_account("keeper", roles=["operator"]))
     serving.sqs(serving.new_key("keeper"), region="ap-south-1").create_queue(QueueName=new_name())
     assert roamer.create_queue(QueueName=new_name())["QueueUrl"]
@@ -260,3 +260,15 @@ def test_a_body_that_is_no_json(serving: SqsServing) -> None:
     with pytest.raises(ClientError) as caught:
         sqs.list_queues()
     assert caught.value.response["Error"]["Code"] == "MalformedInput"
+
+
+def test_a_queue_that_is_created_again_is_another_one(sqs: Any, new_name: Any) -> None:
+    name = new_name()
+    url = sqs.create_queue(QueueName=name)["QueueUrl"]
+    sqs.send_message(QueueUrl=url, MessageBody="old")
+    sqs.delete_queue(QueueUrl=url)
+    assert refusal(sqs.send_message, QueueUrl=url, MessageBody="x")[0] == "AWS.SimpleQueueService.NonExistentQueue"
+    sqs.create_queue(QueueName=name, Attributes={"MaximumMessageSize": "1024"})
+    assert refusal(sqs.send_message, QueueUrl=url, MessageBody="x" * 1025)[0] == "InvalidParameterValue"
+    sqs.send_message(QueueUrl=url, MessageBody="new")
+    assert bodies(sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10)) == ["new"]

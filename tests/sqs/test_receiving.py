@@ -10,7 +10,8 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from laneway.broker.values import Draft
+from laneway.broker.interface import Publish
+from laneway.broker.values import Messages
 from tests.in_thread import wait_for
 from tests.rest.serving import Wire
 from tests.sqs.serving import SqsServing, bodies
@@ -57,7 +58,7 @@ def test_receives_that_come_together_share_out_what_there_is(serving: SqsServing
     entries = [{"Id": str(n), "ReceiptHandle": m["ReceiptHandle"]} for n, m in enumerate(messages[:10])]
     deleted = sqs.delete_message_batch(QueueUrl=url, Entries=entries)
     assert [one["Id"] for one in deleted["Successful"]] == [str(n) for n in range(10)] and "Failed" not in deleted
-    assert serving.call(serving.broker.queues.stats, "/", name).leased == 2
+    assert serving.stats(name).leased == 2
 
 
 def test_a_message_that_comes_again_has_the_same_md5_and_its_first_receive(serving: SqsServing, new_name: Any) -> None:
@@ -77,7 +78,8 @@ def test_a_body_that_is_no_text_is_shown_in_base64_beside_others(serving: SqsSer
     sqs = serving.sqs()
     name = new_name()
     url = sqs.create_queue(QueueName=name)["QueueUrl"]
-    serving.call(serving.broker.publish, "/", name, [Draft(b"\xff\x00")], lambda _: None)
+    number = serving.call(serving.broker.topology.find_queue, "/", name).queue
+    serving.ask(Publish((number,), Messages([b"\xff\x00"], [b""])))
     sqs.send_message(QueueUrl=url, MessageBody="text")
     found = sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10)["Messages"]
     assert [m["Body"] for m in found] == ["/wA=", "text"]
@@ -92,7 +94,7 @@ def test_those_for_whom_nothing_is_left_wait(serving: SqsServing, new_name: Any)
     with serving.connect() as wire:
         wire.send(receive(serving, url, WaitTimeSeconds=20) + receive(serving, url, WaitTimeSeconds=20))
         assert [m["Body"] for m in answers(wire, 1)[0]] == ["first"]
-        wait_for(lambda: serving.call(serving.broker.queues.stats, "/", name).consumers_waiting == 1, "it waits")
+        wait_for(lambda: serving.stats(name).consumers_waiting == 1, "it waits")
         sqs.send_message(QueueUrl=url, MessageBody="second")
         assert [m["Body"] for m in answers(wire, 1)[0]] == ["second"]
     assert bodies(sqs.receive_message(QueueUrl=url)) == []

@@ -24,7 +24,7 @@ def test_a_stopping_server_answers_those_who_wait(tmp_path: Path, form: str) -> 
         url = sqs.create_queue(QueueName="q")["QueueUrl"]
         asking = threading.Thread(target=lambda: answers.append(sqs.receive_message(QueueUrl=url, WaitTimeSeconds=20)))
         asking.start()
-        wait_for(lambda: serving.call(serving.broker.queues.stats, "/", "q").consumers_waiting == 1, "somebody waits")
+        wait_for(lambda: serving.stats("q").consumers_waiting == 1, "somebody waits")
         began_s = time.monotonic()
     asking.join(10)
     assert time.monotonic() - began_s < 10
@@ -42,7 +42,7 @@ def test_a_message_is_not_lost_on_a_client_that_went_away(serving: SqsServing, n
     host = f"Host: 127.0.0.1:{serving.address[1]}\r\n"
     with serving.connect() as wire:
         wire.send(f"POST / HTTP/1.1\r\n{host}{lines}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        wait_for(lambda: serving.call(serving.broker.queues.stats, "/", name).consumers_waiting == 1, "it waits")
-    wait_for(lambda: serving.call(serving.broker.queues.stats, "/", name).consumers_waiting == 0, "it is noticed")
+        wait_for(lambda: serving.stats(name).consumers_waiting == 1, "it waits")
+    wait_for(lambda: serving.stats(name).consumers_waiting == 0, "it is noticed")
     sqs.send_message(QueueUrl=url, MessageBody="x")
     assert bodies(sqs.receive_message(QueueUrl=url)) == ["x"]

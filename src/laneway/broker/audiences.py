@@ -1,20 +1,16 @@
-"""Who of a queue's consumers is next, and how much it takes: subscriptions, their credit, and their turns. Nothing of
+"""Who of a queue's consumers is next, and how much it takes: subscriptions, their limits, and their turns. Nothing of
 the broker is in here, and of the queue no more than what it says of itself; sessions.py leases for them."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Protocol
 
-from laneway.broker.values import Batch
+from laneway.broker.interface import Subscribe
 from laneway.core.queue import Queue
 
 #: A subscription gets so many messages at once at most; with unlimited credit, so many are on their way to it.
 MAX_BATCH = 2_000
-
-Deliver = Callable[["Subscription", Batch], None]
-Cancelled = Callable[["Subscription"], None]
 
 
 class Keeper(Protocol):
@@ -22,132 +18,114 @@ class Keeper(Protocol):
 
     def wake(self, subscription: Subscription) -> None: ...
 
-    def unsubscribe(self, subscription: Subscription) -> None: ...
 
+class Limit:
+    """How many messages may be held: by one subscription, or by several together."""
 
-class Credit:
-    """How many messages may be outstanding. Several subscriptions may share one."""
+    __slots__ = ("held", "most", "subscriptions")
 
-    __slots__ = ("left", "subscriptions")
-
-    def __init__(self, left: int | None) -> None:
-        self.left = left  # None: as many as there are
+    def __init__(self, most: int) -> None:
+        self.most = most  # 0: as many as there are
+        self.held = 0
         self.subscriptions: list[Subscription] = []
 
-    def grant(self, count: int) -> None:
-        if self.left is not None:
-            was = self.left
-            self.left += count
-            if was <= 0 < self.left:
-                for subscription in self.subscriptions:
-                    subscription.wake()
+    def room(self, enough: int) -> int:
+        return min(enough, self.most - self.held) if self.most else enough
 
-    def set(self, left: int | None) -> None:
-        self.left = left
+    def grant(self, count: int) -> None:
+        """So many are held no longer."""
+        was_full = self.most and self.held >= self.most
+        self.held -= count
+        if was_full and self.held < self.most:
+            for subscription in self.subscriptions:
+                subscription.wake()
+
+    def set(self, most: int) -> None:
+        self.most = most
         for subscription in self.subscriptions:
             subscription.wake()
 
 
 class Subscription:
-    """A consumer that messages of one queue are pushed to, as long as it has credit."""
+    """A consumer that messages of one queue are pushed to, as long as it may hold more."""
 
     __slots__ = (
         "_keeper",
-        "cancelled",
         "credit",
-        "deliver",
-        "exclusive",
         "gives_way",
         "held",
+        "is_cancelled",
+        "is_paused",
+        "is_reading",
         "lease_ms",
         "no_ack",
+        "number",
         "on_its_way",
-        "paused",
         "pool",
         "priority",
         "queue",
-        "tag",
-        "told",
+        "request",
     )
 
-    def __init__(
-        self,
-        keeper: Keeper,
-        queue: int,
-        tag: str,
-        credit: Credit,
-        pool: Credit | None,
-        deliver: Deliver,
-        cancelled: Cancelled,
-        *,
-        priority: int,
-        exclusive: bool,
-        no_ack: bool,
-        lease_ms: int | None,
-    ) -> None:
+    def __init__(self, keeper: Keeper, request: Subscribe, pool: Limit | None) -> None:
         self._keeper = keeper
-        self.queue = queue
-        self.tag = tag
-        self.credit = credit
+        self.request = request
+        self.number = request.consumer
+        self.queue = request.queue
+        self.priority = request.priority
+        self.no_ack = request.no_ack
+        self.lease_ms = request.lease_ms
+        self.credit = Limit(request.credit)
         self.pool = pool
-        self.deliver = deliver
-        self.told = cancelled
-        self.priority = priority
-        self.exclusive = exclusive
-        self.no_ack = no_ack
-        self.lease_ms = lease_ms
-        self.paused = False
-        self.cancelled = False
-        self.on_its_way = 0  # leased, and handed over as soon as the messages are durable
+        for limit in self.limits():
+            limit.subscriptions.append(self)
+        self.is_paused = False
+        self.is_reading = False  # messages for it are read back from the journal; until then it takes no more
+        self.is_cancelled = False
+        self.on_its_way = 0  # leased, and pushed as soon as the messages are durable and read
         self.held = 0  # leased and not settled; if it does not acknowledge, it holds nothing
         self.gives_way = False  # gets nothing more: another takes over once it holds nothing
 
+    def limits(self) -> tuple[Limit, ...]:
+        return (self.credit,) if self.pool is None else (self.credit, self.pool)
+
     def room(self) -> int:
         """How many messages it takes now."""
-        if self.paused or self.cancelled:
+        if self.is_paused or self.is_reading or self.is_cancelled:
             return 0
-        room = MAX_BATCH
-        if self.credit.left is None:
-            room -= self.on_its_way
-        else:
-            room = min(room, self.credit.left)
-        if self.pool is not None and self.pool.left is not None:
-            room = min(room, self.pool.left)
-        return room
+        room = self.credit.room(MAX_BATCH) if self.credit.most else MAX_BATCH - self.on_its_way
+        return room if self.pool is None else self.pool.room(room)
 
     def charge(self, count: int) -> None:
         self.on_its_way += count
         if not self.no_ack:
             self.held += count
-            for credit in (self.credit, self.pool):
-                if credit is not None and credit.left is not None:
-                    credit.left -= count
+            for limit in self.limits():
+                limit.held += count
 
     def grant(self, count: int) -> None:
         """So many of its messages were settled."""
         self.held -= count
-        self.credit.grant(count)
-        if self.pool is not None:
-            self.pool.grant(count)
+        for limit in self.limits():
+            limit.grant(count)
         if self.gives_way and not self.held:
             self.wake()
 
-    def pause(self) -> None:
-        self.paused = True
-
-    def resume(self) -> None:
-        self.paused = False
-        self.wake()
+    def pause(self, paused: bool) -> None:
+        self.is_paused = paused
+        if not paused:
+            self.wake()
 
     def wake(self) -> None:
         """It may take more than a moment ago."""
-        if not self.cancelled:
+        if not self.is_cancelled:
             self._keeper.wake(self)
 
-    def cancel(self) -> None:
-        """It wants no more; what it holds it may still settle."""
-        if not self.cancelled:
-            self._keeper.unsubscribe(self)
+    def leave_limits(self) -> None:
+        """It is gone; what it holds still counts for those it shares a limit with, until it is settled."""
+        self.is_cancelled = True
+        for limit in self.limits():
+            limit.subscriptions.remove(self)
 
 
 class Audience:

@@ -42,9 +42,9 @@ class Writer(Protocol):
 
 
 class WriterThread:
-    """A thread that writes, or the loop itself: a small commit to a disk that has been quick is written on the spot,
-    because handing it over and back costs more time than the disk takes. After a slow write the thread has them all for
-    a while, the longer the slower it was; then the loop tries again."""
+    """A thread that writes, or the loop itself: if the journal allows it, a small commit to a disk that has been quick
+    is written on the spot, because handing it over and back costs more time than the disk takes. After a slow write
+    the thread has them all for a while, the longer the slower it was; then the loop tries again."""
 
     def __init__(self, journal: Journal, loop: asyncio.AbstractEventLoop, on_written: OnWritten) -> None:
         self._journal = journal
@@ -56,7 +56,7 @@ class WriterThread:
         self._thread.start()
 
     def put(self, commit: Commit) -> None:
-        if not 0 < commit.byte_count <= SPOT_BYTES:
+        if not self._journal.writes_on_loop or not 0 < commit.byte_count <= SPOT_BYTES:
             self._work.put(commit)
         elif self._usual_s > SPOT_S:
             self._usual_s *= 0.97  # its own writes tell nothing: they wait for their turn, not for the disk

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from laneway.broker.values import Alarm, CursorInfo
 from laneway.core.events import DocumentPut, DocumentRemoved
 from laneway.core.settings import check_queue_name
 from laneway.errors import Conflict, CursorLost, CursorNotFound, InvalidInput, JournalGap, LimitExceeded
 from laneway.journal.interface import Held
 
 if TYPE_CHECKING:
-    from laneway.broker.broker import Broker
+    from laneway.broker.partition import Partition
 
 log = logging.getLogger("laneway.broker")
 
@@ -35,27 +36,9 @@ class Cursor(msgspec.Struct, frozen=True):
     state: Literal["ok", "lost"] = "ok"
 
 
-class CursorInfo(msgspec.Struct, frozen=True):
-    name: str
-    position: int
-    lag_commits: int
-    held_bytes: int  # of history that is kept for nobody but readers, from its position on
-    updated_at_ms: int
-    state: Literal["ok", "lost"]
-
-
-class Alarm(msgspec.Struct, frozen=True):
-    """Something an operator should know. `name` is stable."""
-
-    name: str
-    level: Literal["warning", "alarm"]
-    message: str
-    since_ms: int
-
-
 class Cursors:
-    def __init__(self, broker: Broker, *, limit_bytes: int, history_ms: int) -> None:
-        self._broker = broker
+    def __init__(self, partition: Partition, *, limit_bytes: int, history_ms: int) -> None:
+        self._partition = partition
         self._limit_bytes = limit_bytes
         self._history_ms = history_ms
         self._cursors: dict[str, Cursor] = {}
@@ -67,10 +50,10 @@ class Cursors:
 
     def start(self) -> None:
         """Right after recovery, before anything is dropped."""
-        for name, document in self._broker.documents(COLLECTION).items():
+        for name, document in self._partition.documents(COLLECTION).items():
             self._cursors[name] = msgspec.json.decode(document, type=Cursor)
         self._holding = {name: cursor.position for name, cursor in self._cursors.items() if cursor.state == "ok"}
-        first, end = self._hold(), self._broker.engine.journal.history.end().position
+        first, end = self._hold(), self._partition.engine.journal.history.end().position
         for name, position in list(self._holding.items()):
             if position < first:
                 self._lose(name, f"the history is there only from commit {first} on")
@@ -96,11 +79,11 @@ class Cursors:
 
     async def put(self, name: str, position: int, *, rewind: bool = False) -> tuple[CursorInfo, bool]:
         """Keep history from a position on, and no longer what is before it; and whether the cursor is new."""
-        broker = self._broker
-        broker.begin_change(adds=False)
+        partition = self._partition
+        partition.begin_change(adds=False)
         check_queue_name(name, field="cursor", noun="the name of a cursor")
         known = self._cursors.get(name)
-        end = broker.engine.journal.history.end().position
+        end = partition.engine.journal.history.end().position
         if not 1 <= position <= end:
             raise InvalidInput(
                 f"history ends with commit {end - 1}, so a position is from 1 to {end}, not {position}",
@@ -111,23 +94,23 @@ class Cursors:
         if known is not None and not rewind:
             self._check_forward(name, known, position)
         self._keep(name, position)
-        cursor = self._cursors[name] = Cursor(position, broker.now())
-        broker.engine.run(iter([DocumentPut(broker.now(), COLLECTION, name, msgspec.json.encode(cursor))]))
+        cursor = self._cursors[name] = Cursor(position, partition.now())
+        partition.engine.run(iter([DocumentPut(partition.now(), COLLECTION, name, msgspec.json.encode(cursor))]))
         self._clear(f"cursor_lost:{name}")
-        await broker.durable()
+        await partition.durable()
         if self._cursors.get(name) is cursor:  # only now may go what is before it
             self._holding[name] = position
             self._let_go()
         return self._info(name, cursor, self._spare()), known is None
 
     async def delete(self, name: str) -> None:
-        broker = self._broker
-        broker.begin_change(adds=False)
+        partition = self._partition
+        partition.begin_change(adds=False)
         self._find(name)
         del self._cursors[name]
-        broker.engine.run(iter([DocumentRemoved(broker.now(), COLLECTION, name)]))
+        partition.engine.run(iter([DocumentRemoved(partition.now(), COLLECTION, name)]))
         self._clear(f"cursor_lost:{name}")
-        await broker.durable()
+        await partition.durable()
         if name not in self._cursors:
             self._holding.pop(name, None)
             self._let_go()
@@ -168,7 +151,7 @@ class Cursors:
         )
 
     def _info(self, name: str, cursor: Cursor, spare: list[tuple[Held, int]]) -> CursorInfo:
-        lag = max(self._broker.engine.journal.history.end().position - cursor.position, 0)
+        lag = max(self._partition.engine.journal.history.end().position - cursor.position, 0)
         held = sum(one.byte_count for one, until in spare if until > cursor.position) if cursor.state == "ok" else 0
         return CursorInfo(name, cursor.position, lag, held, cursor.updated_at_ms, cursor.state)
 
@@ -178,21 +161,21 @@ class Cursors:
         """Tell the journal what to keep; the first position of the history that is there."""
         since_ms = None
         if self._history_ms:
-            since_ms = max(self._broker.now() - self._history_ms, self._since_ms)
-        return self._broker.engine.journal.hold(min(self._holding.values(), default=None), since_ms)
+            since_ms = max(self._partition.now() - self._history_ms, self._since_ms)
+        return self._partition.engine.journal.hold(min(self._holding.values(), default=None), since_ms)
 
     def _let_go(self) -> None:
         self._hold()
-        self._broker.upkeep.drop_soon()
+        self._partition.upkeep.drop_soon()
         self.look()
 
     def _spare(self) -> list[tuple[Held, int]]:
         """The extents that are kept for nobody but readers, oldest first, each with the position where it ends."""
-        upkeep = self._broker.upkeep
-        held = self._broker.engine.journal.held()
+        upkeep = self._partition.upkeep
+        held = self._partition.engine.journal.held()
         ends = [one.first_position for one in held[1:]]
         if held:
-            ends.append(self._broker.engine.journal.history.end().position)
+            ends.append(self._partition.engine.journal.history.end().position)
         return [(one, end) for one, end in zip(held, ends, strict=True) if upkeep.is_spare(one.extent, one.byte_count)]
 
     def look(self) -> None:
@@ -200,17 +183,17 @@ class Cursors:
         if not self.is_holding:
             self._clear("history_limit", "history_cut")
             return
-        if self._broker.engine.closed:
+        if self._partition.engine.closed:
             return
-        self._looked_ms = self._broker.now()
+        self._looked_ms = self._partition.now()
         self._hold()
-        has_room = self._broker.engine.journal.has_room()
+        has_room = self._partition.engine.journal.has_room()
         spare = [one for one, _ in self._spare()]
         total = sum(one.byte_count for one in spare)
         if total > self._limit_bytes:
             self._cut(spare, total)
             total = sum(one.byte_count for one, _ in self._spare())
-        elif not has_room and spare and self._broker.now() >= self._given_up_ms + PATIENCE_MS:
+        elif not has_room and spare and self._partition.now() >= self._given_up_ms + PATIENCE_MS:
             self._make_room()
         elif self._since_ms and has_room and total < self._limit_bytes * WARNING_SHARE:
             self._since_ms = 0
@@ -227,7 +210,7 @@ class Cursors:
 
     def look_at_disk(self) -> None:
         """Called whenever somebody was refused for want of space."""
-        if self.is_holding and self._broker.now() >= self._looked_ms + PATIENCE_MS // 8:
+        if self.is_holding and self._partition.now() >= self._looked_ms + PATIENCE_MS // 8:
             self.look()
 
     def _cut(self, spare: list[Held], total: int) -> None:
@@ -236,18 +219,18 @@ class Cursors:
             if total <= self._limit_bytes:
                 break
             total -= one.byte_count
-            first = following.first_position if following else self._broker.engine.journal.history.end().position
+            first = following.first_position if following else self._partition.engine.journal.history.end().position
             self._give_up(first, following, f"more than {self._limit_bytes} bytes of history would have to be kept")
-        self._broker.upkeep.drop_soon()
+        self._partition.upkeep.drop_soon()
 
     def _make_room(self) -> None:
         """The disk is short: all goes that is kept because it is young; next time, the cursor furthest behind."""
-        self._given_up_ms = self._broker.now()
-        if self._history_ms and self._cut_time(self._broker.now()):
+        self._given_up_ms = self._partition.now()
+        if self._history_ms and self._cut_time(self._partition.now()):
             self._hold()
         elif self._holding:
             self._give_up(min(self._holding.values()) + 1, None, "the disk is short of space")
-        self._broker.upkeep.drop_soon()
+        self._partition.upkeep.drop_soon()
 
     def _give_up(self, first: int, following: Held | None, why: str) -> None:
         """No longer keep what is before a position."""
@@ -259,7 +242,7 @@ class Cursors:
 
     def _cut_time(self, since_ms: int) -> bool:
         """Keep less than history_seconds asks for; False if that would change nothing."""
-        if since_ms <= max(self._broker.now() - self._history_ms, self._since_ms):
+        if since_ms <= max(self._partition.now() - self._history_ms, self._since_ms):
             return False
         self._since_ms = since_ms
         self._raise(
@@ -271,12 +254,13 @@ class Cursors:
         return True
 
     def _lose(self, name: str, why: str) -> None:
-        cursor = msgspec.structs.replace(self._cursors[name], state="lost")
-        self._cursors[name] = cursor
         self._holding.pop(name, None)
-        broker = self._broker
-        broker.engine.run(iter([DocumentPut(broker.now(), COLLECTION, name, msgspec.json.encode(cursor))]))
-        broker.committer.touch()
+        if name not in self._cursors:
+            return  # it is being deleted
+        cursor = self._cursors[name] = msgspec.structs.replace(self._cursors[name], state="lost")
+        partition = self._partition
+        partition.engine.run(iter([DocumentPut(partition.now(), COLLECTION, name, msgspec.json.encode(cursor))]))
+        partition.committer.touch()
         self._raise(f"cursor_lost:{name}", "alarm", f"cursor {name!r} at commit {cursor.position} is lost: {why}")
 
     # Alarms
@@ -286,7 +270,7 @@ class Cursors:
 
     def _raise(self, name: str, level: Literal["warning", "alarm"], message: str) -> None:
         known = self._alarms.get(name)
-        since_ms = known.since_ms if known is not None else self._broker.now()
+        since_ms = known.since_ms if known is not None else self._partition.now()
         self._alarms[name] = Alarm(name, level, message, since_ms)
         if known is None:
             log.log(logging.ERROR if level == "alarm" else logging.WARNING, "%s", message)

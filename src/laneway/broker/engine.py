@@ -11,20 +11,10 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 import msgspec
 
 from laneway.core import births, clockwork, lease_commands, snapshot
-from laneway.core.digits import token
+from laneway.core.deliveries import Deliveries
 from laneway.core.events import Event, Kind, Leased, Opened
-from laneway.core.message import (
-    PLAIN,
-    Death,
-    Deliveries,
-    Delivery,
-    Glimpse,
-    decode_props,
-    message_id,
-    message_id_prefix,
-    record_is_intact,
-    split_record,
-)
+from laneway.core.message import Death, Glimpse, decode_props, message_id, record_is_intact, split_record
+from laneway.core.queue import Queue
 from laneway.core.runs import runs
 from laneway.core.state import State
 from laneway.core.stories import fill_in
@@ -36,6 +26,7 @@ from laneway.journal.interface import Commit, Journal
 log = logging.getLogger("laneway.broker")
 
 Content = tuple[int, bytes, bytes]  # enqueued at, props, body
+Columns = tuple[list[int], list[bytes], list[bytes | memoryview | None]]  # the same of many; None: it is damaged
 
 KEPT_OVERHEAD_BYTES = 100  # what a kept message takes beside its bytes
 
@@ -133,6 +124,15 @@ class ContentCache:
         if None in bodies:
             return None
         return slab.at_ms[i : i + count], slab.props[i : i + count], bodies  # type: ignore[return-value]
+
+
+def filled(outline: Deliveries, columns: Columns) -> Deliveries:
+    """Deliveries with their contents, but without those that are damaged."""
+    outline.enqueued_at_ms, outline.props, bodies = columns
+    outline.bodies = bodies  # type: ignore[assignment]
+    if None not in bodies:
+        return outline
+    return outline.without([i for i, body in enumerate(bodies) if body is None])
 
 
 def message_count(event: Event) -> int:
@@ -234,7 +234,7 @@ class Engine:
         told = self.state.stories.get(seq)
         return told.record_seq if told is not None else seq
 
-    def contents(self, seqs: Sequence[int]) -> tuple[list[int], list[bytes], list[bytes | memoryview | None]]:
+    def contents(self, seqs: Sequence[int]) -> Columns:
         """(enqueued at, props, bodies) of messages, as columns. Bodies may be views of what was read with them, so they
         are for those who pass them on at once; None where the record is damaged, which is logged with its place."""
         at_ms: list[int] = []
@@ -253,6 +253,40 @@ class Engine:
                 props.append(content[1])
                 bodies.append(content[2])
         return at_ms, props, bodies
+
+    def kept(self, seqs: Sequence[int]) -> Columns | None:
+        """The contents of messages if all of them are in memory."""
+        if self.state.stories:
+            found = [self.cache.get(self.record_seq(seq)) for seq in seqs]
+            return None if None in found else tuple(map(list, zip(*found, strict=True)))  # type: ignore[return-value]
+        at_ms: list[int] = []
+        props: list[bytes] = []
+        bodies: list[bytes | memoryview | None] = []
+        for first, count in runs(seqs):
+            run = self.cache.run(first, count)
+            if run is None:
+                return None
+            at_ms += run[0]
+            props += run[1]
+            bodies += run[2]
+        return at_ms, props, bodies
+
+    def locations(self, seqs: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Where the records of messages stand in the journal, and their sizes."""
+        locations: list[int] = []
+        sizes: list[int] = []
+        for first, count in runs(seqs):
+            slab, i = self.state.table.slabs[first >> SLAB_BITS], first & SLAB_MASK
+            locations += slab.location[i : i + count]
+            sizes += slab.size[i : i + count]
+        return locations, sizes
+
+    def read_columns(self, locations: Sequence[int], sizes: Sequence[int]) -> Columns | None:
+        """The contents of records, from the journal; None if one cannot be read. Safe in any thread."""
+        try:
+            return self.journal.read_contents(locations, sizes)  # type: ignore[return-value]
+        except JournalDamaged:
+            return None
 
     def _read_run(self, first: int, count: int) -> tuple[list[int], list[bytes], list[bytes | memoryview]] | None:
         """Hot: the columns of neighbours of one slab, from the journal; None if some are kept in memory, or damaged."""
@@ -299,67 +333,36 @@ class Engine:
                 found.append(None)
         return found
 
-    def deliveries(self, leased: Leased) -> Sequence[Delivery]:
-        """What the consumer of a lease gets. A damaged message is left out: its lease will expire, and in the end
-        it becomes a dead letter."""
-        columns = self.contents(leased.seqs)
-        if self.state.stories or None in columns[2]:
-            return self._deliveries_one_by_one(leased, columns)
+    def deliveries(self, queue: Queue, leased: Leased, columns: Columns | None = None) -> Deliveries:
+        """What the consumer of a lease gets, from its contents. Damaged messages are left out."""
+        return filled(self.outline(queue, leased), columns or self.contents(leased.seqs))
+
+    def outline(self, queue: Queue, leased: Leased) -> Deliveries:
+        """Deliveries without the contents, which are still to be read; all that the state says is in it."""
+        state, seqs = self.state, leased.seqs
+        stories = {seq: state.stories[seq] for seq in seqs if seq in state.stories} if state.stories else {}
         return Deliveries(
-            self.state.tag,
-            leased.seqs,
-            leased.first_lease,
+            queue.number,
+            queue.name,
+            state.tag,
             leased.deadline_ms,
+            seqs,
+            range(leased.first_lease, leased.first_lease + len(seqs)),
             leased.receives,
-            columns[0],
-            columns[1],
-            columns[2],  # type: ignore[arg-type]
-            self.state.table.priorities(runs(leased.seqs)),
+            (),
+            (),
+            (),
+            state.table.priorities(runs(seqs)),
+            stories,
+            queue.ready,
         )
 
-    def _deliveries_one_by_one(
-        self, leased: Leased, columns: tuple[list[int], list[bytes], list[bytes | memoryview | None]]
-    ) -> list[Delivery]:
-        out: list[Delivery] = []
-        state = self.state
-        stories, tag, slabs = state.stories, state.tag, state.table.slabs
-        lease_id, deadline_ms = leased.first_lease, leased.deadline_ms
-        prefix, prefix_ms = "", -1
-        slab_number, priorities = -1, bytearray()
-        block, properties = b"", PLAIN
-        deaths: tuple[Death, ...] = ()
-        for seq, receives, at_ms, props, body in zip(leased.seqs, leased.receives, *columns, strict=True):
-            if body is not None:
-                if at_ms != prefix_ms:
-                    prefix, prefix_ms = message_id_prefix(at_ms, tag), at_ms
-                if seq >> SLAB_BITS != slab_number:
-                    slab_number = seq >> SLAB_BITS
-                    priorities = slabs[slab_number].priority
-                if props != block:
-                    block, properties = props, decode_props(props)
-                record_seq, shown = seq, properties
-                if stories:
-                    told = stories.get(seq)
-                    if told is None:
-                        deaths = ()
-                    else:
-                        record_seq = told.record_seq
-                        shown, deaths = fill_in(told, properties)
-                out.append(
-                    Delivery(
-                        prefix + record_seq.to_bytes(6, "big").hex(),
-                        priorities[seq & SLAB_MASK],
-                        bytes(body),
-                        shown,
-                        at_ms,
-                        receives,
-                        deadline_ms,
-                        token(lease_id, seq),
-                        deaths,
-                    )
-                )
-            lease_id += 1
-        return out
+    def left_of(self, queue: Queue, leased: Leased) -> list[bool] | None:
+        """Which messages of a lease that was given a while ago are still there, held or not; None if all are."""
+        seqs, leases = leased.seqs, range(leased.first_lease, leased.first_lease + len(leased.seqs))
+        if lease_commands.still_held(self.state, queue, seqs, leases) is None:
+            return None
+        return [seq in self.state.table for seq in seqs]
 
     def glimpses(self, seqs: Sequence[int]) -> list[Glimpse | None]:
         """Messages as peek shows them; None for one whose record is damaged."""

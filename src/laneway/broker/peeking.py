@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
 from heapq import merge
 from itertools import islice
 
@@ -21,7 +22,15 @@ READ_BATCH = 200
 TOP_PRIORITY = 255
 
 
-def peek(engine: Engine, queue: Queue, query: PeekQuery, now_ms: int) -> tuple[list[Glimpse], str | None]:
+async def fetch(engine: Engine, seqs: Sequence[int]) -> None:
+    """Have the records of messages read in a thread, so that the loop finds them in the system's cache and does not
+    wait for the disk."""
+    missing = [seq for seq in seqs if engine.kept((seq,)) is None]
+    if missing:
+        await asyncio.to_thread(engine.read_columns, *engine.locations(missing))
+
+
+async def peek(engine: Engine, queue: Queue, query: PeekQuery, now_ms: int) -> tuple[list[Glimpse], str | None]:
     page: list[Glimpse] = []
     page_bytes = scanned = 0
     states, position = _resume(query)
@@ -32,19 +41,30 @@ def peek(engine: Engine, queue: Queue, query: PeekQuery, now_ms: int) -> tuple[l
         else:
             candidates, reached = _others(engine, queue, name, position[1])
         position = (TOP_PRIORITY, 0)
-        while batch := list(islice(candidates, READ_BATCH)):
-            scanned += len(batch)
+        end = None
+        while found := list(islice(candidates, READ_BATCH)):
+            scanned += len(found)
+            batch = _still(engine, name, found)  # since they were picked
+            if batch:
+                end = _cursor(engine, name, batch[-1])
+                await fetch(engine, batch)
+                batch = _still(engine, name, batch)
             for seq, glimpse in zip(batch, engine.glimpses(batch), strict=True):
                 if glimpse is not None and _wanted(glimpse, query, now_ms):
                     page.append(glimpse)
                     page_bytes += len(glimpse.body)
                     if len(page) >= query.limit or page_bytes >= query.max_bytes:
                         return page, _cursor(engine, name, seq)
-            if scanned >= MAX_SCANNED:
-                return page, _cursor(engine, name, batch[-1])
+            if scanned >= MAX_SCANNED and end is not None:
+                return page, end
         if reached is not None:
             return page, f"{name}.0.{reached}"
     return page, None
+
+
+def _still(engine: Engine, name: str, seqs: Sequence[int]) -> list[int]:
+    """Those that are in a state, and not gone or elsewhere by now."""
+    return [seq for seq in seqs if engine.state.table.state(seq) == STATES[name]]
 
 
 def _cursor(engine: Engine, name: str, seq: int) -> str:
@@ -136,7 +156,7 @@ def all_dead_letters(engine: Engine, queue: Queue) -> list[int]:
     return sorted({*queue.dead, *here})
 
 
-def dead_letters(engine: Engine, queue: Queue, wanted: DeadLetterFilter, now_ms: int) -> Iterator[list[int]]:
+async def dead_letters(engine: Engine, queue: Queue, wanted: DeadLetterFilter, now_ms: int) -> AsyncIterator[list[int]]:
     """Numbers of the dead letters that match, in batches; each batch is looked at when it is asked for.
 
     An id that is no dead letter of the queue (any more) is passed over: see check_dead_letters.
@@ -147,6 +167,9 @@ def dead_letters(engine: Engine, queue: Queue, wanted: DeadLetterFilter, now_ms:
         seqs = all_dead_letters(engine, queue)
     for i in range(0, len(seqs), READ_BATCH):
         batch = [s for s in seqs[i : i + READ_BATCH] if is_dead_letter(engine.state, queue, s)]
+        if wanted.attribute is not None:
+            await fetch(engine, batch)
+            batch = [s for s in batch if is_dead_letter(engine.state, queue, s)]
         yield [s for s in batch if _matches(engine, s, wanted, now_ms)]
 
 

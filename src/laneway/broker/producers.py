@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from laneway.broker.exchanges import fitting
-from laneway.broker.staging import Addressed, Stage, Staging, StagingLimits, Target
+from laneway.broker.staging import Stage, Staging
+from laneway.broker.values import Addressed, BatchOutcome, ProducerInfo, StageInfo, StagingLimits, Target
 from laneway.core.batches import Share, check_shares, of_message, publish_shares
 from laneway.core.events import DocumentPut, DocumentRemoved, Event
 from laneway.core.message import Receipt
@@ -32,9 +33,7 @@ from laneway.errors import (
 )
 
 if TYPE_CHECKING:
-    from laneway.broker.broker import Broker
-
-__all__ = ["Addressed", "BatchOutcome", "ProducerInfo", "Producers", "StagingLimits", "Target"]
+    from laneway.broker.partition import Partition
 
 COLLECTION = "producers"
 MAX_NAME_BYTES = 255
@@ -42,16 +41,6 @@ MAX_BATCH_NUMBER = (1 << 63) - 1
 MAX_PRODUCERS = 100_000
 MAX_COMMIT_BYTES = 1 << 30  # of one batch in the journal, when exchanges have made several messages of one
 TEMPORARY_MS = 24 * 3_600_000  # how long the fence of a producer that will not come back is kept
-
-
-class BatchOutcome(msgspec.Struct, frozen=True):
-    """What became of a batch."""
-
-    batch: int
-    published: int  # messages put into queues; more than were staged when exchanges lead to several
-    unrouted: int  # messages that no queue is reached by
-    duplicates: int  # messages whose dedup id was known
-    already: bool = False  # it had been committed before, and nothing was done now
 
 
 class Fence(msgspec.Struct, frozen=True):
@@ -66,19 +55,9 @@ class Fence(msgspec.Struct, frozen=True):
     temporary: bool = False
 
 
-class ProducerInfo(msgspec.Struct, frozen=True):
-    name: str
-    owner: str
-    last_batch: int | None
-    committed_at_ms: int | None
-    staged_parts: int
-    staged_messages: int
-    staged_bytes: int
-
-
 class Producers:
-    def __init__(self, broker: Broker, folder: Path | None, limits: StagingLimits) -> None:
-        self._broker = broker
+    def __init__(self, partition: Partition, folder: Path | None, limits: StagingLimits) -> None:
+        self._partition = partition
         self._staging = Staging(folder, limits)
         self._fences: dict[str, Fence] = {}
         self._temporary: dict[str, int] = {}  # which of them go when, soonest first
@@ -86,7 +65,7 @@ class Producers:
 
     def start(self) -> None:
         self._staging.start()
-        for name, document in self._broker.documents(COLLECTION).items():
+        for name, document in self._partition.documents(COLLECTION).items():
             self._fences[name] = msgspec.json.decode(document, type=Fence)
         passing = [(fence.at_ms + TEMPORARY_MS, name) for name, fence in self._fences.items() if fence.temporary]
         self._temporary = {name: at_ms for at_ms, name in sorted(passing)}
@@ -102,13 +81,13 @@ class Producers:
     ) -> int:
         """Keep a part of a batch until it is committed; its size. What could not be published is refused now, so that
         whoever made it hears of it, and not only whoever commits it."""
-        broker = self._broker
-        broker.begin_change(adds=True)
+        partition = self._partition
+        partition.begin_change(adds=True)
         check_producer_name(producer)
         self._tidy()
         shares, _ = self._shares(messages)
-        check_shares(broker.engine.state, shares, broker.now())
-        kept = await self._staging.put((producer, stage), part, messages, targets, owner, broker.now())
+        check_shares(partition.engine.state, shares, partition.now())
+        kept = await self._staging.put((producer, stage), part, messages, targets, owner, partition.now())
         self._plan_tidying()
         return kept.byte_count
 
@@ -116,10 +95,10 @@ class Producers:
         """Forget what is staged; whether there was something."""
         return self._staging.drop((producer, stage))
 
-    def targets(self, producer: str, stage: str, parts: Sequence[str]) -> set[Target]:
-        """Where the messages of these parts go."""
-        named = self._staging.named((producer, stage), parts)
-        return set().union(*(part.targets for part in named))
+    def describe_stage(self, producer: str, stage: str, parts: Sequence[str]) -> StageInfo:
+        """Whose a stage is, and where the messages of these parts go."""
+        named = self._staging.named((producer, stage), parts) if parts else []
+        return StageInfo(self._owner(producer, stage), set().union(*(part.targets for part in named)))
 
     # Committing
 
@@ -133,15 +112,13 @@ class Producers:
         *,
         temporary: bool = False,
         mandatory: bool = False,
-        may: Callable[[set[Target]], None] | None = None,
     ) -> BatchOutcome:
         """Publish these parts in this order and raise the fence, in one commit; return when it is durable.
 
-        `may` is asked whether messages may go where they are to go, and raises if not. A temporary producer is one
-        that commits a single batch and will not come back: its fence goes after a day. A mandatory batch is refused if
-        one of its messages reaches no queue."""
-        broker = self._broker
-        broker.begin_change(adds=True)
+        A temporary producer is one that commits a single batch and will not come back: its fence goes after a day. A
+        mandatory batch is refused if one of its messages reaches no queue."""
+        partition = self._partition
+        partition.begin_change(adds=True)
         check_producer_name(producer)
         if not 0 <= batch <= MAX_BATCH_NUMBER:
             raise InvalidInput(f"a batch has a number from 0 to {MAX_BATCH_NUMBER}, not {batch}", field="batch")
@@ -150,17 +127,15 @@ class Producers:
         self._tidy()
         done = self._done_before(producer, batch)
         if done is None:
-            if may is not None:
-                may(self.targets(producer, stage, parts))
             messages = await self._staging.read(self._staging.named((producer, stage), parts))
-            broker.begin_change(adds=True)
+            partition.begin_change(adds=True)
             done = self._done_before(producer, batch)  # meanwhile, by somebody else
         if done is None:
             if parts and self._staging.find((producer, stage)) is None:
                 raise PartsMissing("the stage was committed or given up meanwhile", field="stage")
             done = self._publish(producer, batch, messages, owner, temporary=temporary, mandatory=mandatory)
         self._staging.drop((producer, stage))
-        await broker.durable()
+        await partition.durable()
         return done
 
     def _done_before(self, producer: str, batch: int) -> BatchOutcome | None:
@@ -194,10 +169,10 @@ class Producers:
         if unrouted and mandatory:
             raise _unroutable(messages, unrouted)
         results: list[Receipt | LanewayError] = []
-        now_ms = self._broker.now()
+        now_ms = self._partition.now()
 
         def commit() -> Iterator[Event]:
-            yield from publish_shares(self._broker.engine.state, shares, now_ms, results, max_bytes=MAX_COMMIT_BYTES)
+            yield from publish_shares(self._partition.engine.state, shares, now_ms, results, max_bytes=MAX_COMMIT_BYTES)
             duplicates = sum(1 for result in results if isinstance(result, Receipt) and result.duplicate)
             known = self._fences.get(producer)
             whose = owner if known is None else known.owner
@@ -205,7 +180,7 @@ class Producers:
             yield DocumentPut(now_ms, COLLECTION, producer, msgspec.json.encode(fence))
             self._fences[producer] = fence
 
-        self._broker.run_now(commit())
+        self._partition.run_now(commit())
         fence = self._fences[producer]
         self._temporary.pop(producer, None)
         if temporary:
@@ -214,16 +189,16 @@ class Producers:
 
     def _shares(self, messages: Sequence[Addressed]) -> tuple[builtins.list[Share], builtins.list[int]]:
         """What each queue gets, and which messages reach none."""
-        broker = self._broker
+        partition = self._partition
         shares: dict[int, Share] = {}
         unrouted: builtins.list[int] = []
         for place, message in enumerate(messages):
             try:
                 if message.queue is not None:
                     draft = message.draft
-                    drafts = [(broker.find_queue(message.vhost, message.queue), draft)]
+                    drafts = [(partition.find_queue(message.vhost, message.queue), draft)]
                 else:
-                    queues, draft = broker.exchanges.targets(
+                    queues, draft = partition.exchanges.targets(
                         message.vhost, message.exchange, message.routing_key, message.draft
                     )
                     drafts = [(queue, fitting(draft, queue)) for queue in queues]
@@ -241,7 +216,7 @@ class Producers:
 
     # Looking and forgetting
 
-    def owner(self, producer: str, stage: str = "") -> str | None:
+    def _owner(self, producer: str, stage: str = "") -> str | None:
         """Whose it is: the account that committed under this name, or staged there."""
         fence = self._fences.get(producer)
         if fence is not None:
@@ -265,16 +240,16 @@ class Producers:
 
     async def forget(self, producer: str) -> None:
         """Delete the fence of a producer, so that it may begin again with any batch."""
-        self._broker.begin_change(adds=False)
+        self._partition.begin_change(adds=False)
         self.info(producer)
         if self._fences.pop(producer, None) is not None:
             self._temporary.pop(producer, None)
-            self._broker.run_now(iter([DocumentRemoved(self._broker.now(), COLLECTION, producer)]))
-        await self._broker.durable()
+            self._partition.run_now(iter([DocumentRemoved(self._partition.now(), COLLECTION, producer)]))
+        await self._partition.durable()
 
     def _tidy(self) -> None:
         """Drop what is staged for too long and the fences whose time has come."""
-        now_ms = self._broker.now()
+        now_ms = self._partition.now()
         self._staging.drop_idle(now_ms)
         gone: builtins.list[str] = []
         for name, at_ms in self._temporary.items():
@@ -284,14 +259,14 @@ class Producers:
         for name in gone:
             del self._temporary[name], self._fences[name]
         if gone:
-            self._broker.run_now(iter([DocumentRemoved(now_ms, COLLECTION, name) for name in gone]))
+            self._partition.run_now(iter([DocumentRemoved(now_ms, COLLECTION, name) for name in gone]))
 
     def _plan_tidying(self) -> None:
         """Staged parts go in time also when no request comes any more."""
         if self._timer is None:
-            due_ms = self._staging.drop_idle(self._broker.now())
+            due_ms = self._staging.drop_idle(self._partition.now())
             if due_ms is not None:
-                self._timer = self._broker.call_later(due_ms, self._on_timer)
+                self._timer = self._partition.call_later(due_ms, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None

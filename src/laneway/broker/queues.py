@@ -1,152 +1,134 @@
-"""Queues: creating, changing, listing, describing, purging and deleting them, and what can be said of each in numbers.
+"""Queues: creating, changing, purging and deleting them, and what can be said of each in numbers.
 
-What ends in `_now` takes effect at once; whoever answers for it waits for it to be durable first.
+What a call does takes effect at once; whoever answers for it waits for it to be durable first.
 """
 
 from __future__ import annotations
 
-import builtins
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from bisect import bisect_left, insort
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.broker.values import QueueInfo, QueueStats, Rates
+from laneway.broker.interface import SessionId
+from laneway.broker.values import QueueDeclared, QueueInfo, QueueStats, Rates
 from laneway.core import commands
 from laneway.core.queue import RATED, TOTALS, Queue
 from laneway.core.settings import QueueSettings
 from laneway.core.table import SLAB_BITS, SLAB_MASK
+from laneway.errors import Conflict, QueueInUse, Unavailable
 
 if TYPE_CHECKING:
-    from laneway.broker.broker import Broker
+    from laneway.broker.partition import Partition
 
 
 class Queues:
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._names: builtins.list[tuple[str, str]] = []  # in order, for listing
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self.names: list[tuple[str, str]] = []  # in order, for listing
 
     def start(self) -> None:
-        self._state = self._broker.engine.state
-        self._names = sorted(self._state.by_name)
+        self._state = self._partition.engine.state
+        self.names = sorted(self._state.by_name)
 
     # Changing
 
-    async def put(self, vhost: str, name: str, settings: QueueSettings) -> tuple[QueueInfo, bool]:
-        info, created = self.put_now(vhost, name, settings)
-        await self._broker.durable()
-        return info, created
+    def declare(self, vhost: str, name: str, settings: QueueSettings | None, session: SessionId = 0) -> QueueDeclared:
+        """The queue of this name, made now if there is none and settings are given. `session` has it for itself."""
+        known = self._state.by_name.get((vhost, name))
+        if known is None:
+            if settings is None:
+                self._partition.find_queue(vhost, name)  # raises that there is none
+                raise AssertionError(name)
+            if session and self._partition.sessions.find(session) is None:
+                raise Unavailable(f"queue {name!r} would belong to a connection that has ended")
+            declared = self.put(vhost, name, settings)
+            if session:
+                self._partition.sessions.own(session, self._partition.find_queue(vhost, name))
+            self._partition.sessions.used(self._partition.find_queue(vhost, name))
+            return msgspec.structs.replace(declared, info=self._partition.info(self._state.by_name[vhost, name]))
+        self._partition.inbox.drain()
+        self._partition.sessions.used(known)
+        return self._declared(known, is_new=False)
 
-    def put_now(self, vhost: str, name: str, settings: QueueSettings) -> tuple[QueueInfo, bool]:
-        """Create a queue or change its settings; (what it is now, whether it is new)."""
-        broker = self._broker
-        broker.check_writable()
-        broker.vhosts.check(vhost)
-        broker.run_gathered()
+    def put(self, vhost: str, name: str, settings: QueueSettings) -> QueueDeclared:
+        """Create a queue or change its settings."""
+        partition = self._partition
+        partition.check_writable()
+        partition.vhosts.check(vhost)
+        partition.inbox.drain()
         known = self._state.by_name.get((vhost, name))
         if known is not None:
-            broker.check_shared(known)
-        limit = broker.limits.max_message_bytes
+            partition.check_shared(known)
+        limit = partition.limits.max_message_bytes
         if settings.max_message_bytes == QueueSettings().max_message_bytes > limit:
             settings = msgspec.structs.replace(settings, max_message_bytes=limit)  # a default, not a wish
-        broker.engine.run(
+        partition.engine.run(
             commands.put_queue(
                 self._state,
                 vhost,
                 name,
                 settings,
-                broker.now(),
-                max_queues=broker.limits.max_queues,
+                partition.now(),
+                max_queues=partition.limits.max_queues,
                 max_message_bytes=limit,
             )
         )
-        queue = broker.find_queue(vhost, name)
+        queue = partition.find_queue(vhost, name)
         if known is None:
-            insort(self._names, (vhost, name))
+            insort(self.names, (vhost, name))
         else:
-            broker.serve(queue.number)  # others may be next now
-        broker.sessions.used(queue)
-        broker.set_timer()
-        broker.committer.touch_later()
-        return _info(queue), known is None
+            partition.serve(queue.number)  # others may be next now
+        partition.sessions.used(queue)
+        partition.set_timer()
+        partition.committer.touch_later()
+        return self._declared(queue, is_new=known is None)
 
-    async def change(self, vhost: str, name: str, changes: dict[str, object]) -> QueueInfo:
-        settings = commands.changed_settings(self._broker.open_queue(vhost, name), changes)
-        return (await self.put(vhost, name, settings))[0]
+    def change(self, vhost: str, name: str, changes: dict[str, Any]) -> QueueInfo:
+        settings = commands.changed_settings(self._partition.open_queue(vhost, name), changes)
+        return self.put(vhost, name, settings).info
 
-    async def delete(self, vhost: str, name: str, *, if_empty: bool = False) -> None:
-        self.delete_now(vhost, name, if_empty=if_empty)
-        await self._broker.durable()
+    def _declared(self, queue: Queue, *, is_new: bool) -> QueueDeclared:
+        consumers = self._partition.sessions.consumer_count(queue.number)
+        return QueueDeclared(self._partition.info(queue), is_new, queue.ready, consumers)
 
-    def delete_now(self, vhost: str, name: str, *, if_empty: bool = False) -> None:
-        broker = self._broker
-        queue = broker.open_queue(vhost, name)
-        broker.engine.run(commands.delete_queue(self._state, queue, broker.now(), if_empty=if_empty))
-        broker.committer.touch_later()
+    def delete(
+        self, vhost: str, name: str, *, if_empty: bool = False, if_none_ready: bool = False, if_unused: bool = False
+    ) -> int:
+        """How many ready messages went with it."""
+        partition = self._partition
+        queue = partition.open_queue(vhost, name)
+        if if_unused and queue.number in partition.sessions.audiences:
+            raise QueueInUse(f"queue {name!r} has consumers", field="if_unused")
+        if if_none_ready and queue.ready:
+            raise Conflict(f"queue {name!r} is not empty", field="if_empty")
+        ready = queue.ready
+        partition.engine.run(commands.delete_queue(self._state, queue, partition.now(), if_empty=if_empty))
+        partition.committer.touch_later()
         self.forget(queue)
+        return ready
 
     def forget(self, queue: Queue) -> None:
         """A queue was just deleted: nothing here knows it any more, and those who wait for it are told."""
-        del self._names[bisect_left(self._names, (queue.vhost, queue.name))]
-        self._broker.waiting.end(queue.number)
-        self._broker.sessions.queue_gone(queue.number)
+        del self.names[bisect_left(self.names, (queue.vhost, queue.name))]
+        self._partition.waiting.end(queue.number)
+        self._partition.sessions.queue_gone(queue.number)
 
-    async def purge(self, vhost: str, name: str, *, leased: bool = False) -> int:
+    def purge(self, vhost: str, name: str, *, leased: bool = False) -> int:
         """How many messages went: those that wait, and with `leased` also those that consumers hold."""
-        purged = self.purge_now(vhost, name, leased=leased)
-        await self._broker.durable()
-        return purged
-
-    def purge_now(self, vhost: str, name: str, *, leased: bool = False) -> int:
-        broker = self._broker
-        queue = broker.open_queue(vhost, name)
+        partition = self._partition
+        queue = partition.open_queue(vhost, name)
         before = queue.ready + queue.delayed + queue.leased
-        broker.engine.run(commands.purge_queue(self._state, queue, broker.now(), leased=leased))
-        broker.committer.touch_later()
+        partition.engine.run(commands.purge_queue(self._state, queue, partition.now(), leased=leased))
+        partition.committer.touch_later()
         return before - queue.ready - queue.delayed - queue.leased
 
     # Looking
 
-    def find(self, vhost: str, name: str) -> QueueInfo | None:
-        queue = self._state.by_name.get((vhost, name))
-        return _info(queue) if queue is not None else None
-
-    def settings(self, vhost: str, name: str) -> QueueSettings | None:
-        queue = self._state.by_name.get((vhost, name))
-        return queue.settings if queue is not None else None
-
-    def describe(self, vhost: str, name: str) -> QueueInfo:
-        return _info(self._broker.queue_to_look_at(vhost, name))
-
-    def list(
-        self, *, vhost: str | None, prefix: str = "", limit: int = 100, after: tuple[str, str] | None = None
-    ) -> builtins.list[QueueInfo]:
-        """In the order of (vhost, name), those after `after`."""
-        start = bisect_left(self._names, (vhost, prefix)) if vhost is not None else 0
-        if after is not None:
-            start = max(start, bisect_right(self._names, after))
-        out: builtins.list[QueueInfo] = []
-        for key in self._names[start:] if vhost is None else self._between(start, vhost, prefix):
-            if key[1].startswith(prefix):
-                out.append(_info(self._state.by_name[key]))
-                if len(out) >= limit:
-                    break
-        return out
-
-    def _between(self, start: int, vhost: str, prefix: str) -> Iterator[tuple[str, str]]:
-        for i in range(start, len(self._names)):
-            if self._names[i][0] != vhost or not self._names[i][1].startswith(prefix):
-                return
-            yield self._names[i]
-
-    def count(self, vhost: str) -> int:
-        return bisect_left(self._names, (vhost + "\0",)) - bisect_left(self._names, (vhost,))
-
     def stats(self, vhost: str, name: str) -> QueueStats:
-        broker = self._broker
-        q = broker.queue_to_look_at(vhost, name)
-        now_ms = broker.now()
+        partition = self._partition
+        q = partition.queue_to_look_at(vhost, name)
+        now_ms = partition.now()
         table = self._state.table
         heads = [lane.peek(table) for lane in q.lanes.values() if lane.count]
         heads += [seq for _, seq, group in q.heads if group.offered == seq and not group.outstanding]
@@ -162,15 +144,11 @@ class Queues:
             waiting_bytes=q.bytes_waiting,
             ready_by_priority=q.ready_by_priority(),
             oldest_age_ms=max(0, *ages) if ages else None,
-            consumers_waiting=broker.waiting.count(q.number),
-            subscribers=broker.sessions.counts(vhost, name)[1],
+            consumers_waiting=partition.waiting.count(q.number),
+            subscribers=partition.sessions.consumer_count(q.number),
             totals=dict(zip(TOTALS, q.totals, strict=True)),
             noisy_tenants=[t.name for t in q.tenants.noisy(q.leased)]
             if q.settings.fair and q.tenants is not None
             else [],
             rates={n: Rates(*(q.rate(i, now_ms, w) for w in (1, 60, 300))) for i, n in enumerate(RATED)},
         )
-
-
-def _info(q: Queue) -> QueueInfo:
-    return QueueInfo(q.vhost, q.name, q.settings, q.created_at_ms, q.changed_at_ms)

@@ -1,66 +1,78 @@
-"""What connections need beyond single calls: subscriptions that messages are pushed to, queues that live and die with
-their users, and settling by number instead of by receipt handle.
-
-Everything here is done at once, on the loop; whoever must know that it is durable asks with `Broker.when_durable`.
-"""
+"""Sessions: connections as the partition sees them. Subscriptions that messages are pushed to, and queues that live and
+die with their users. A session is a number; what it is pushed are values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from laneway.broker.audiences import Audience, Cancelled, Credit, Deliver, Subscription
-from laneway.broker.values import Batch, QueueInfo
-from laneway.core import commands, lease_commands
-from laneway.core.events import Acked, Event, Leased
-from laneway.core.message import Draft, Receipt
+from laneway.broker.audiences import Audience, Limit, Subscription
+from laneway.broker.interface import ConsumerEnded, Delivered, Push, QueueId, SessionId, SettleHeld, Subscribe
+from laneway.broker.waiting import NOTHING
+from laneway.core.deliveries import Deliveries
+from laneway.core.events import Event, Leased
+from laneway.core.lease_commands import settle_held
 from laneway.core.queue import Queue
-from laneway.core.runs import joined, runs
-from laneway.core.settings import QueueSettings
-from laneway.errors import Conflict, LanewayError, QueueInUse, Unavailable
+from laneway.errors import LanewayError, QueueInUse, Unavailable
 
 if TYPE_CHECKING:
     import asyncio
 
-    from laneway.broker.broker import Broker
+    from laneway.broker.partition import Partition
 
 #: After so many bytes of one queue, consumers get time to say that they cannot take more at the moment.
 MAX_DISPATCH_BYTES = 4 * 1024 * 1024
+RETRY_MS = 1_000  # a queue that should go with its users and could not be deleted is tried again
 
-#: What waits to be carried out together when a commit is sealed; with more than this it is done before.
-MAX_GATHERED_BYTES = 8 * 1024 * 1024
+log = logging.getLogger("laneway.broker")
 
-#: Messages with nothing special about them: queues, the priority in each, encoded properties, bodies.
-Columns = tuple[tuple[int, ...], tuple[int, ...], list[bytes], list[bytes]]
 
-#: Where it is noted which number the first of some messages got, and when they were published.
-Place = list[int]
-_Part = tuple[int, list[bytes], list[bytes], "Place | None"]  # priority, encoded properties, bodies
+class Session:
+    __slots__ = ("is_paused", "number", "owned", "pools", "push", "subscriptions")
 
-Published = Callable[["LanewayError | None"], None]
+    def __init__(self, number: SessionId, push: Callable[[Push], None]) -> None:
+        self.number = number
+        self.push = push
+        self.subscriptions: dict[int, Subscription] = {}  # by consumer; a cancelled one as long as it holds something
+        self.pools: dict[int, Limit] = {}
+        self.owned: dict[QueueId, None] = {}  # queues that it has for itself alone
+        self.is_paused = False
+
+    def pool(self, number: int) -> Limit | None:
+        if not number:
+            return None
+        return self.pools.setdefault(number, Limit(0))
+
+    def grant(self, consumer: int, count: int) -> None:
+        """A consumer holds so many messages less."""
+        subscription = self.subscriptions.get(consumer)
+        if subscription is not None:
+            subscription.grant(count)
+            self.forget_if_done(subscription)
+
+    def forget_if_done(self, subscription: Subscription) -> None:
+        """A cancelled one is known as long as it holds something, which counts for those it shares a limit with."""
+        if subscription.is_cancelled and subscription.held <= 0:
+            self.subscriptions.pop(subscription.number, None)
 
 
 class Sessions:
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
         self.audiences: dict[int, Audience] = {}  # by queue number
-        self._owners: dict[int, object] = {}  # by queue number
-        self._owned: dict[object, dict[int, None]] = {}  # … and the other way round
+        self.owners: dict[int, SessionId] = {}  # by queue number
+        self._sessions: dict[SessionId, Session] = {}
+        self._last = 0
         self._expiries: dict[int, asyncio.TimerHandle] = {}
         self._is_stopped = False
         self._planned: set[int] = set()  # queues to be looked at in the next turn of the loop
-        # By publish_columns, to be carried out together.
-        self._gathered: list[tuple[Sequence[Columns], Published | None, Sequence[Place] | None]] = []
-        self._gathered_bytes = 0
         self._undurable: set[int] = set()  # queues to be looked at when what they hold is durable
 
-    # Queues
+    # Beginning and end
 
     def start(self) -> None:
-        for queue in self._broker.engine.state.queues.values():
+        for queue in self._partition.engine.state.queues.values():
             self.used(queue)
 
     def stop(self) -> None:
@@ -70,66 +82,63 @@ class Sessions:
             timer.cancel()
         self._expiries.clear()
 
-    def declare_queue(self, vhost: str, name: str, settings: QueueSettings, owner: object = None) -> QueueInfo:
-        """The queue of this name, made now if there is none. `owner` has it for itself alone."""
-        info = self._broker.queues.find(vhost, name)
-        if info is None:
-            info = self._broker.queues.put_now(vhost, name, settings)[0]
-            if owner is not None:
-                number = self._broker.find_queue(vhost, name).number
-                self._owners[number] = owner
-                self._owned.setdefault(owner, {})[number] = None
-        self.used(self._broker.find_queue(vhost, name))
-        return info
+    def open(self, push: Callable[[Push], None]) -> SessionId:
+        self._last += 1
+        self._sessions[self._last] = Session(self._last, push)
+        return self._last
 
-    def number(self, vhost: str, name: str) -> int:
-        return self._broker.find_queue(vhost, name).number
+    def find(self, number: SessionId) -> Session | None:
+        return self._sessions.get(number)
 
-    def queue_owner(self, vhost: str, name: str) -> object:
-        """Who has this queue for itself alone; None if everybody may use it."""
-        return self._owners.get(self._broker.find_queue(vhost, name).number)
+    def end(self, number: SessionId) -> None:
+        """A connection is gone: its subscriptions end, and its exclusive queues go."""
+        session = self._sessions.pop(number, None)
+        if session is None:
+            return
+        session.push = _nobody
+        for subscription in list(session.subscriptions.values()):
+            if not subscription.is_cancelled:
+                self._leave(subscription)
+        for queue in list(session.owned):
+            self._delete_owned(session, queue)
 
-    def owned_by(self, owner: object) -> list[str]:
-        """The names of the queues that it has for itself alone."""
-        return [self._broker.engine.state.queues[number].name for number in self._owned.get(owner, ())]
+    def _delete_owned(self, session: Session, number: QueueId) -> None:
+        queue = self._partition.engine.state.queues.get(number)
+        if queue is None or self._is_stopped:
+            return
+        try:
+            self._partition.queues.delete(queue.vhost, queue.name)
+        except LanewayError:  # a full disk: tried again until there is space
+            self._partition.call_later(RETRY_MS, self._delete_owned, session, number)
 
-    def counts(self, vhost: str, name: str) -> tuple[int, int]:
-        """(ready messages, consumers)"""
-        queue = self._broker.find_queue(vhost, name)
-        self._broker.run_gathered()
-        audience = self.audiences.get(queue.number)
-        return queue.ready, len(audience.members) if audience is not None else 0
+    # Queues
 
-    def delete_queue(self, vhost: str, name: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
-        """How many ready messages went with it."""
-        queue = self._broker.find_queue(vhost, name)
-        if if_unused and queue.number in self.audiences:
-            raise QueueInUse(f"queue {name!r} has consumers", field="if_unused")
-        self._broker.run_gathered()
-        if if_empty and queue.ready:
-            raise Conflict(f"queue {name!r} is not empty", field="if_empty")
-        ready = queue.ready
-        self._broker.queues.delete_now(vhost, name)
-        return ready
+    def own(self, session: SessionId, queue: Queue) -> None:
+        """A session has a new queue for itself alone."""
+        found = self._sessions.get(session)
+        if found is not None:
+            self.owners[queue.number] = session
+            found.owned[queue.number] = None
 
-    def purge(self, vhost: str, name: str) -> int:
-        return self._broker.queues.purge_now(vhost, name)
+    def consumer_count(self, number: int) -> int:
+        audience = self.audiences.get(number)
+        return len(audience.members) if audience is not None else 0
 
     def queue_gone(self, number: int) -> None:
         """Called when a queue was deleted, however that came about."""
-        owner = self._owners.pop(number, None)
+        owner = self._sessions.get(self.owners.pop(number, 0))
         if owner is not None:
-            del self._owned[owner][number]
-            if not self._owned[owner]:
-                del self._owned[owner]
+            owner.owned.pop(number, None)
         timer = self._expiries.pop(number, None)
         if timer is not None:
             timer.cancel()
         audience = self.audiences.pop(number, None)
         for subscription in list(audience.members) if audience is not None else ():
-            self._leave_credit(subscription)
-            subscription.cancelled = True
-            subscription.told(subscription)
+            subscription.leave_limits()
+            session = self._sessions.get(subscription.request.session)
+            if session is not None:
+                session.forget_if_done(subscription)
+                self._partition.hand_over(session.push, ConsumerEnded(subscription.number), True)
 
     def used(self, queue: Queue) -> None:
         """A queue that expires when nobody uses it was used, or has just lost its last consumer."""
@@ -138,171 +147,61 @@ class Sessions:
             timer.cancel()
         expires_ms = queue.settings.expires_ms
         if expires_ms is not None and queue.number not in self.audiences:
-            self._expiries[queue.number] = self._broker.call_later(expires_ms, self._expire, queue.number)
+            self._expiries[queue.number] = self._partition.call_later(expires_ms, self._expire, queue.number)
 
     def _expire(self, number: int) -> None:
-        queue = self._broker.engine.state.queues.get(number)
+        queue = self._partition.engine.state.queues.get(number)
         if queue is None or number in self.audiences:
             return
-        if number in self._broker.waiting:
+        if number in self._partition.waiting:
             self.used(queue)
             return
         try:
-            self._broker.queues.delete_now(queue.vhost, queue.name)
+            self._partition.queues.delete(queue.vhost, queue.name)
         except LanewayError:  # not now: a full disk, or another queue's dead letters go there
             self.used(queue)
+            if queue.settings.auto_delete and number not in self._expiries and not self._is_stopped:
+                self._expiries[number] = self._partition.call_later(RETRY_MS, self._expire, number)
 
-    # Publishing
+    # Subscriptions
 
-    def publish(self, numbers: Iterable[int], draft: Draft, done: Published) -> None:
-        """One message into several queues, in one commit; `done(None)` once it is durable in all of them."""
-        refusals = self.publish_all([(numbers, draft)])
-        self._broker.when_durable(done, refusals[0] if refusals else None)
-
-    def publish_all(self, messages: Sequence[tuple[Iterable[int], Draft]]) -> list[LanewayError]:
-        """Several messages in one commit, and why some of them were refused by some queues. Whether the disk has room
-        is asked once, for all of them: it is all or nothing."""
-        broker = self._broker
-        broker.check_writable()
-        broker.run_gathered()
-        now_ms = broker.now()
-        results: list[Receipt | LanewayError] = []
-        for numbers, draft in messages:
-            for number in numbers:
-                queue = broker.engine.state.queues.get(number)
-                if queue is not None:
-                    broker.publish_now(queue, (_fitting(draft, queue),), now_ms, results)
-        return [result for result in results if isinstance(result, LanewayError)]
-
-    def takes_columns(self, numbers: Iterable[int], size: int) -> bool:
-        """Whether messages of this size with encoded properties, and nothing special about them, may go into these
-        queues by publish_columns. The answer holds until `exchanges.version` changes."""
-        queues = self._broker.engine.state.queues
-        return all(number in queues and commands.takes_columns(queues[number], size) for number in numbers)
-
-    def priorities(self, numbers: Iterable[int], priority: int | None) -> tuple[int, ...]:
-        """Which priority a message has in each of these queues: the usual one if it has none, the highest at most."""
-        settings = [self._broker.engine.state.queues[number].settings for number in numbers]
-        return tuple(s.priority_when_unset if priority is None else min(priority, s.max_priority) for s in settings)
-
-    def publish_columns(
-        self,
-        runs: Sequence[Columns],
-        size_bytes: int,
-        done: Published | None = None,
-        places: Sequence[Place] | None = None,
-    ) -> None:
-        """All of these in one commit, together with what else comes until it is sealed: nobody gets them before they
-        are durable, so many can be carried out at once. `done(None)` when they are. The caller has asked takes_columns.
-        `size_bytes`: of all bodies. `places`: one for each run, if it is to be noted; each run then has one queue.
-        """
-        broker = self._broker
-        broker.check_writable()
-        broker.run_gathered_before_publish()
-        broker.committer.touch()
-        self._gathered.append((runs, done, places))
-        self._gathered_bytes += size_bytes
-        if self._gathered_bytes > MAX_GATHERED_BYTES:
-            broker.run_gathered()
-
-    def run_gathered(self) -> None:
-        """Carry out what publish_columns has gathered: one event a queue, highest priority first."""
-        if not self._gathered:
-            return
-        gathered, self._gathered = self._gathered, []
-        self._gathered_bytes = 0
-        by_queue: dict[int, list[_Part]] = {}
-        for columns, _, places in gathered:
-            for at, (numbers, priorities, props, bodies) in enumerate(columns):
-                place = None if places is None else places[at]
-                for number, priority in zip(numbers, priorities, strict=True):
-                    by_queue.setdefault(number, []).append((priority, props, bodies, place))
-        trouble: LanewayError | None = None
-        try:
-            for number, parts in by_queue.items():
-                self._publish_parts(number, parts)
-        except LanewayError as refusal:  # the journal takes no more
-            trouble = refusal
-        for _, done, _ in gathered:
-            if done is not None:
-                self._broker.when_durable(done, trouble)
-
-    def _publish_parts(self, number: int, parts: list[_Part]) -> None:
-        broker = self._broker
-        queue = broker.engine.state.queues.get(number)
-        if queue is None:
-            return  # deleted since: its messages would have gone with it
-        _, props, bodies, _ = parts[0]
-        priorities = [parts[0][0]] * len(bodies)
-        if len(parts) > 1:
-            parts.sort(key=_priority_of, reverse=True)
-            props = list(chain.from_iterable([part[1] for part in parts]))
-            bodies = list(chain.from_iterable([part[2] for part in parts]))
-            priorities = list(chain.from_iterable([[part[0]] * len(part[2]) for part in parts]))
-        state, now_ms = broker.engine.state, broker.now()
-        first = state.table.next_seq
-        broker.run_now(commands.publish_columns(state, queue, props, bodies, priorities, now_ms))
-        for _, _, some, place in parts:
-            if place is not None:
-                place += (first, now_ms)
-            first += len(some)
-
-    # Consuming
-
-    def subscribe(
-        self,
-        vhost: str,
-        name: str,
-        *,
-        tag: str,
-        credit: int,
-        deliver: Deliver,
-        cancelled: Cancelled,
-        pool: Credit | None = None,
-        priority: int = 0,
-        exclusive: bool = False,
-        no_ack: bool = False,
-        lease_ms: int | None = None,
-    ) -> Subscription:
-        """`credit` 0 stands for unlimited; `pool` is a further limit shared with others."""
-        queue = self._broker.open_queue(vhost, name)
+    def subscribe(self, request: Subscribe) -> None:
+        session = self._sessions.get(request.session)
+        queue = self._partition.find_number(request.queue)
+        if session is None:
+            return  # it ended meanwhile
         audience = self.audiences.get(queue.number)
         if audience is not None:
-            if exclusive or any(s.exclusive for s in audience.members):
-                raise QueueInUse(f"queue {name!r} has a consumer that wants it for itself alone", field="exclusive")
-            if len(audience.members) >= self._broker.limits.max_waiters_per_queue:
-                raise Unavailable(f"queue {name!r} has {len(audience.members)} consumers already")
+            if request.exclusive or any(s.request.exclusive for s in audience.members):
+                raise QueueInUse(
+                    f"queue {queue.name!r} has a consumer that wants it for itself alone", field="exclusive"
+                )
+            if len(audience.members) >= self._partition.limits.max_waiters_per_queue:
+                raise Unavailable(f"queue {queue.name!r} has {len(audience.members)} consumers already")
         else:
             audience = self.audiences[queue.number] = Audience(queue)
-        subscription = Subscription(
-            self,
-            queue.number,
-            tag,
-            Credit(credit or None),
-            pool,
-            deliver,
-            cancelled,
-            priority=priority,
-            exclusive=exclusive,
-            no_ack=no_ack,
-            lease_ms=lease_ms,
-        )
-        for limit in (subscription.credit, pool):
-            if limit is not None:
-                limit.subscriptions.append(subscription)
+        subscription = Subscription(self, request, session.pool(request.pool))
+        subscription.is_paused = session.is_paused
+        session.subscriptions[request.consumer] = subscription
         audience.add(subscription)
         self.used(queue)
         self._plan(queue.number)
-        return subscription
 
-    def unsubscribe(self, subscription: Subscription) -> None:
-        subscription.cancelled = True
-        self._leave_credit(subscription)
+    def unsubscribe(self, session: SessionId, consumer: int) -> None:
+        """It wants no more; what it holds it may still settle."""
+        found = self._sessions.get(session)
+        subscription = found.subscriptions.get(consumer) if found is not None else None
+        if found is not None and subscription is not None and not subscription.is_cancelled:
+            self._leave(subscription)
+            found.forget_if_done(subscription)
+
+    def _leave(self, subscription: Subscription) -> None:
+        subscription.leave_limits()
         audience = self.audiences.get(subscription.queue)
         if audience is None:
             return
         audience.discard(subscription)
-        queue = self._broker.engine.state.queues[subscription.queue]
+        queue = self._partition.engine.state.queues[subscription.queue]
         if audience.members:
             self._plan(queue.number)  # a single active consumer has a successor
             return
@@ -312,23 +211,39 @@ class Sessions:
         else:
             self.used(queue)
 
-    @staticmethod
-    def _leave_credit(subscription: Subscription) -> None:
-        for limit in (subscription.credit, subscription.pool):
-            if limit is not None and subscription in limit.subscriptions:
-                limit.subscriptions.remove(subscription)
+    def settled(self, request: SettleHeld) -> None:
+        """What a consumer of a session has settled it no longer holds."""
+        session = self._sessions.get(request.session)
+        if session is not None and request.consumer and request.action != "extend":
+            session.grant(request.consumer, len(request.seqs))
+
+    def limit_pool(self, session: SessionId, pool: int, limit: int) -> None:
+        found = self._sessions.get(session)
+        shared = found.pool(pool) if found is not None else None
+        if shared is not None:
+            shared.set(limit)
+
+    def pause(self, session: SessionId, paused: bool) -> None:
+        found = self._sessions.get(session)
+        if found is not None:
+            found.is_paused = paused
+            for subscription in found.subscriptions.values():
+                subscription.pause(paused)
+
+    # Pushing
 
     def wake(self, subscription: Subscription) -> None:
         audience = self.audiences.get(subscription.queue)
         if audience is not None:
             audience.wake(subscription)
-            self._plan(subscription.queue)
+            if self._partition.engine.state.queues[subscription.queue].ready:
+                self._plan(subscription.queue)
 
     def dispatch_when_durable(self, number: int) -> None:
-        if self._broker.all_is_durable:
+        if self._partition.all_is_durable:
             return  # it is something else that holds them back
         if not self._undurable:
-            self._broker.when_durable(self._dispatch_durable, None)
+            self._partition.committer.when_durable(self._dispatch_durable, None)
         self._undurable.add(number)
 
     def _dispatch_durable(self, _: None) -> None:
@@ -338,7 +253,7 @@ class Sessions:
 
     def _plan(self, number: int) -> None:
         if not self._planned:
-            self._broker.committer.last(self._dispatch_planned)
+            self._partition.committer.last(self._dispatch_planned)
         self._planned.add(number)
 
     def _dispatch_planned(self) -> None:
@@ -347,11 +262,11 @@ class Sessions:
             self.dispatch(number)
 
     def dispatch(self, number: int, *, at_once: bool = False) -> None:
-        """Hand out what is ready and durable, in turn, as far as credit goes. What is not durable yet follows when it
-        is: were it leased before, all that is leased after it would have to wait with it. `at_once`: it is leased all
-        the same, because it may expire before."""
+        """Push what is ready and durable, in turn, as far as limits go. What is not durable yet follows when it is:
+        were it leased before, all that is leased after it would have to wait with it. `at_once`: lease it all the same,
+        because it may expire before."""
         audience = self.audiences.get(number)
-        queue = self._broker.engine.state.queues.get(number)
+        queue = self._partition.engine.state.queues.get(number)
         share = turns = size = 0
         if self._is_stopped:
             return
@@ -363,124 +278,137 @@ class Sessions:
             if not turns:  # as if they were dealt out one by one: equal shares, then one each
                 share, turns = max(1, queue.ready // sharers), sharers
             turns -= 1
-            leased = self._broker.lease_now(
-                queue, min(room, share), subscription.lease_ms, of_session=True, durable_only=not at_once
-            )
+            waiting_bytes = queue.bytes_waiting
+            try:
+                leased = self._partition.lease(
+                    queue, min(room, share), subscription.lease_ms, of_session=True, durable_only=not at_once
+                )
+            except LanewayError as refusal:  # the journal takes no more at the moment
+                log.warning("consumers of queue %r are not served yet: %s", queue.name, refusal)
+                audience.return_turn(subscription)
+                self._partition.committer.when_durable(self._plan, number)
+                return
             if leased is None:
                 audience.return_turn(subscription)
                 self.dispatch_when_durable(number)
                 return
-            has_more_coming = subscription.on_its_way > 0
-            batches = self._batches(queue, leased)
-            count = sum([len(batch.seqs) for batch in batches])  # those that are whole
-            if not count:
-                continue
-            subscription.charge(count)
-            if subscription.no_ack:
-                self._broker.engine.run(_all_acked(batches, leased.at_ms))
-            if has_more_coming:  # stay behind those, whose messages may not be durable yet
-                self._broker.when_durable(_deliver, (subscription, batches, count))
-            else:
-                self._broker.hand_over(_deliver, (subscription, batches, count), self._broker.is_durable(leased.seqs))
+            self._push(queue, subscription, leased)
             if queue.ready:
-                size += sum([sum(map(len, batch.bodies)) for batch in batches])
+                size += waiting_bytes - queue.bytes_waiting
                 if size > MAX_DISPATCH_BYTES:
                     self._plan(number)
                     return
 
-    def get(self, vhost: str, name: str, done: Callable[[Batch | None], None], *, no_ack: bool = False) -> None:
-        """The next message, None if there is none; told at once unless the message is not durable yet."""
-        queue = self._broker.open_queue(vhost, name)
-        self.used(queue)
-        self._broker.tick_if_due()  # what has expired is not handed out
-        while queue.ready:
-            leased = self._broker.lease_now(queue, 1, None, of_session=True)
-            if leased is None:
-                break
-            batches = self._batches(queue, leased)
-            if batches:
-                if no_ack:
-                    self._broker.engine.run(_all_acked(batches, leased.at_ms))
-                self._broker.hand_over(done, batches[0], self._broker.is_durable(leased.seqs))
+    def _push(self, queue: Queue, subscription: Subscription, leased: Leased) -> None:
+        """Push what was leased for a subscription, behind what is on its way to it already: it takes no more while it
+        waits for something to be read, so what is read never overtakes anything."""
+        partition = self._partition
+        must_wait = subscription.on_its_way > 0 or not partition.is_durable(leased.seqs)
+        count = len(leased.seqs)
+        subscription.charge(count)
+        is_read_later = False
+
+        def deliver(deliveries: Deliveries) -> None:
+            subscription.is_reading = False
+            if is_read_later:
+                subscription.wake()
+            self._let_go(subscription, count - len(deliveries))  # the damaged ones are nobody's burden
+            if subscription.is_cancelled:  # while they were read; whoever cancelled it was told that nothing follows
+                self._give_back(subscription, deliveries)
                 return
-        done(None)
+            acked = self._settled(deliveries, "ack") if subscription.no_ack and len(deliveries) else []
+            if must_wait:
+                partition.committer.when_durable(self._deliver, (subscription, deliveries))
+            else:
+                partition.hand_over(self._deliver, (subscription, deliveries), True)
+            if is_read_later:  # else dispatch() itself goes on
+                partition.after(acked)
 
-    def ack(self, number: int, seqs: Sequence[Sequence[int]], leases: Sequence[Sequence[int]]) -> None:
-        """Ack what a session holds, in parts as it was given out."""
-        self.settle(number, joined(seqs), joined(leases), "ack")
+        subscription.is_reading = True
+        partition.read(queue, leased, deliver)
+        is_read_later = subscription.is_reading
 
-    def settle(
-        self,
-        number: int,
-        seqs: Sequence[int],
-        leases: Sequence[int],
-        action: str,
-        *,
-        lease_ms: int | None = None,
-    ) -> None:
-        """Ack, release, reject or extend what a session holds; what it no longer holds is passed over. So is all when
-        the last commit is under way: the next start gives it back. `lease_ms` is for extending; without it, it is the
-        queue's."""
-        queue = self._broker.engine.state.queues.get(number)
-        if queue is not None and not self._broker.engine.closed:
-            lease_ms = queue.settings.lease_ms if lease_ms is None else lease_ms
-            command = lease_commands.settle_held(
-                self._broker.engine.state, queue, seqs, leases, action, self._broker.now(), lease_ms
-            )
-            self._broker.run_now(command)
+    def _deliver(self, what: tuple[Subscription, Deliveries]) -> None:
+        subscription, deliveries = what
+        session = self._sessions.get(subscription.request.session)
+        is_queue_gone = deliveries.queue not in self._partition.engine.state.queues
+        if session is None or is_queue_gone:
+            self._give_back(subscription, deliveries)
+            return
+        subscription.on_its_way -= len(deliveries)
+        if len(deliveries):
+            session.push(Delivered(subscription.number, deliveries))
+        if not subscription.credit.most:
+            subscription.wake()
 
-    def _batches(self, queue: Queue, leased: Leased) -> list[Batch]:
-        """What a lease hands out, without the damaged ones: those come back when it ends, and die in the end."""
-        state = self._broker.engine.state
-        at_ms, props, bodies = self._broker.engine.contents(leased.seqs)
-        seqs, receives, lease = leased.seqs, leased.receives, leased.first_lease
-        priorities = state.table.priorities(runs(seqs))
-        stories = None
-        if state.stories:
-            stories = {seq: state.stories[seq] for seq in seqs if seq in state.stories} or None
-        whole = Batch(queue.number, queue.name, seqs, lease, receives, at_ms, props, bodies, priorities, stories)  # type: ignore[arg-type]
-        if None not in bodies:
-            return [whole]
-        return [_one_of(whole, i) for i, body in enumerate(bodies) if body is not None]
+    def _give_back(self, subscription: Subscription, deliveries: Deliveries) -> None:
+        """They were on their way to one that takes nothing any more. If it does not acknowledge, they may be acked
+        already; those are passed over."""
+        self._let_go(subscription, len(deliveries))
+        if len(deliveries):
+            self._settle(deliveries, "release")
+
+    def _let_go(self, subscription: Subscription, count: int) -> None:
+        """So many messages that were on their way to a subscription do not reach it."""
+        if count:
+            subscription.on_its_way -= count
+            if not subscription.no_ack:
+                subscription.grant(count)
+                session = self._sessions.get(subscription.request.session)
+                if session is not None:
+                    session.forget_if_done(subscription)
+
+    def get(self, queue: Queue, session: SessionId, done: Callable[[Any], None], *, no_ack: bool) -> None:
+        """The next message of a queue, if there is one; handed over as soon as it is durable."""
+        partition = self._partition
+        self.used(queue)
+        partition.tick_if_due()  # what has expired is not handed out
+        leased = partition.lease(queue, 1, None, of_session=True) if queue.ready else None
+        if leased is None:
+            partition.hand_over(done, NOTHING, True)
+            return
+        is_durable = partition.is_durable(leased.seqs)
+
+        def hand_over(deliveries: Deliveries) -> None:
+            if session not in self._sessions:  # nobody is there any more to settle it
+                self._settle(deliveries, "release")
+                deliveries = NOTHING
+            done(deliveries)
+
+        def got(deliveries: Deliveries) -> None:
+            if not len(deliveries):  # it is damaged, or went while it was read
+                self._get_another(queue, session, done, no_ack=no_ack)
+                return
+            if no_ack and session in self._sessions:
+                self._settle(deliveries, "ack")
+            partition.hand_over(hand_over, deliveries, is_durable)
+
+        partition.read(queue, leased, got)
+
+    def _get_another(self, queue: Queue, session: SessionId, done: Callable[[Any], None], *, no_ack: bool) -> None:
+        try:
+            self._partition.find_number(queue.number)
+            self.get(queue, session, done, no_ack=no_ack)
+        except LanewayError as refusal:
+            self._partition.hand_over(done, refusal, True)
+
+    def _settle(self, deliveries: Deliveries, action: str) -> None:
+        self._partition.after(self._settled(deliveries, action))
+
+    def _settled(self, deliveries: Deliveries, action: str) -> list[Event]:
+        partition = self._partition
+        queue = partition.engine.state.queues.get(deliveries.queue)
+        if queue is None or partition.engine.closed:
+            return []
+        state, now_ms = partition.engine.state, partition.now()
+        try:
+            events = partition.engine.run(settle_held(state, queue, deliveries.seqs, deliveries.leases, action, now_ms))
+        except LanewayError as refusal:  # the journal takes no more: their leases will expire
+            log.warning("messages could not be settled: %s", refusal)
+            return []
+        partition.committer.touch_later()
+        return events
 
 
-def _one_of(batch: Batch, i: int) -> Batch:
-    return Batch(
-        batch.queue,
-        batch.name,
-        batch.seqs[i : i + 1],
-        batch.first_lease + i,
-        batch.receives[i : i + 1],
-        batch.enqueued_at_ms[i : i + 1],
-        batch.props[i : i + 1],
-        batch.bodies[i : i + 1],
-        batch.priorities[i : i + 1],
-        batch.stories,
-    )
-
-
-def _fitting(draft: Draft, queue: Queue) -> Draft:
-    """One message for queues of many ranges: each takes it at its own highest priority at most."""
-    highest = queue.settings.max_priority
-    if draft.priority is None or draft.priority <= highest:
-        return draft
-    return msgspec.structs.replace(draft, priority=highest)
-
-
-def _priority_of(part: _Part) -> int:
-    return part[0]
-
-
-def _all_acked(batches: list[Batch], at_ms: int) -> Iterator[Event]:
-    for batch in batches:
-        leases = range(batch.first_lease, batch.first_lease + len(batch.seqs))
-        yield Acked(batch.queue, at_ms, batch.seqs, leases)
-
-
-def _deliver(what: tuple[Subscription, list[Batch], int]) -> None:
-    subscription, batches, count = what
-    subscription.on_its_way -= count
-    for batch in batches:
-        subscription.deliver(subscription, batch)
-    if subscription.credit.left is None:
-        subscription.wake()
+def _nobody(push: Push) -> None:
+    """The session is gone."""

@@ -14,29 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from laneway.core.message import Draft
+from laneway.broker.values import Addressed, StagingLimits, Target
 from laneway.errors import BatchTooLarge, Conflict, DiskFull, LimitExceeded, PartsMissing, Unavailable
-
-Target = tuple[str, str, str]  # virtual host, "queue" or "exchange", name
-
-
-class Addressed(msgspec.Struct, array_like=True, gc=False):
-    """A message and where it is to go: to a queue, or through an exchange."""
-
-    vhost: str
-    queue: str | None
-    exchange: str
-    routing_key: str
-    draft: Draft
-
-
-class StagingLimits(msgspec.Struct, frozen=True, kw_only=True):
-    max_bytes: int = 1024 * 1024 * 1024  # of all that is staged
-    max_batch_bytes: int = 256 * 1024 * 1024  # a commit holds its batch in memory, and publishes it at once
-    max_batch_messages: int = 200_000
-    max_parts: int = 10_000  # of one stage
-    max_stages: int = 10_000
-    lifetime_ms: int = 3_600_000  # since the last part of a stage came
 
 
 class Part(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from laneway.core.queue import Queue
 from laneway.errors import InvalidInput, LanewayError, LimitExceeded, QueueNotFound, TaskNotFound
 
 if TYPE_CHECKING:
-    from laneway.broker.broker import Broker
+    from laneway.broker.partition import Partition
 
 log = logging.getLogger("laneway.broker")
 
@@ -31,15 +31,15 @@ MAX_RATE = 1_000_000
 
 
 class Redrives:
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
         self._tasks: dict[str, Task] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._begun = 0
 
     def resume(self) -> None:
         """Take up the tasks that the last stop interrupted."""
-        for document in self._broker.documents(COLLECTION).values():
+        for document in self._partition.documents(COLLECTION).values():
             task = msgspec.json.decode(document, type=Task)
             self._tasks[task.task_id] = task
             if task.state == "running":
@@ -65,12 +65,12 @@ class Redrives:
         if request.max_per_second is not None and not 1 <= request.max_per_second <= MAX_RATE:
             raise InvalidInput(f"max_per_second is from 1 to {MAX_RATE}", field="max_per_second")
         if request.target is not None:
-            self._broker.find_queue(queue.vhost, request.target)
+            self._partition.find_queue(queue.vhost, request.target)
         if len(self._running) >= MAX_RUNNING:
             raise LimitExceeded(f"{MAX_RUNNING} tasks are running already; try again later")
         if request.filter.message_ids is not None:
-            peeking.check_dead_letters(self._broker.engine, queue, request.filter.message_ids)
-        now_ms = self._broker.now()
+            peeking.check_dead_letters(self._partition.engine, queue, request.filter.message_ids)
+        now_ms = self._partition.now()
         self._begun += 1
         task_id = f"redrive-{now_ms:x}-{self._begun}"
         task = Task(task_id, "redrive", queue.vhost, queue.name, "running", 0, None, 0, now_ms, None, None, request)
@@ -108,12 +108,12 @@ class Redrives:
             log.warning("the end of task %s could not be recorded: %s", task_id, trouble)
 
     async def _redrive(self, task_id: str) -> None:
-        broker = self._broker
+        partition = self._partition
         task = self._tasks[task_id]
         request = task.request
-        queue = broker.find_queue(task.vhost, task.queue)
+        queue = partition.find_queue(task.vhost, task.queue)
         matched: list[int] = []
-        for batch in peeking.dead_letters(broker.engine, queue, request.filter, task.created_at_ms):
+        async for batch in peeking.dead_letters(partition.engine, queue, request.filter, task.created_at_ms):
             matched += batch
             await asyncio.sleep(0)  # picking may read many records: let others have their turn
         self._note(task_id, matched=task.moved + task.failed + len(matched))
@@ -121,10 +121,12 @@ class Redrives:
         loop = asyncio.get_running_loop()
         started_s, moved = loop.time(), 0
         for i in range(0, len(matched), step):
-            if broker.find_queue(task.vhost, task.queue) is not queue:
+            if partition.find_queue(task.vhost, task.queue) is not queue:
                 raise QueueNotFound(f"queue {task.queue!r} was deleted")
-            target = None if request.target is None else broker.find_queue(task.vhost, request.target)
-            moved += await broker.redrive_batch(queue, matched[i : i + step], target, partial(self._advance, task_id))
+            target = None if request.target is None else partition.find_queue(task.vhost, request.target)
+            moved += await partition.redrive_batch(
+                queue, matched[i : i + step], target, partial(self._advance, task_id)
+            )
             if request.max_per_second is not None:
                 ahead_s = moved / request.max_per_second - (loop.time() - started_s)
                 if ahead_s > 0:
@@ -133,21 +135,22 @@ class Redrives:
     def _advance(self, task_id: str, moved: int, failed: int) -> DocumentPut:
         task = self._tasks[task_id]
         task = self._note(task_id, moved=task.moved + moved, failed=task.failed + failed)
-        return DocumentPut(self._broker.now(), COLLECTION, task_id, msgspec.json.encode(task))
+        return DocumentPut(self._partition.now(), COLLECTION, task_id, msgspec.json.encode(task))
 
     def _note(self, task_id: str, **changes: int) -> Task:
         task = self._tasks[task_id] = msgspec.structs.replace(self._tasks[task_id], **changes)
         return task
 
     def _ended(self, task: Task, state: str, error: str | None = None) -> Task:
-        return msgspec.structs.replace(task, state=state, finished_at_ms=self._broker.now(), error=error)
+        return msgspec.structs.replace(task, state=state, finished_at_ms=self._partition.now(), error=error)
 
     async def _keep(self, task: Task) -> None:
         """Show how the task stands, and have it in the journal; a new one that cannot be kept is not shown."""
         is_new = task.task_id not in self._tasks
         self._tasks[task.task_id] = task
         try:
-            await self._broker.put_document(COLLECTION, task.task_id, msgspec.json.encode(task))
+            self._partition.put_document(COLLECTION, task.task_id, msgspec.json.encode(task))
+            await self._partition.durable()
         except BaseException:
             if is_new:
                 del self._tasks[task.task_id]
@@ -155,4 +158,4 @@ class Redrives:
         ended = [t for t in reversed(self.tasks()) if t.state != "running"]
         for old in ended[: max(0, len(self._tasks) - MAX_KEPT)]:
             self._tasks.pop(old.task_id, None)
-            await self._broker.remove_document(COLLECTION, old.task_id)
+            self._partition.remove_document(COLLECTION, old.task_id)

@@ -1,41 +1,98 @@
-"""The plain values that go in and out of the broker's calls. Front ends hold on to these, never to objects of core."""
+"""The plain values that go in and out of the broker. Front ends hold on to these, never to objects of core."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
-from laneway.core.exchanges import Binding, ExchangeSettings, Hop, Route
-from laneway.core.message import Death, Delivery, Draft, Glimpse, Properties, Receipt, Settlement
+from laneway.core.catalogue import QueueName
+from laneway.core.deliveries import Deliveries, Delivery
+from laneway.core.exchanges import Binding, ExchangeSettings, Hop, Route, message_delay_ms
+from laneway.core.message import (
+    Death,
+    Draft,
+    Glimpse,
+    Messages,
+    Properties,
+    Receipt,
+    Receipts,
+    Settlement,
+)
 from laneway.core.settings import QueueSettings
 from laneway.core.stories import Story
 from laneway.errors import LanewayError
+from laneway.journal.interface import Extent, Place
 
 __all__ = [
+    "Addressed",
+    "Alarm",
     "Arrival",
-    "Batch",
+    "BatchOutcome",
     "Binding",
+    "BrokerLimits",
+    "CursorInfo",
     "DeadLetterFilter",
     "Death",
+    "Deliveries",
     "Delivery",
     "Draft",
     "ExchangeInfo",
     "ExchangeSettings",
+    "Extent",
     "Glimpse",
+    "HistoryInfo",
     "Hop",
+    "Messages",
     "PeekQuery",
+    "Place",
+    "ProducerInfo",
     "Properties",
+    "QueueDeclared",
     "QueueInfo",
+    "QueueName",
     "QueueSettings",
     "QueueStats",
     "Rates",
     "Receipt",
+    "Receipts",
     "RedriveRequest",
     "Route",
     "Settlement",
+    "StageInfo",
+    "StagingLimits",
+    "Story",
+    "Target",
     "Task",
+    "message_delay_ms",
 ]
+
+Target = tuple[str, str, str]  # virtual host, "queue" or "exchange", name
+
+
+class StagingLimits(msgspec.Struct, frozen=True, kw_only=True):
+    max_bytes: int = 1024 * 1024 * 1024  # of all that is staged
+    max_batch_bytes: int = 256 * 1024 * 1024  # a commit holds its batch in memory, and publishes it at once
+    max_batch_messages: int = 200_000
+    max_parts: int = 10_000  # of one stage
+    max_stages: int = 10_000
+    lifetime_ms: int = 3_600_000  # since the last part of a stage came
+
+
+class BrokerLimits(msgspec.Struct, frozen=True, kw_only=True):
+    max_queues: int = 200_000
+    max_vhosts: int = 10_000
+    max_exchanges: int = 100_000
+    max_bindings: int = 500_000
+    max_message_bytes: int = 256 * 1024
+    max_idempotency_keys: int = 1_000_000
+    max_waiters_per_queue: int = 50_000
+    max_document_bytes: int = 256 * 1024
+    snapshot_events: int = 500_000
+    history_limit_bytes: int = 10 << 30  # of history that is kept for readers alone
+    history_ms: int = 0  # so much of it is kept in any case
+    staging: StagingLimits = StagingLimits()
 
 
 class QueueInfo(msgspec.Struct, frozen=True):
@@ -44,6 +101,15 @@ class QueueInfo(msgspec.Struct, frozen=True):
     settings: QueueSettings
     created_at_ms: int
     changed_at_ms: int
+    queue: int  # its QueueId, for requests
+    owner: int = 0  # the session that has it for itself alone; 0: it is everybody's
+
+
+class QueueDeclared(msgspec.Struct, frozen=True):
+    info: QueueInfo
+    is_new: bool
+    ready: int  # messages that wait
+    consumers: int
 
 
 class ExchangeInfo(msgspec.Struct, frozen=True):
@@ -56,25 +122,11 @@ class ExchangeInfo(msgspec.Struct, frozen=True):
 
 
 class Arrival(msgspec.Struct, frozen=True):
-    """What a message that went through an exchange came to in one of the queues it reached."""
+    """What became in one queue of messages that were published together."""
 
-    queue: str
-    result: Receipt | LanewayError
-
-
-class Batch(msgspec.Struct, frozen=True, gc=False):
-    """Messages of one queue as a session gets them, in columns: a session handles thousands at once."""
-
-    queue: int  # its number, for settling
-    name: str
-    seqs: Sequence[int]
-    first_lease: int  # the others follow it
-    receives: Sequence[int]
-    enqueued_at_ms: Sequence[int]
-    props: Sequence[bytes]  # core.message.decode_props reads one; look-alikes have equal ones
-    bodies: Sequence[bytes | memoryview]
-    priorities: Sequence[int]
-    stories: dict[int, Story] | None  # of those that died or moved before
+    queue: int  # its QueueId
+    places: Sequence[int] | None  # which of the messages went there; None: all
+    result: Receipts | LanewayError  # an error: none of them was taken
 
 
 class Rates(msgspec.Struct, frozen=True):
@@ -142,3 +194,66 @@ class Task(msgspec.Struct, frozen=True):
     finished_at_ms: int | None
     error: str | None
     request: RedriveRequest
+
+
+class Addressed(msgspec.Struct, array_like=True, gc=False):
+    """A message and where it is to go: to a queue, or through an exchange."""
+
+    vhost: str
+    queue: str | None
+    exchange: str
+    routing_key: str
+    draft: Draft
+
+
+class BatchOutcome(msgspec.Struct, frozen=True):
+    """What the commit of a batch did."""
+
+    batch: int
+    published: int  # messages put into queues; more than were staged when exchanges lead to several
+    unrouted: int  # messages that no queue is reached by
+    duplicates: int  # messages whose dedup id was known
+    already: bool = False  # it had been committed before, and nothing was done now
+
+
+class ProducerInfo(msgspec.Struct, frozen=True):
+    name: str
+    owner: str
+    last_batch: int | None
+    committed_at_ms: int | None
+    staged_parts: int
+    staged_messages: int
+    staged_bytes: int
+
+
+class StageInfo(msgspec.Struct, frozen=True):
+    owner: str | None  # the account that committed under the producer's name, or staged there
+    targets: set[Target]
+
+
+class CursorInfo(msgspec.Struct, frozen=True):
+    name: str
+    position: int
+    lag_commits: int
+    held_bytes: int  # of history that is kept for nobody but readers, from its position on
+    updated_at_ms: int
+    state: Literal["ok", "lost"]
+
+
+class Alarm(msgspec.Struct, frozen=True):
+    """Something that somebody should look at."""
+
+    name: str
+    level: Literal["warning", "alarm"]
+    message: str
+    since_ms: int
+
+
+class HistoryInfo(msgspec.Struct, frozen=True):
+    store: int  # what tells this journal from others
+    tag: int  # of its message ids
+    first_position: int
+    end: Place
+    named_position: int
+    segments: list[Extent]
+    alarms: list[Alarm]

@@ -17,7 +17,7 @@ from laneway.core.topology_commands import clear_exchanges
 from laneway.errors import Conflict, InvalidInput, LimitExceeded, VhostNotFound
 
 if TYPE_CHECKING:
-    from laneway.broker.broker import Broker
+    from laneway.broker.partition import Partition
 
 COLLECTION = "vhosts"
 DEFAULT = "/"
@@ -25,20 +25,20 @@ MAX_NAME_BYTES = 255
 
 
 class Vhosts:
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
         self._names = {DEFAULT}
         self.on_deleted: builtins.list[Callable[[str], None]] = []  # told the name of one that is gone
 
     def start(self) -> None:
         """Take what the journal has. A queue of a store that knew no list of virtual hosts makes its own exist."""
-        state = self._broker.engine.state
+        state = self._partition.engine.state
         listed = set(state.documents.get(COLLECTION, ()))
         used = {vhost for vhost, _ in state.by_name} | set(state.topology.exchanges)
         self._names = {DEFAULT} | listed | used
-        now_ms = self._broker.now()
+        now_ms = self._partition.now()
         missing = sorted(used - listed - {DEFAULT})
-        self._broker.engine.run(DocumentPut(now_ms, COLLECTION, name, b"{}") for name in missing)
+        self._partition.engine.run(DocumentPut(now_ms, COLLECTION, name, b"{}") for name in missing)
 
     def exists(self, name: str) -> bool:
         return name in self._names
@@ -55,14 +55,14 @@ class Vhosts:
         if name in self._names:
             return False
         check_vhost_name(name)
-        broker = self._broker
-        broker.begin_change(adds=True)
-        most = broker.limits.max_vhosts
+        partition = self._partition
+        partition.begin_change(adds=True)
+        most = partition.limits.max_vhosts
         if len(self._names) >= most:
             raise LimitExceeded(
                 f"there are {len(self._names)} virtual hosts already, {most} are allowed", field="vhost"
             )
-        broker.engine.run(iter([DocumentPut(broker.now(), COLLECTION, name, b"{}")]))
+        partition.engine.run(iter([DocumentPut(partition.now(), COLLECTION, name, b"{}")]))
         self._names.add(name)
         return True
 
@@ -71,21 +71,21 @@ class Vhosts:
         self.check(name)
         if name == DEFAULT:
             raise Conflict("the virtual host '/' always exists and cannot be deleted", field="vhost")
-        broker = self._broker
-        broker.begin_change(adds=False)
-        queues = [queue for (vhost, _), queue in broker.engine.state.by_name.items() if vhost == name]
-        broker.engine.run(self._deleted(name, queues))
+        partition = self._partition
+        partition.begin_change(adds=False)
+        queues = [queue for (vhost, _), queue in partition.engine.state.by_name.items() if vhost == name]
+        partition.engine.run(self._deleted(name, queues))
         self._names.discard(name)
         for queue in queues:
-            broker.queues.forget(queue)
+            partition.queues.forget(queue)
         for tell in self.on_deleted:
             tell(name)
 
     def _deleted(self, name: str, queues: Sequence[Queue]) -> Iterator[Event]:
-        now_ms = self._broker.now()
+        now_ms = self._partition.now()
         # Whether one's dead letters go to another does not matter: both go.
         yield from (QueueDeleted(queue.number, now_ms, queue_document(queue)) for queue in queues)
-        yield from clear_exchanges(self._broker.engine.state, name, now_ms)
+        yield from clear_exchanges(self._partition.engine.state, name, now_ms)
         yield DocumentRemoved(now_ms, COLLECTION, name)
 
 

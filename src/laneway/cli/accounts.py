@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from laneway.cli.kinds import stdin_bytes
-from laneway.cli.session import FailingGroup, Failure, Session, confirm, pass_session, talks_to_a_server
+from laneway.cli.session import CliSession, FailingGroup, Failure, confirm, pass_session, talks_to_a_server
 from laneway.cli.show import print_json, print_table
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -81,7 +81,7 @@ def account() -> None:
 @account.command("list", short_help="List the accounts.")
 @talks_to_a_server
 @pass_session
-def list_accounts(session: Session) -> None:
+def list_accounts(session: CliSession) -> None:
     """List the accounts. With --json, one on each line."""
     with session.client() as client:
         accounts = client.accounts()
@@ -110,7 +110,7 @@ def _permissions_text(permissions: list[dict[str, Any]]) -> str:
 @talks_to_a_server
 @pass_session
 def create_account(
-    session: Session, name: str, new_password: str | None, no_password: bool, roles: tuple[str, ...], **options: Any
+    session: CliSession, name: str, new_password: str | None, no_password: bool, roles: tuple[str, ...], **options: Any
 ) -> None:
     """Create an account. From then on, everybody needs credentials.
 
@@ -143,7 +143,12 @@ def create_account(
 @talks_to_a_server
 @pass_session
 def change_account(
-    session: Session, name: str, new_password: str | None, roles: tuple[str, ...], no_permissions: bool, **options: Any
+    session: CliSession,
+    name: str,
+    new_password: str | None,
+    roles: tuple[str, ...],
+    no_permissions: bool,
+    **options: Any,
 ) -> None:
     """Change an account: what is given replaces what it had, the rest stays. Everybody may change their own password.
 
@@ -171,7 +176,7 @@ def change_account(
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @talks_to_a_server
 @pass_session
-def delete_account(session: Session, name: str, yes: bool) -> None:
+def delete_account(session: CliSession, name: str, yes: bool) -> None:
     """Delete an account and its API keys. The last admin cannot be deleted."""
     if not yes:
         confirm(f"Delete the account {name!r} and its API keys?")
@@ -196,7 +201,7 @@ def key() -> None:
 @click.option("--aws", is_flag=True, help="An access key id and a secret, for SQS clients.")
 @talks_to_a_server
 @pass_session
-def create_key(session: Session, name: str, label: str, aws: bool) -> None:
+def create_key(session: CliSession, name: str, label: str, aws: bool) -> None:
     """Create an API key of the account NAME and print it: it is shown this once, only its hash is kept.
 
     With --aws it is an access key for SQS clients, printed as the two variables that they read.
@@ -223,7 +228,7 @@ def create_key(session: Session, name: str, label: str, aws: bool) -> None:
 @account_argument
 @talks_to_a_server
 @pass_session
-def list_keys(session: Session, name: str) -> None:
+def list_keys(session: CliSession, name: str) -> None:
     """List the API keys of the account NAME, never the keys themselves. With --json, one on each line."""
     with session.client() as client:
         keys = client.keys(name)
@@ -241,7 +246,7 @@ def list_keys(session: Session, name: str) -> None:
 @click.argument("key_id", metavar="KEY")
 @talks_to_a_server
 @pass_session
-def delete_key(session: Session, name: str, key_id: str) -> None:
+def delete_key(session: CliSession, name: str, key_id: str) -> None:
     """Delete the API key with the id KEY of the account NAME: it stops working at once."""
     with session.client() as client:
         client.delete_key(name, key_id)

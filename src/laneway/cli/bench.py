@@ -11,7 +11,7 @@ from urllib.parse import quote
 import click
 
 from laneway.cli.kinds import size
-from laneway.cli.session import Failure, Session, pass_session, talks_to_a_server
+from laneway.cli.session import CliSession, Failure, pass_session, talks_to_a_server
 from laneway.cli.show import print_json, print_table, progress
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @talks_to_a_server
 @pass_session
 def bench(
-    session: Session, messages: int, body_bytes: int, batch: int, connections: int, priorities: int, keep: bool
+    session: CliSession, messages: int, body_bytes: int, batch: int, connections: int, priorities: int, keep: bool
 ) -> None:
     """Publish messages to a queue of its own, then receive and ack them, and print rates and latencies.
 
@@ -55,7 +55,7 @@ def bench(
 
 
 def _run(
-    session: Session, queue: str, messages: int, body_bytes: int, batch: int, connections: int, priorities: int
+    session: CliSession, queue: str, messages: int, body_bytes: int, batch: int, connections: int, priorities: int
 ) -> list[Phase]:
     import uvloop
 

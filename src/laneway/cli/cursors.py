@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from laneway.cli.session import FailingGroup, Session, confirm, pass_session, talks_to_a_server
+from laneway.cli.session import CliSession, FailingGroup, confirm, pass_session, talks_to_a_server
 from laneway.cli.show import print_json, print_table, size
 
 cursor_argument = click.argument("name", metavar="NAME")
@@ -26,7 +26,7 @@ def cursor() -> None:
 @cursor.command("list", short_help="List cursors, and alarms about the history.")
 @talks_to_a_server
 @pass_session
-def list_(session: Session) -> None:
+def list_(session: CliSession) -> None:
     """List cursors, how far behind they are, what is kept for them; alarms too. With --json, a cursor on each line."""
     with session.client() as client:
         cursors, alarms = client.cursors(), client.journal()["alarms"]
@@ -52,7 +52,7 @@ def list_(session: Session) -> None:
 @click.option("--rewind", is_flag=True, help="Move it back too, as far as history is still there.")
 @talks_to_a_server
 @pass_session
-def set_(session: Session, name: str, position: str, rewind: bool) -> None:
+def set_(session: CliSession, name: str, position: str, rewind: bool) -> None:
     """Keep history from a commit on: the first that is there, the end, or any position between."""
     with session.client() as client:
         at = _position(position, client.journal() if position in ("first", "end") else None)
@@ -73,7 +73,7 @@ def _position(text: str, journal: dict[str, Any] | None) -> int:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @talks_to_a_server
 @pass_session
-def delete(session: Session, name: str, yes: bool) -> None:
+def delete(session: CliSession, name: str, yes: bool) -> None:
     """Delete a cursor; what only it held back goes. Asks first, unless --yes is given."""
     if not yes:
         confirm(f"Delete the cursor {name!r} and the history that is kept for it alone?")

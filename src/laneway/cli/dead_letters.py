@@ -10,8 +10,8 @@ import click
 
 from laneway.cli.kinds import REASONS, duration, name_and_value
 from laneway.cli.session import (
+    CliSession,
     Failure,
-    Session,
     complete_queue,
     confirm,
     pass_session,
@@ -60,7 +60,7 @@ def _filters(options: dict[str, Any]) -> dict[str, Any]:
 @talks_to_a_server
 @pass_session
 def redrive(
-    session: Session,
+    session: CliSession,
     queue: str | None,
     target: str | None,
     max_per_second: int | None,
@@ -106,7 +106,7 @@ def redrive(
         raise Failure(task["error"] or f"{task['failed']} dead letters could not be moved", code="task_failed")
 
 
-def _wait(session: Session, client: Client, task: dict[str, Any]) -> dict[str, Any]:
+def _wait(session: CliSession, client: Client, task: dict[str, Any]) -> dict[str, Any]:
     try:
         with progress(as_json=session.json) as bar:
             shown = bar.add_task("moved", total=task["matched"]) if bar is not None else None
@@ -156,7 +156,7 @@ def _sentence(task: dict[str, Any]) -> str:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @talks_to_a_server
 @pass_session
-def purge(session: Session, queue: str, dead: bool, yes: bool, **options: Any) -> None:
+def purge(session: CliSession, queue: str, dead: bool, yes: bool, **options: Any) -> None:
     """Delete the waiting messages of QUEUE or, with --dead, its dead letters. Asks first, unless --yes is given.
 
     \b

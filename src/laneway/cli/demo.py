@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from laneway.cli.kinds import duration as seconds_of
-from laneway.cli.session import Failure, Session, pass_session, prints_json
+from laneway.cli.session import CliSession, Failure, pass_session, prints_json
 from laneway.cli.show import Rows, console, duration, print_json, print_rows
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Places:
 @prints_json
 @pass_session
 def demo(
-    session: Session,
+    session: CliSession,
     seconds: float,
     seed: int,
     rate: float,
@@ -164,7 +164,7 @@ def _ended_like_ctrl_c() -> Iterator[None]:
 
 
 def _run(
-    session: Session, places: Places, seconds: float, seed: int, rate: float, master: str | None, *, with_jobs: bool
+    session: CliSession, places: Places, seconds: float, seed: int, rate: float, master: str | None, *, with_jobs: bool
 ) -> dict[str, Any]:
     from laneway.client import Client
     from laneway.demo.ledger import disagreements
@@ -278,7 +278,7 @@ def _say(line: str) -> None:
 
 
 @contextmanager
-def _shown(session: Session, plan: Plan) -> Iterator[Callable[[Progress], None]]:
+def _shown(session: CliSession, plan: Plan) -> Iterator[Callable[[Progress], None]]:
     """Calls to show how it stands: a table that changes for a person, a line a chapter for a file, nothing for JSON."""
     if session.json:
         yield lambda _: None

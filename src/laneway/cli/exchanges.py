@@ -10,7 +10,7 @@ import click
 
 from laneway.cli.kinds import attribute_value, name_and_value
 from laneway.cli.messages import message_options, options_given, payload_given
-from laneway.cli.session import FailingGroup, Failure, Session, confirm, pass_session, talks_to_a_server
+from laneway.cli.session import CliSession, FailingGroup, Failure, confirm, pass_session, talks_to_a_server
 from laneway.cli.show import print_json, print_table
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -20,7 +20,7 @@ TYPES = ("direct", "topic", "fanout", "headers")
 
 def complete_exchange(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """Names of exchanges for the shell: quickly, or not at all."""
-    session = ctx.find_object(Session) or Session()
+    session = ctx.find_object(CliSession) or CliSession()
     try:
         with session.client(timeout_seconds=1.0, attempts=1) as client:
             return [one["exchange_name"] for one in client.exchanges(incomplete, limit=100)]
@@ -48,7 +48,7 @@ def exchange() -> None:
 @click.option("--limit", default=100, type=click.IntRange(min=1), show_default=True, help="Most exchanges to list.")
 @talks_to_a_server
 @pass_session
-def list_exchanges(session: Session, prefix: str, limit: int) -> None:
+def list_exchanges(session: CliSession, prefix: str, limit: int) -> None:
     """List exchanges, in order of their names. With --json, one exchange on each line."""
     with session.client() as client:
         found = client.exchanges(prefix, limit=limit + 1)
@@ -79,7 +79,7 @@ def _exchange_row(one: dict[str, Any]) -> tuple[object, ...]:
 @click.option("--transient", is_flag=True, help="It is gone after a restart of the server.")
 @talks_to_a_server
 @pass_session
-def create_exchange(session: Session, exchange: str, kind: str, transient: bool, **settings: Any) -> None:
+def create_exchange(session: CliSession, exchange: str, kind: str, transient: bool, **settings: Any) -> None:
     """Make an exchange. One that is there stays as it is, if it is just like that.
 
     \b
@@ -97,7 +97,7 @@ def create_exchange(session: Session, exchange: str, kind: str, transient: bool,
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @talks_to_a_server
 @pass_session
-def delete_exchange(session: Session, exchange: str, if_unused: bool, yes: bool) -> None:
+def delete_exchange(session: CliSession, exchange: str, if_unused: bool, yes: bool) -> None:
     """Delete an exchange with its bindings; asks first, unless --yes or --if-unused is given."""
     if not yes and not if_unused:
         confirm(f"Delete the exchange {exchange!r} with its bindings?")
@@ -114,7 +114,7 @@ def delete_exchange(session: Session, exchange: str, if_unused: bool, yes: bool)
 @talks_to_a_server
 @pass_session
 def publish(
-    session: Session, exchange: str, routing_key: str, body: str | None, content_type: str | None, **options: Any
+    session: CliSession, exchange: str, routing_key: str, body: str | None, content_type: str | None, **options: Any
 ) -> None:
     """Publish a message to EXCHANGE with the routing key KEY, and print which queues it went to, once it is durable.
 
@@ -151,7 +151,7 @@ def binding() -> None:
 @click.option("--to", "destination", metavar="NAME", help="Only those that lead to this queue or exchange.")
 @talks_to_a_server
 @pass_session
-def list_bindings(session: Session, source: str | None, destination: str | None) -> None:
+def list_bindings(session: CliSession, source: str | None, destination: str | None) -> None:
     """List bindings. With --json, one binding on each line. Those that the default exchange implies are left out."""
     with session.client() as client:
         bindings = [
@@ -189,7 +189,7 @@ def takes_a_binding(command: F) -> F:
 @takes_a_binding
 @talks_to_a_server
 @pass_session
-def create_binding(session: Session, exchange: str, destination: str, **options: Any) -> None:
+def create_binding(session: CliSession, exchange: str, destination: str, **options: Any) -> None:
     """Bind a queue, or with --to-exchange another exchange, to EXCHANGE.
 
     \b
@@ -206,7 +206,7 @@ def create_binding(session: Session, exchange: str, destination: str, **options:
 @takes_a_binding
 @talks_to_a_server
 @pass_session
-def delete_binding(session: Session, exchange: str, destination: str, **options: Any) -> None:
+def delete_binding(session: CliSession, exchange: str, destination: str, **options: Any) -> None:
     """Remove the binding of QUEUE to EXCHANGE with just this routing key and these arguments."""
     options["arguments"] = {name: attribute_value(text) for name, text in options["arguments"]}
     with session.client() as client:
@@ -223,7 +223,7 @@ def delete_binding(session: Session, exchange: str, destination: str, **options:
 )
 @talks_to_a_server
 @pass_session
-def route(session: Session, exchange: str, routing_key: str, attributes: tuple[tuple[str, str], ...]) -> None:
+def route(session: CliSession, exchange: str, routing_key: str, attributes: tuple[tuple[str, str], ...]) -> None:
     """Show which queues a message published to EXCHANGE with the routing key KEY would reach, and why.
 
     Nothing is published.
@@ -253,7 +253,7 @@ def route(session: Session, exchange: str, routing_key: str, attributes: tuple[t
 
 
 def _print_all(
-    session: Session,
+    session: CliSession,
     columns: tuple[str, ...],
     found: list[dict[str, Any]],
     row: Callable[[dict[str, Any]], tuple[object, ...]],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from laneway.cli.session import FailingGroup, Failure, Session, pass_session, prints_json
+from laneway.cli.session import CliSession, FailingGroup, Failure, pass_session, prints_json
 from laneway.cli.show import print_json, print_table, progress, size
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def journal() -> None:
 @folder_argument
 @prints_json
 @pass_session
-def check(session: Session, folder: str) -> None:
+def check(session: CliSession, folder: str) -> None:
     """Read the whole journal in DIR, every commit, record and snapshot, and say whether it is intact.
 
     Exit code 1 if it is damaged; each damage is shown with its file and offset.

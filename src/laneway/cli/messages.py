@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from laneway.cli.kinds import REASONS, attribute_value, duration, name_and_value, stdin_bytes, stdin_lines
-from laneway.cli.session import Failure, Session, pass_session, queue_argument, talks_to_a_server
+from laneway.cli.session import CliSession, Failure, pass_session, queue_argument, talks_to_a_server
 from laneway.cli.show import age, payload_text, print_json, print_table, printable, progress, shortened
 
 if TYPE_CHECKING:
@@ -80,7 +80,9 @@ def options_given(options: dict[str, Any]) -> dict[str, Any]:
 @click.option("--lines", is_flag=True, help="Publish each line of stdin as a message of its own, in batches.")
 @talks_to_a_server
 @pass_session
-def send(session: Session, queue: str, body: str | None, lines: bool, content_type: str | None, **options: Any) -> None:
+def send(
+    session: CliSession, queue: str, body: str | None, lines: bool, content_type: str | None, **options: Any
+) -> None:
     """Publish a message to QUEUE and print its id, once it is durable.
 
     \b
@@ -142,7 +144,7 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not in JSON")
 
 
-def _send_lines(session: Session, queue: str, content_type: str | None, options: dict[str, Any]) -> None:
+def _send_lines(session: CliSession, queue: str, content_type: str | None, options: dict[str, Any]) -> None:
     if options["dedup_id"] is not None:
         raise click.UsageError("--dedup-id would make all lines after the first one repetitions")
     sent = refused = 0
@@ -179,7 +181,7 @@ def _batches(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
         yield batch
 
 
-def _say_refused(session: Session, what: str, error: ClientError) -> None:
+def _say_refused(session: CliSession, what: str, error: ClientError) -> None:
     line = json.dumps(error.as_dict()) if session.json else f"laneway: {what}: {error.message}"
     click.echo(line, err=True)
 
@@ -197,7 +199,7 @@ def _say_refused(session: Session, what: str, error: ClientError) -> None:
 @talks_to_a_server
 @pass_session
 def receive(
-    session: Session, queue: str, max_messages: int, wait_seconds: float, do_ack: bool, bodies: bool, **options: Any
+    session: CliSession, queue: str, max_messages: int, wait_seconds: float, do_ack: bool, bodies: bool, **options: Any
 ) -> None:
     """Lease messages of QUEUE, highest priority first, and print them. With --json, one message on each line.
 
@@ -236,7 +238,7 @@ def _receive(
             return messages
 
 
-def _print_message(session: Session, message: Message, bodies: bool) -> None:
+def _print_message(session: CliSession, message: Message, bodies: bool) -> None:
     if session.json:
         print_json(message.raw)
         return
@@ -269,7 +271,7 @@ def _print_message(session: Session, message: Message, bodies: bool) -> None:
 @click.option("--limit", default=50, type=click.IntRange(min=1), show_default=True, help="Most messages.")
 @talks_to_a_server
 @pass_session
-def peek(session: Session, queue: str, states: tuple[str, ...], limit: int, **filters: Any) -> None:
+def peek(session: CliSession, queue: str, states: tuple[str, ...], limit: int, **filters: Any) -> None:
     """Look at messages of QUEUE without leasing them. With --json, one message on each line.
 
     \b

@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
-from laneway.cli.session import FailingGroup, Failure, Session, names_a_server, pass_session, prints_json
+from laneway.cli.session import CliSession, FailingGroup, Failure, names_a_server, pass_session, prints_json
 from laneway.cli.show import age, print_json, print_table, size
 from laneway.errors import InvalidInput, PipelineError, PipelineUnavailable
 from laneway.pipeline.lake import Warehouse
-from laneway.pipeline.runner import JOBS, REDRIVE, Job, Options, Result, Setting, moment, run, run_every
+from laneway.pipeline.runner import JOBS, REDRIVE, Job, JobSetting, Options, Result, moment, run, run_every
 
 warehouse_option = click.option(
     "--warehouse", default="warehouse", metavar="DIR", show_default=True, help="Folder of the tables."
@@ -61,7 +61,7 @@ def _confs(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...
     return {name: value for name, _, value in pairs}
 
 
-def _setting_option(setting: Setting) -> click.Option:
+def _setting_option(setting: JobSetting) -> click.Option:
     """A job's own option, checked while the command line is read."""
 
     def check(ctx: click.Context, parameter: click.Parameter, text: Any) -> Any:
@@ -128,7 +128,7 @@ def begin(job: Job, options: Options, master: str | None, confs: dict[str, str])
 
 
 def options_of(
-    session: Session, source: str, warehouse: str, since_text: str | None, until_text: str | None
+    session: CliSession, source: str, warehouse: str, since_text: str | None, until_text: str | None
 ) -> Options:
     now = datetime.now(UTC)
     since, until = (None if text is None else moment(text, now) for text in (since_text, until_text))
@@ -149,7 +149,7 @@ def options_of(
     )
 
 
-def teller(session: Session) -> Any:
+def teller(session: CliSession) -> Any:
     """Lines about how far it is: on stderr, and only for a person."""
     if session.json or not sys.stderr.isatty():
         return lambda line: None
@@ -165,7 +165,7 @@ def job_command(job: Job) -> click.Command:
     @spark_options
     @pass_session
     def command(
-        session: Session,
+        session: CliSession,
         source: str,
         warehouse: str,
         master: str | None,
@@ -204,7 +204,7 @@ def job_command(job: Job) -> click.Command:
     return made
 
 
-def print_result(session: Session, job: Job, result: Result) -> None:
+def print_result(session: CliSession, job: Job, result: Result) -> None:
     if session.json:
         print_json({"job": job.name, **result.as_dict()})
     else:
@@ -253,7 +253,7 @@ pipeline.add_command(job_command(JOBS["replay"]))
 @warehouse_option
 @prints_json
 @pass_session
-def list_(session: Session, warehouse: str) -> None:
+def list_(session: CliSession, warehouse: str) -> None:
     """List the jobs, and the tables in the warehouse. Needs neither Spark nor Java."""
     tables = Warehouse(warehouse).tables() if _has_arrow() else []
     if session.json:
@@ -279,7 +279,7 @@ def list_(session: Session, warehouse: str) -> None:
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(min=1), metavar="N", help="So many rows.")
 @prints_json
 @pass_session
-def show(session: Session, table: str, warehouse: str, columns: str | None, sort: str | None, limit: int) -> None:
+def show(session: CliSession, table: str, warehouse: str, columns: str | None, sort: str | None, limit: int) -> None:
     """Print a table of the warehouse; with --json, one row on each line. Needs no Java.
 
     \b

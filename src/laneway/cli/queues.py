@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from laneway.cli import kinds
-from laneway.cli.session import FailingGroup, Failure, Session, confirm, pass_session, queue_argument, talks_to_a_server
+from laneway.cli.session import (
+    CliSession,
+    FailingGroup,
+    Failure,
+    confirm,
+    pass_session,
+    queue_argument,
+    talks_to_a_server,
+)
 from laneway.cli.show import duration, print_fields, print_json, print_table, size
 
 if TYPE_CHECKING:
@@ -86,7 +94,7 @@ def queue() -> None:
 @talks_to_a_server
 @pass_session
 def create(
-    session: Session, queue: str, exist_ok: bool, arguments: tuple[tuple[str, str], ...], **settings: Any
+    session: CliSession, queue: str, exist_ok: bool, arguments: tuple[tuple[str, str], ...], **settings: Any
 ) -> None:
     """Make a queue.
 
@@ -113,7 +121,7 @@ def create(
 @takes_settings
 @talks_to_a_server
 @pass_session
-def change(session: Session, queue: str, **settings: Any) -> None:
+def change(session: CliSession, queue: str, **settings: Any) -> None:
     """Change settings of a queue while it is in use; `none` takes a limit away.
 
     \b
@@ -133,7 +141,7 @@ def change(session: Session, queue: str, **settings: Any) -> None:
 @click.option("--limit", default=100, type=click.IntRange(min=1), show_default=True, help="Most queues to list.")
 @talks_to_a_server
 @pass_session
-def list_(session: Session, prefix: str, limit: int) -> None:
+def list_(session: CliSession, prefix: str, limit: int) -> None:
     """List queues, in order of their names. With --json, one queue on each line."""
     with session.client() as client:
         found = client.queues(prefix, limit=limit + 1)
@@ -166,7 +174,7 @@ def _row(one: dict[str, Any]) -> tuple[object, ...]:
 @queue_argument
 @talks_to_a_server
 @pass_session
-def describe(session: Session, queue: str) -> None:
+def describe(session: CliSession, queue: str) -> None:
     """Show the settings of a queue."""
     with session.client() as client:
         _print_queue(session, client.queue(queue))
@@ -178,7 +186,7 @@ def describe(session: Session, queue: str) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @talks_to_a_server
 @pass_session
-def delete(session: Session, queue: str, if_empty: bool, yes: bool) -> None:
+def delete(session: CliSession, queue: str, if_empty: bool, yes: bool) -> None:
     """Delete a queue with all its messages; asks first, unless --yes or --if-empty is given."""
     if not yes and not if_empty:
         confirm(f"Delete the queue {queue!r} with all its messages?")
@@ -193,7 +201,7 @@ def _if_there(client: Client, queue: str) -> dict[str, Any] | None:
     return first if first is not None and first["queue_name"] == queue else None
 
 
-def _print_queue(session: Session, queue: dict[str, Any], done: str | None = None) -> None:
+def _print_queue(session: CliSession, queue: dict[str, Any], done: str | None = None) -> None:
     if session.json:
         print_json(queue)
     elif done is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from laneway.cli.session import FailingGroup, Session, names_a_server, pass_session
+from laneway.cli.session import CliSession, FailingGroup, names_a_server, pass_session
 from laneway.cli.show import print_fields, print_json, print_table
 
 
@@ -26,7 +26,7 @@ def rebalancing() -> None:
 @click.argument("file", metavar="FILE", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @names_a_server
 @pass_session
-def set_(session: Session, file: str) -> None:
+def set_(session: CliSession, file: str) -> None:
     """Give the server the plan in FILE (- for stdin), in place of the one it has. Its queues must exist."""
     try:
         with click.open_file(file, encoding="utf-8") as opened:
@@ -45,7 +45,7 @@ def set_(session: Session, file: str) -> None:
 @rebalancing.command(short_help="Show the plan that the server has.")
 @names_a_server
 @pass_session
-def show(session: Session) -> None:
+def show(session: CliSession) -> None:
     """Show the plan that the server has."""
     with session.client() as client:
         kept = client.rebalancing()
@@ -75,7 +75,7 @@ def show(session: Session) -> None:
 @rebalancing.command(short_help="Make the server forget its plan.")
 @names_a_server
 @pass_session
-def clear(session: Session) -> None:
+def clear(session: CliSession) -> None:
     """Make the server forget its plan, if it has one."""
     with session.client() as client:
         client.delete_rebalancing()

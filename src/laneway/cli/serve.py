@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from laneway.cli.session import Session, pass_session, prints_json
+from laneway.cli.session import CliSession, pass_session, prints_json
 from laneway.cli.show import print_json, print_table
 from laneway.config import Config, load_config, settings
 
@@ -65,7 +65,7 @@ def serve(ctx: click.Context, /, file: Path | None, **flags: str | None) -> None
 @takes_settings
 @prints_json
 @pass_session
-def config(session: Session, file: Path | None, **flags: str | None) -> None:
+def config(session: CliSession, file: Path | None, **flags: str | None) -> None:
     """Show every setting in force and where it came from: a flag, a variable, a file, or its default.
 
     \b

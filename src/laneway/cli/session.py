@@ -43,7 +43,7 @@ ADVICE = {
 }
 
 
-class Session:
+class CliSession:
     """Which server, as whom, and whether a program reads the output."""
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class FailingGroup(click.Group):
             failure = as_failure(error)
             if failure is None:
                 raise
-            session = ctx.find_object(Session)
+            session = ctx.find_object(CliSession)
             if isinstance(failure, Failure | WrongUsage):
                 failure.as_json = session is not None and session.json
             if failure is error:
@@ -198,7 +198,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _remember(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
-    session = ctx.ensure_object(Session)
+    session = ctx.ensure_object(CliSession)
     if value is not None and parameter.name is not None:
         session.options[parameter.name.removesuffix("_")] = value
 
@@ -236,7 +236,7 @@ def pass_session(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def with_session(*arguments: Any, **options: Any) -> None:
-        command(click.get_current_context().ensure_object(Session), *arguments, **options)
+        command(click.get_current_context().ensure_object(CliSession), *arguments, **options)
 
     return with_session
 
@@ -254,7 +254,7 @@ def confirm(question: str) -> None:
 
 def complete_queue(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """Names of queues for the shell: quickly, or not at all."""
-    session = ctx.find_object(Session) or Session()
+    session = ctx.find_object(CliSession) or CliSession()
     try:
         with session.client(timeout_seconds=1.0, attempts=1) as client:
             return [queue["queue_name"] for queue in client.queues(incomplete, limit=100)]

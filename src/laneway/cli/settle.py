@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from laneway.cli.kinds import duration, stdin_lines
-from laneway.cli.session import Failure, Session, pass_session, queue_argument, talks_to_a_server
+from laneway.cli.session import CliSession, Failure, pass_session, queue_argument, talks_to_a_server
 from laneway.cli.show import print_json
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def settles(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command(short_help="Settle received messages: done, delete them.")
 @settles
-def ack(session: Session, queue: str, receipts: tuple[str, ...]) -> None:
+def ack(session: CliSession, queue: str, receipts: tuple[str, ...]) -> None:
     """Settle received messages: done, delete them.
 
     \b
@@ -45,7 +45,7 @@ def ack(session: Session, queue: str, receipts: tuple[str, ...]) -> None:
 @click.option("--delay", "delay_seconds", type=duration, help="Hide them for so long.")
 @click.option("--backoff", is_flag=True, help="Hide them for a time that doubles with each receive, up to 15m.")
 def release(
-    session: Session, queue: str, receipts: tuple[str, ...], delay_seconds: float | None, backoff: bool
+    session: CliSession, queue: str, receipts: tuple[str, ...], delay_seconds: float | None, backoff: bool
 ) -> None:
     """Give received messages back to their queue, to the place they had.
 
@@ -70,7 +70,7 @@ def release(
 @click.command(short_help="Turn received messages into dead letters.")
 @settles
 @click.option("--reason", metavar="TEXT", help="Kept with the dead letter.")
-def reject(session: Session, queue: str, receipts: tuple[str, ...], reason: str | None) -> None:
+def reject(session: CliSession, queue: str, receipts: tuple[str, ...], reason: str | None) -> None:
     """Turn received messages into dead letters at once.
 
     \b
@@ -85,7 +85,7 @@ def reject(session: Session, queue: str, receipts: tuple[str, ...], reason: str 
 @click.command(short_help="Set when the leases of received messages end.")
 @settles
 @click.option("--lease", "lease_seconds", type=duration, required=True, help="So long from now; 0 gives them back.")
-def extend(session: Session, queue: str, receipts: tuple[str, ...], lease_seconds: float) -> None:
+def extend(session: CliSession, queue: str, receipts: tuple[str, ...], lease_seconds: float) -> None:
     """Set when the leases of received messages end: so long from now, later or sooner than before.
 
     \b
@@ -98,7 +98,7 @@ def extend(session: Session, queue: str, receipts: tuple[str, ...], lease_second
 
 
 def _settle(
-    session: Session,
+    session: CliSession,
     done_word: str,
     given: Sequence[str],
     settle: Callable[[Client, list[str]], list[Settled]],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from laneway.cli.kinds import duration as seconds
-from laneway.cli.session import Session, complete_queue, pass_session, talks_to_a_server
+from laneway.cli.session import CliSession, complete_queue, pass_session, talks_to_a_server
 from laneway.cli.show import Rows, console, duration, print_json, print_rows, size
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ RATES = ("published", "delivered", "acked")
 @click.option("--limit", default=100, type=click.IntRange(min=1), show_default=True, help="Most queues to show.")
 @talks_to_a_server
 @pass_session
-def stats(session: Session, queue: str | None, watch: bool, every_seconds: float, prefix: str, limit: int) -> None:
+def stats(session: CliSession, queue: str | None, watch: bool, every_seconds: float, prefix: str, limit: int) -> None:
     """Show counts and rates of QUEUE in full, or of all queues in one line each.
 
     \b

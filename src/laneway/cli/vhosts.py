@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from laneway.cli.session import FailingGroup, Session, confirm, pass_session, talks_to_a_server
+from laneway.cli.session import CliSession, FailingGroup, confirm, pass_session, talks_to_a_server
 from laneway.cli.show import print_json, print_table
 
 vhost_argument = click.argument("name", metavar="NAME")
@@ -24,7 +24,7 @@ def vhost() -> None:
 @vhost.command("list", short_help="List virtual hosts.")
 @talks_to_a_server
 @pass_session
-def list_(session: Session) -> None:
+def list_(session: CliSession) -> None:
     """List the virtual hosts that the account has permissions in. With --json, one on each line."""
     with session.client() as client:
         vhosts = client.vhosts()
@@ -39,7 +39,7 @@ def list_(session: Session) -> None:
 @vhost_argument
 @talks_to_a_server
 @pass_session
-def create(session: Session, name: str) -> None:
+def create(session: CliSession, name: str) -> None:
     """Make a virtual host; one that exists stays as it is."""
     with session.client() as client:
         made = client.create_vhost(name)
@@ -51,7 +51,7 @@ def create(session: Session, name: str) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @talks_to_a_server
 @pass_session
-def delete(session: Session, name: str, yes: bool) -> None:
+def delete(session: CliSession, name: str, yes: bool) -> None:
     """Delete a virtual host with its queues and exchanges; asks first, unless --yes is given."""
     if not yes:
         confirm(f"Delete the virtual host {name!r} with all its queues, messages and exchanges?")

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from laneway.core.commands import publish
 from laneway.core.events import Event, Published
-from laneway.core.message import Draft, Receipt
+from laneway.core.message import Draft, Receipt, Receipts, messages_of
+from laneway.core.publishing import publish
 from laneway.core.queue import DEDUPLICATED, Queue
 from laneway.core.rows import ROW_BYTES
 from laneway.core.state import State
@@ -59,11 +59,11 @@ def _begin(
 ) -> tuple[Iterator[Event], Published | None, list[Receipt | LanewayError]]:
     """The command of one queue up to its first event, which nobody has applied yet; nothing is changed by that."""
     counted = share.queue.totals[DEDUPLICATED]
-    results: list[Receipt | LanewayError] = []
-    command = publish(state, share.queue, share.drafts, now_ms, results)
+    results: list[Receipts] = []
+    command = publish(state, share.queue, messages_of(share.drafts), now_ms, results)
     event = next(command, None)
     share.queue.totals[DEDUPLICATED] = counted
-    return command, event if isinstance(event, Published) else None, results
+    return command, event if isinstance(event, Published) else None, results[0].each()
 
 
 def _refusals(share: Share, results: Sequence[Receipt | LanewayError]) -> Iterator[LanewayError]:

@@ -104,7 +104,7 @@ class Exchange:
 _UNBOUND = {name: Exchange("", name, settings, 0) for name, settings in BUILT_IN.items()}
 
 
-class Topology:
+class RoutingTable:
     """What routes where. `version` rises with every change of that, so that whoever remembers a route knows when to
     ask again."""
 
@@ -166,6 +166,13 @@ class Topology:
         if not by_headers:
             self._remember((vhost, exchange, routing_key), route)
         return route
+
+    def asks_headers(self, vhost: str, exchange: str, routing_key: str) -> bool:
+        """Whether the headers of a message have a say in where it goes."""
+        if not exchange:
+            return False
+        walk = self._walk(vhost, self.get(vhost, exchange), routing_key, None)
+        return any(found.settings.type == "headers" for found, _, _ in walk)
 
     def _walk(
         self, vhost: str, start: Exchange, routing_key: str, headers: Headers | None

@@ -259,11 +259,23 @@ def still_held(state: State, queue: Queue, seqs: Sequence[int], leases: Sequence
             or slab.lease[i:j] != as_array(leases[done : done + count])
             or slab.queue[i:j].count(number) != count
         ):
-            return [_is_held(state, number, seq, lease) for seq, lease in zip(seqs, leases, strict=True)]
+            held = [_is_held(state, number, seq, lease) for seq, lease in zip(seqs, leases, strict=True)]
+            return _once(seqs, held)
         done += count
     if len(runs(seqs)) == 1 or len(set(seqs)) == len(seqs):
         return None
-    return [seq not in seqs[:at] for at, seq in enumerate(seqs)]
+    return _once(seqs, [True] * len(seqs))
+
+
+def _once(seqs: Sequence[int], held: Sequence[bool]) -> list[bool]:
+    """A message that is named twice is settled once."""
+    seen: set[int] = set()
+    first: list[bool] = []
+    for seq, good in zip(seqs, held, strict=True):
+        first.append(good and seq not in seen)
+        if good:
+            seen.add(seq)
+    return first
 
 
 def _is_held(state: State, number: int, seq: int, lease: int) -> bool:

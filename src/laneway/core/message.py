@@ -1,4 +1,5 @@
-"""A message: what a publisher hands in (Draft), how it is stored (the record), what a consumer gets (Delivery).
+"""A message: what publishers hand in (Messages) and get for it (Receipts), and how it is stored (the record). What
+consumers get is in deliveries.py.
 
 The record is the only stored form of a message. It never changes after it was written, whatever becomes of the
 message, so it can be read back from the journal, checked, and handed out without knowing anything else.
@@ -12,7 +13,9 @@ message, so it can be read back from the journal, checked, and handed out withou
 
     props       0 u16 × 8 lengths of the strings below, in this order
                16 content_type group key tenant dedup_id correlation_id exchange routing_key, UTF-8
-                … a MessagePack map {"a": attributes, "x": extra}, absent when both are empty
+                … a MessagePack map {"a": attributes, "x": extra}, absent when both are empty;
+                  or what an AMQP client published, byte for byte: 0xC1 (which begins no MessagePack), u8 encoding
+                  (1: a property list of AMQP 0-9-1; 2: one whose header BCC is not to be shown), the list
 
 The fixed prefix and the length table let a reader of millions of records find every string without decoding.
 To change the layout: raise journal.segments.format.VERSION and teach decode_record to read both.
@@ -24,15 +27,16 @@ import struct
 import uuid
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate, chain, groupby, repeat
-from operator import add
-from typing import Any, Literal, overload
+from itertools import accumulate, chain, repeat
+from operator import add, attrgetter
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import xxhash
 
-from laneway.core.digits import hex_lines, token
-from laneway.errors import InvalidInput
+from laneway.core import property_lists
+from laneway.core.digits import hex_lines
+from laneway.errors import InvalidInput, LanewayError
 
 RECORD_PREFIX_BYTES = 24
 JSON_TYPE = "application/json"
@@ -43,13 +47,15 @@ _LENGTHS = struct.Struct("<8H")
 _U32 = struct.Struct("<I")
 _SUMS = 16
 _LOW_HALVES = struct.Struct("4s4x" * _SUMS)  # of so many hashes
+_JOIN = b"".join
 _hash = xxhash.xxh3_64_intdigest
-_running_hash = xxhash.xxh3_64
 _pack_unchecked, _pack_u32, _unpack_prefix = _UNCHECKED.pack, _U32.pack, _PREFIX.unpack_from
 
 MAX_TEXT_BYTES = 1024  # of each string property; the protocols carried here allow 255 to 512
 MAX_ATTRIBUTES = 128
 MAX_ATTRIBUTE_BYTES = 64 * 1024  # names and values together, encoded
+
+_V = TypeVar("_V")
 
 AttributeValue = Any  # str, int, float, bool, bytes; protocol front ends may nest lists and dicts
 
@@ -107,110 +113,6 @@ class Death(msgspec.Struct, frozen=True, gc=False, array_like=True):
     original_expiration: str = ""  # the time to live its publisher gave it, in milliseconds
 
 
-class Delivery(msgspec.Struct, frozen=True, gc=False):
-    """One leased message as a consumer gets it."""
-
-    message_id: str
-    priority: int
-    body: bytes
-    properties: Properties
-    enqueued_at_ms: int
-    receives: int
-    deadline_ms: int
-    token: str
-    deaths: tuple[Death, ...] = ()
-
-
-class Deliveries(Sequence[Delivery]):
-    """Leased messages in columns. Whoever wants them one by one has them made then; the hot paths never do."""
-
-    __slots__ = (
-        "bodies",
-        "deadline_ms",
-        "enqueued_at_ms",
-        "first_lease",
-        "priorities",
-        "props",
-        "receives",
-        "seqs",
-        "tag",
-    )
-
-    def __init__(
-        self,
-        tag: int,
-        seqs: Sequence[int],
-        first_lease: int,
-        deadline_ms: int,
-        receives: Sequence[int],
-        enqueued_at_ms: Sequence[int],
-        props: Sequence[bytes],
-        bodies: Sequence[bytes | memoryview],
-        priorities: bytes,
-    ) -> None:
-        self.tag = tag  # of the store, for message ids
-        self.seqs = seqs  # none of them has a history
-        self.first_lease = first_lease
-        self.deadline_ms = deadline_ms
-        self.receives = receives
-        self.enqueued_at_ms = enqueued_at_ms
-        self.props = props
-        self.bodies = bodies
-        self.priorities = priorities
-
-    def __len__(self) -> int:
-        return len(self.seqs)
-
-    def part(self, at: int, end: int) -> Deliveries:
-        """Some of them, still in columns."""
-        here = slice(at, end)
-        return Deliveries(
-            self.tag,
-            self.seqs[here],
-            self.first_lease + at,
-            self.deadline_ms,
-            self.receives[here],
-            self.enqueued_at_ms[here],
-            self.props[here],
-            self.bodies[here],
-            self.priorities[here],
-        )
-
-    @overload
-    def __getitem__(self, i: int) -> Delivery: ...
-    @overload
-    def __getitem__(self, i: slice) -> list[Delivery]: ...
-    def __getitem__(self, i: int | slice) -> Delivery | list[Delivery]:
-        if isinstance(i, slice):
-            return [self[at] for at in range(len(self))[i]]
-        i = range(len(self))[i]
-        seq = self.seqs[i]
-        return Delivery(
-            message_id(self.enqueued_at_ms[i], self.tag, seq),
-            self.priorities[i],
-            bytes(self.bodies[i]),
-            decode_props(self.props[i]),
-            self.enqueued_at_ms[i],
-            self.receives[i],
-            self.deadline_ms,
-            token(self.first_lease + i, seq),
-        )
-
-
-def part_of(deliveries: Sequence[Delivery], at: int, end: int) -> Sequence[Delivery]:
-    """Some of them, in columns if they are."""
-    return deliveries.part(at, end) if isinstance(deliveries, Deliveries) else deliveries[at:end]
-
-
-class Receipts(msgspec.Struct, frozen=True, gc=False):
-    """What the publishers of plain messages get, in columns and in the order they gave them."""
-
-    tag: int
-    seqs: Sequence[int]
-    priorities: Sequence[int]
-    enqueued_at_ms: int
-
-
 class Glimpse(msgspec.Struct, frozen=True, gc=False):
     """One message as peek shows it: no lease, no token."""
 
@@ -234,6 +136,159 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     enqueued_at_ms: int
     visible_at_ms: int
     duplicate: bool = False
+
+
+class Messages(msgspec.Struct, gc=False):
+    """Messages that are handed in together, in columns: what a front end parses into, and all that the broker and the
+    core take. The usual columns are lists with an entry for each message; None stands for a column that nobody needs.
+    Groups, dedup ids and tenants are those of the messages that have one, by index; their text is in the props too."""
+
+    bodies: list[bytes]
+    props: list[bytes]  # as a record stores them
+    priorities: list[int | None] | None = None  # None: the queue's usual one
+    ttls_ms: list[int | None] | None = None
+    delays_ms: list[int | None] | None = None
+    visible_at_ms: list[int | None] | None = None  # an absolute time instead of a delay
+    groups: dict[int, str] = {}
+    dedup_ids: dict[int, str] = {}
+    tenants: dict[int, str] = {}
+    refused: dict[int, LanewayError] = {}  # what its maker found wrong: these are not published
+    clamps: bool = False  # a priority above the queue's highest counts as the highest, instead of being refused
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def at(self, places: Sequence[int]) -> Messages:
+        """Those of these indexes, in this order."""
+        priorities, ttls, delays, visible = self.priorities, self.ttls_ms, self.delays_ms, self.visible_at_ms
+        return Messages(
+            [self.bodies[i] for i in places],
+            [self.props[i] for i in places],
+            [priorities[i] for i in places] if priorities is not None else None,
+            [ttls[i] for i in places] if ttls is not None else None,
+            [delays[i] for i in places] if delays is not None else None,
+            [visible[i] for i in places] if visible is not None else None,
+            _taken(self.groups, places),
+            _taken(self.dedup_ids, places),
+            _taken(self.tenants, places),
+            _taken(self.refused, places),
+            self.clamps,
+        )
+
+
+def _taken(some: dict[int, _V], places: Sequence[int]) -> dict[int, _V]:
+    return {at: some[i] for at, i in enumerate(places) if i in some} if some else {}
+
+
+def joined_messages(parts: Sequence[Messages]) -> Messages:
+    """All of these behind one another. They must agree about clamping."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = Messages(
+        list(chain.from_iterable([part.bodies for part in parts])),
+        list(chain.from_iterable([part.props for part in parts])),
+        _joined_column([part.priorities for part in parts], parts),
+        _joined_column([part.ttls_ms for part in parts], parts),
+        _joined_column([part.delays_ms for part in parts], parts),
+        _joined_column([part.visible_at_ms for part in parts], parts),
+        clamps=parts[0].clamps,
+    )
+    start = 0
+    for part in parts:
+        if part.groups or part.dedup_ids or part.tenants or part.refused:
+            whole.groups |= {start + i: text for i, text in part.groups.items()}
+            whole.dedup_ids |= {start + i: text for i, text in part.dedup_ids.items()}
+            whole.tenants |= {start + i: text for i, text in part.tenants.items()}
+            whole.refused |= {start + i: error for i, error in part.refused.items()}
+        start += len(part.bodies)
+    return whole
+
+
+def _joined_column(columns: list[list[int | None] | None], parts: Sequence[Messages]) -> list[int | None] | None:
+    if columns.count(None) == len(columns):
+        return None
+    whole: list[int | None] = []
+    for column, part in zip(columns, parts, strict=True):
+        whole += [None] * len(part.bodies) if column is None else column
+    return whole
+
+
+_DRAFT_FIELDS = attrgetter("body", "priority", "ttl_ms", "delay_ms", "visible_at_ms", "properties")
+
+
+def messages_of(drafts: Sequence[Draft], *, clamps: bool = False) -> Messages:
+    """The columns of messages that were made one by one."""
+    messages = Messages([], [], clamps=clamps)
+    if not drafts:
+        return messages
+    bodies, priorities, ttls, delays, visible, all_properties = map(list, zip(*map(_DRAFT_FIELDS, drafts), strict=True))
+    messages.bodies = bodies
+    for name, column in (("priorities", priorities), ("ttls_ms", ttls), ("delays_ms", delays)):
+        if column.count(None) != len(column):
+            setattr(messages, name, column)
+    if visible.count(None) != len(visible):
+        messages.visible_at_ms = visible
+    known, block = PLAIN, b""
+    for i, properties in enumerate(all_properties):
+        if properties is not known:
+            try:
+                known, block = properties, encode_props(properties)
+            except InvalidInput as wrong:
+                messages.refused[i] = wrong
+                known, block = PLAIN, b""
+        if block:
+            if properties.group:
+                messages.groups[i] = properties.group
+            if properties.dedup_id:
+                messages.dedup_ids[i] = properties.dedup_id
+            if properties.tenant:
+                messages.tenants[i] = properties.tenant
+        messages.props.append(block)
+    return messages
+
+
+class Receipts(msgspec.Struct, gc=False):
+    """What became of messages that were published into one queue, in columns and in the order they were handed in."""
+
+    tag: int  # of the store, for message ids
+    seqs: Sequence[int]  # 0: see `others`
+    priorities: Sequence[int]
+    enqueued_at_ms: int
+    visible_at_ms: Sequence[int] | None = None  # 0: at once; None: all of them at once
+    others: dict[int, Receipt | LanewayError] = {}  # the refused and the repeated ones, by index
+
+    def __len__(self) -> int:
+        return len(self.seqs)
+
+    def __getitem__(self, i: int) -> Receipt | LanewayError:
+        other = self.others.get(i) if self.others else None
+        if other is not None:
+            return other
+        visible_ms = self.visible_at_ms[i] if self.visible_at_ms is not None else 0
+        text = message_id(self.enqueued_at_ms, self.tag, self.seqs[i])
+        return Receipt(text, self.priorities[i], self.enqueued_at_ms, visible_ms or self.enqueued_at_ms)
+
+    def each(self) -> list[Receipt | LanewayError]:
+        """As single values, made all at once."""
+        since = repeat(self.enqueued_at_ms)
+        if self.visible_at_ms is not None:
+            since = iter([visible_ms or self.enqueued_at_ms for visible_ms in self.visible_at_ms])  # type: ignore[assignment]
+        ids = message_ids(self.enqueued_at_ms, self.tag, self.seqs)
+        found: list[Receipt | LanewayError] = list(
+            map(Receipt, ids, self.priorities, repeat(self.enqueued_at_ms), since)
+        )
+        for i, other in self.others.items():
+            found[i] = other
+        return found
+
+    def part(self, start: int, end: int) -> Receipts:
+        here = slice(start, end)
+        visible = self.visible_at_ms[here] if self.visible_at_ms is not None else None
+        others = {i - start: other for i, other in self.others.items() if start <= i < end} if self.others else {}
+        return Receipts(self.tag, self.seqs[here], self.priorities[here], self.enqueued_at_ms, visible, others)
+
+    def refusals(self) -> dict[int, LanewayError]:
+        return {i: other for i, other in self.others.items() if isinstance(other, LanewayError)}
 
 
 class Settlement(msgspec.Struct, gc=False):
@@ -262,47 +317,19 @@ def places(sizes: Sequence[int], start: int) -> Sequence[int]:
 
 
 def record_pieces(first_seq: int, at_ms: int, props: Sequence[bytes], bodies: Sequence[bytes]) -> list[bytes]:
-    """What the records of neighbours are made of, three pieces each, in order.
-
-    Hot: nothing the size of a body is kept here; whoever writes them joins them once.
-    """
-    count, block = len(bodies), props[0]
-    if props.count(block) == count:
-        return _alike_pieces(first_seq, at_ms, block, bodies)
-    pieces: list[bytes] = []
-    at = 0
-    for block, alike in groupby(props):  # those of one priority stand together
-        end = at + len(list(alike))
-        pieces += _alike_pieces(first_seq + at, at_ms, block, bodies[at:end])
-        at = end
-    return pieces
-
-
-def _alike_pieces(first_seq: int, at_ms: int, block: bytes, bodies: Sequence[bytes]) -> list[bytes]:
-    """Of look-alikes: in columns, without a step of Python for each, if there are some."""
-    count, size = len(bodies), len(block)
-    columns = [b""] * (3 * count)
-    columns[2::3] = bodies
+    """What the records of neighbours are made of, two pieces each, in order. Hot: in columns."""
+    count = len(bodies)
+    heads = map(_pack_unchecked, map(len, props), range(first_seq, first_seq + count), repeat(at_ms))
+    records = list(map(_JOIN, zip(heads, props, bodies, strict=True)))
     if count < _SUMS:
-        for i, body in enumerate(bodies):
-            head = _pack_unchecked(size, first_seq + i, at_ms) + block
-            whole = _running_hash(head)
-            whole.update(body)
-            columns[3 * i] = _pack_u32(whole.intdigest() & 0xFFFFFFFF)
-            columns[3 * i + 1] = head
-        return columns
-    pack = _prefix_struct(size).pack
-    heads = list(map(pack, repeat(size), range(first_seq, first_seq + count), repeat(at_ms), repeat(block)))
-    hashes = struct.pack(f"<{count}Q", *map(_hash, map(add, heads, bodies))) + bytes(-count % _SUMS * 8)
-    columns[0::3] = list(chain.from_iterable(_LOW_HALVES.iter_unpack(hashes)))[:count]
-    columns[1::3] = heads
-    return columns
-
-
-@lru_cache(maxsize=256)
-def _prefix_struct(size: int) -> struct.Struct:
-    """A record's prefix without its checksum, and props of this size."""
-    return struct.Struct(f"<IQQ{size}s")
+        sums = [_pack_u32(_hash(record) & 0xFFFFFFFF) for record in records]
+    else:
+        hashes = struct.pack(f"<{count}Q", *map(_hash, records)) + bytes(-count % _SUMS * 8)
+        sums = list(chain.from_iterable(_LOW_HALVES.iter_unpack(hashes)))[:count]
+    pieces = [b""] * (2 * count)
+    pieces[0::2] = sums
+    pieces[1::2] = records
+    return pieces
 
 
 def record_is_intact(record: bytes | memoryview) -> bool:
@@ -376,6 +403,69 @@ def encode_props(p: Properties) -> bytes:
     return _LENGTHS.pack(*map(len, texts)) + b"".join(texts) + rest
 
 
+FOREIGN = b"\xc1"  # what stands behind it in a props block is a property list in the encoding of its protocol
+UNKNOWN_TYPE = "application/octet-stream"
+
+#: Properties of AMQP that Properties has no field for; they are kept under these names in `extra`.
+AMQP_NAMES = (
+    "content_encoding",
+    "delivery_mode",
+    "priority",  # it has one, but a queue may take the message at a lower one
+    "reply_to",
+    "expiration",
+    "message_id",
+    "timestamp",
+    "type",
+    "user_id",
+    "app_id",
+)
+
+
+def amqp_props_head(exchange: bytes, routing_key: bytes, *, hides_bcc: bool = False) -> bytes:
+    """What stands in a props block before the property list of a message that came over AMQP."""
+    head = _LENGTHS.pack(0, 0, 0, 0, 0, 0, len(exchange), len(routing_key)) + exchange + routing_key
+    return head + (b"\xc1\x02" if hides_bcc else b"\xc1\x01")
+
+
+def split_amqp_props(props: bytes) -> tuple[bytes, bytes, bytes, bool] | None:
+    """(exchange, routing key, property list, whether BCC is hidden) of a message that came over AMQP; None if it did
+    not."""
+    if len(props) < _LENGTHS.size:
+        return None
+    lengths = _LENGTHS.unpack_from(props)
+    at = _LENGTHS.size + sum(lengths)
+    if props[at : at + 1] != FOREIGN:
+        return None
+    key_at = at - lengths[7]
+    return props[key_at - lengths[6] : key_at], props[key_at:at], props[at + 2 :], props[at + 1] == 2
+
+
+def amqp_attributes(rest: bytes) -> dict[str, Any]:
+    """The headers of a message that came over AMQP, from what stands in its props behind the strings."""
+    headers: dict[str, Any] = property_lists.decode_leniently(rest[2:]).get("headers", {})
+    return headers if rest[1] != 2 else {name: value for name, value in headers.items() if name != "BCC"}
+
+
+def _amqp_properties(exchange: str, routing_key: str, raw: bytes, *, hides_bcc: bool) -> Properties:
+    given = property_lists.decode_leniently(raw)
+    headers: dict[str, Any] = given.get("headers", {})
+    extra: dict[str, Any] = {}
+    if hides_bcc and "BCC" in headers:
+        copies = headers["BCC"]  # never shown, and yet it routes when the message dies
+        extra["BCC"] = [key for key in copies if isinstance(key, str)] if isinstance(copies, list) else []
+        headers = {name: value for name, value in headers.items() if name != "BCC"}
+        raw = property_lists.change_headers(raw, ("BCC",), {})
+    extra |= {"amqp": raw} | {name: given[name] for name in AMQP_NAMES if name in given}
+    return Properties(
+        content_type=given.get("content_type") or UNKNOWN_TYPE,
+        correlation_id=given.get("correlation_id", ""),
+        exchange=exchange,
+        routing_key=routing_key,
+        attributes=headers,
+        extra=extra,
+    )
+
+
 def decode_props(props: bytes) -> Properties:
     if not props:
         return PLAIN
@@ -383,8 +473,10 @@ def decode_props(props: bytes) -> Properties:
     at = _LENGTHS.size
     texts: list[str] = []
     for length in lengths:
-        texts.append(props[at : at + length].decode())
+        texts.append(props[at : at + length].decode("utf-8", "backslashreplace"))
         at += length
+    if props[at : at + 1] == FOREIGN:
+        return _amqp_properties(texts[6], texts[7], props[at + 2 :], hides_bcc=props[at + 1] == 2)
     rest = msgspec.msgpack.decode(props[at:]) if at < len(props) else {}
     content_type, group, key, tenant, dedup_id, correlation_id, exchange, routing_key = texts
     return Properties(

@@ -34,7 +34,10 @@ class Seqs(list[int]):
 def runs(seqs: Sequence[int]) -> list[tuple[int, int]]:
     """Message numbers as (first, count) of neighbours inside one slab, in the given order."""
     if type(seqs) is range:
-        return list(_by_slab(seqs.start, len(seqs)))
+        first, size = seqs.start, len(seqs)
+        if 0 < size <= SLAB_ROWS - (first & SLAB_MASK):
+            return [(first, size)]
+        return list(_by_slab(first, size))
     if type(seqs) is Seqs:
         if seqs.found is None:
             seqs.found = _runs(seqs)

@@ -49,7 +49,7 @@ from laneway.core.events import (
     Relocated,
     Unbound,
 )
-from laneway.core.exchanges import Binding, ExchangeSettings, Topology
+from laneway.core.exchanges import Binding, ExchangeSettings, RoutingTable
 from laneway.core.keys import Keys, Remembered
 from laneway.core.message import message_id, places
 from laneway.core.queue import Group, Queue
@@ -111,7 +111,7 @@ class State:
         self.deadlines = Deadlines()
         self.queues: dict[int, Queue] = {}
         self.by_name: dict[tuple[str, str], Queue] = {}
-        self.topology = Topology(self.queues, self.by_name)
+        self.topology = RoutingTable(self.queues, self.by_name)
         self.next_queue = 1
         self.next_lease = 1
         self.extents: dict[int, int] = {}  # extent of the journal -> live records in it
@@ -336,9 +336,17 @@ class State:
                 at += n
             queue.ready += count
         if any(e.expires_at):
-            for seq, expires_ms in enumerate(e.expires_at, first):
-                if expires_ms:
-                    self.deadlines.add(coarse(expires_ms, e.at_ms), TTL, e.queue, (seq,))
+            self._arm_times_to_live(e)
+
+    def _arm_times_to_live(self, e: Published) -> None:
+        """One reminder for all that expire at about the same time."""
+        at = 0
+        for expires_ms, same in groupby(e.expires_at):
+            end = at + len(list(same))
+            if expires_ms:
+                seqs = range(e.first_seq + at, e.first_seq + end)
+                self.deadlines.add(coarse(expires_ms, e.at_ms), TTL, e.queue, seqs)
+            at = end
 
     def _place_each(self, queue: Queue, e: Published) -> None:
         for i, (priority, visible_ms) in enumerate(zip(e.priorities, e.visible_at, strict=True)):

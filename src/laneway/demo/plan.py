@@ -49,7 +49,7 @@ ERRORS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Lane:
+class DemoQueue:
     """One queue of the scenario. Rates and bounds are worked out from the plan's."""
 
     name: str
@@ -69,13 +69,15 @@ class Lane:
 
 
 LANES = (
-    Lane("payments", "critical", 0.20, 2.4, 2, 4, {POISON: 0.012, TRANSIENT: 0.03}, 4, "payments-dead", is_down=True),
-    Lane("fraud-checks", "critical", 0.10, 2.0, 2, 2, {CRASH: 0.010, CRASH_ONCE: 0.02}, 3, is_short=True),
-    Lane(
+    DemoQueue(
+        "payments", "critical", 0.20, 2.4, 2, 4, {POISON: 0.012, TRANSIENT: 0.03}, 4, "payments-dead", is_down=True
+    ),
+    DemoQueue("fraud-checks", "critical", 0.10, 2.0, 2, 2, {CRASH: 0.010, CRASH_ONCE: 0.02}, 3, is_short=True),
+    DemoQueue(
         "orders", "normal", 0.30, 2.0, 3, 6, {POISON: 0.008, TRANSIENT: 0.02, ALWAYS: 0.004}, is_down=True, delayed=0.03
     ),
-    Lane("emails", "normal", 0.25, 1.5, 2, 8, {POISON: 0.010, TRANSIENT: 0.01}, is_down=True, expiring=0.15),
-    Lane("analytics", "low", 0.15, 1.12, 1, 10, is_bounded=True),
+    DemoQueue("emails", "normal", 0.25, 1.5, 2, 8, {POISON: 0.010, TRANSIENT: 0.01}, is_down=True, expiring=0.15),
+    DemoQueue("analytics", "low", 0.15, 1.12, 1, 10, is_bounded=True),
 )
 
 
@@ -116,7 +118,7 @@ class Plan:
     def message_count(self) -> int:
         return sum(map(len, self.messages.values()))
 
-    def settings(self, lane: Lane) -> dict[str, Any]:
+    def settings(self, lane: DemoQueue) -> dict[str, Any]:
         """What the queue is created with."""
         settings: dict[str, Any] = {
             "tier": lane.tier,
@@ -130,15 +132,15 @@ class Plan:
             settings["overflow"] = "drop_oldest"
         return settings
 
-    def lease_s(self, lane: Lane) -> float:
+    def lease_s(self, lane: DemoQueue) -> float:
         """Long enough for a consumer that is alive on a machine that is busy."""
         return round(min(2.0, max(1.0, self.seconds / 45)), 3) if lane.is_short else 60.0
 
-    def service_s(self, lane: Lane) -> float:
+    def service_s(self, lane: DemoQueue) -> float:
         """How long a consumer works on one message, on average."""
         return lane.consumers / (self.rate * lane.share * lane.headroom)
 
-    def is_out(self, lane: Lane, at_s: float) -> bool:
+    def is_out(self, lane: DemoQueue, at_s: float) -> bool:
         """Whether the consumers of this queue are down at that moment."""
         return lane.is_down and OUTAGE[0] * self.seconds <= at_s < OUTAGE[1] * self.seconds
 
@@ -178,13 +180,13 @@ def _moment(random: Random) -> float:
             return at
 
 
-def _burst(random: Random, lane: Lane, plan: Plan, usual: int) -> list[Planned]:
+def _burst(random: Random, lane: DemoQueue, plan: Plan, usual: int) -> list[Planned]:
     start, end = BURST
     times = [random.uniform(start, end) * plan.seconds for _ in range(round(usual * 0.45))]
     return [_message(random, lane, plan, usual + number, at, tenant=NOISY) for number, at in enumerate(times)]
 
 
-def _message(random: Random, lane: Lane, plan: Plan, number: int, at_s: float, tenant: str = "") -> Planned:
+def _message(random: Random, lane: DemoQueue, plan: Plan, number: int, at_s: float, tenant: str = "") -> Planned:
     tenant = tenant or random.choices(*_columns(TENANTS))[0]
     key = f"{tenant}-{_zipf(random):03d}"
     region = random.choices(*_columns(REGIONS))[0]
@@ -213,7 +215,7 @@ def _message(random: Random, lane: Lane, plan: Plan, number: int, at_s: float, t
     return Planned(at_s, _priority(random, lane), tenant, key, payload, {"region": region}, ttl_s, delay_s)
 
 
-def _fault(random: Random, lane: Lane) -> str:
+def _fault(random: Random, lane: DemoQueue) -> str:
     at = random.random()
     for fault, upto in zip(lane.faults, accumulate(lane.faults.values()), strict=True):
         if at < upto:
@@ -221,7 +223,7 @@ def _fault(random: Random, lane: Lane) -> str:
     return ""
 
 
-def _priority(random: Random, lane: Lane) -> int:
+def _priority(random: Random, lane: DemoQueue) -> int:
     if lane.tier == "low":
         return 1
     return random.choices((9, 7, 5, 3), (8, 22, 50, 20))[0]

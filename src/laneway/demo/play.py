@@ -12,7 +12,7 @@ from typing import Any
 
 from laneway.client import Client, ClientError, Message
 from laneway.demo.ledger import Ledger, Tally
-from laneway.demo.plan import ALWAYS, CRASH, CRASH_ONCE, LANES, POISON, TRANSIENT, Lane, Plan
+from laneway.demo.plan import ALWAYS, CRASH, CRASH_ONCE, LANES, POISON, TRANSIENT, DemoQueue, Plan
 
 TICK_S = 0.05  # between two publishes of a publisher
 LOOK_S = 0.5  # between two looks at the queues
@@ -119,7 +119,7 @@ class Player:
 
     # --- publishing
 
-    def _publish(self, client: Client, lane: Lane) -> None:
+    def _publish(self, client: Client, lane: DemoQueue) -> None:
         planned, at = self.plan.messages[lane.name], 0
         ledger = self._ledgers[lane.name]
         while at < len(planned) and not self.stop.is_set():
@@ -139,7 +139,7 @@ class Player:
 
     # --- consuming
 
-    def _consume(self, client: Client, lane: Lane, number: int) -> None:
+    def _consume(self, client: Client, lane: DemoQueue, number: int) -> None:
         random = Random(f"{self.plan.seed}/{lane.name}/{number}")
         ledger = self._ledgers[lane.name]
         consumer = f"{lane.name}-worker-{number + 1}"
@@ -155,7 +155,7 @@ class Player:
                 self.stop.wait(len(messages) * self.plan.service_s(lane) * random.lognormvariate(-0.125, 0.5))
                 self._settle(client, lane, ledger, messages)
 
-    def _settle(self, client: Client, lane: Lane, ledger: Ledger, messages: list[Message]) -> None:
+    def _settle(self, client: Client, lane: DemoQueue, ledger: Ledger, messages: list[Message]) -> None:
         by_fate: dict[str, list[Message]] = defaultdict(list)
         for message in messages:
             by_fate[_fate(message)].append(message)

@@ -2,7 +2,8 @@
 
 Three threads of thought meet here, so the calls are split by who may make them:
 - the broker's loop gathers:   stage(), staged_bytes(), seal(), has_room(), is_prepared()
-- one writer thread writes:    write(), mark(), sync(), close()              (they block, and release the GIL)
+- one writer at a time:        write(), mark(), sync(), close()              (they block, and release the GIL): a thread
+                               of its own, or the loop's thread for small commits if writes_on_loop says so
 - any one thread at a time:    save_snapshot(), drop(); beside a write() if need be
 - any one thread at a time:    prepare(); beside all the others
 - any thread reads:            read(), read_contents(), extent_bytes(), hold(), held(), and all of history
@@ -85,6 +86,10 @@ class Commit(NamedTuple):
 
 
 class Journal(Protocol):
+    #: Whether a small commit may be written on the loop's thread while no other is being written: write() then takes a
+    #: fraction of a millisecond on a quick disk, and never waits for a network.
+    writes_on_loop: bool
+
     def load_snapshot(self) -> tuple[int, Iterator[bytes]] | None:
         """The newest snapshot as (position it covers, the chunks given to save_snapshot), checked while read."""
 

@@ -28,7 +28,7 @@ from pyspark.sql.types import StructType
 from laneway.errors import Gone, InvalidInput, JournalGap, LanewayError
 from laneway.journal.interface import Place
 from laneway.pipeline.options import LATEST, ReadOptions, flag, read_options
-from laneway.pipeline.planning import Journal, Portion, between, placed, portions, read, survey
+from laneway.pipeline.planning import JournalParts, Portion, between, placed, portions, read, survey
 from laneway.pipeline.pushdown import push
 from laneway.pipeline.schema import column, spark_schema
 from laneway.pipeline.selection import Selection
@@ -79,7 +79,7 @@ class Portions(InputPartition):
 class StreamPortion(InputPartition):
     """What one task of a stream reads, with what it must know: a reader of a stream is older than its batches."""
 
-    def __init__(self, portion: Portion, journal: Journal, selection: Selection) -> None:
+    def __init__(self, portion: Portion, journal: JournalParts, selection: Selection) -> None:
         self.portion = portion
         self.journal = journal
         self.selection = selection
@@ -203,7 +203,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ):
             parts = between(source, first, last, fail_on_data_loss=options.fail_on_data_loss)
             if parts:
-                journal = Journal(number, source, source.identity()[1], source.catalogue(), [])
+                journal = JournalParts(number, source, source.identity()[1], source.catalogue(), [])
                 selection = options.selection(journal.catalogue)
                 found += [
                     StreamPortion(one, journal, selection)

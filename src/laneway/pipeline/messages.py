@@ -180,7 +180,7 @@ def check_columns(schema: t.StructType, options: WriteOptions) -> None:
         raise InvalidInput("say where messages go: option or column queue, or exchange", field="queue")
 
 
-class Messages:
+class MessageChunks:
     """Turns Arrow batches into messages as the server takes them."""
 
     def __init__(self, options: WriteOptions) -> None:

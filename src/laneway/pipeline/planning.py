@@ -18,7 +18,7 @@ from laneway.pipeline.selection import FAR_FUTURE_MS, FAR_PAST_MS, Catalogue, Se
 from laneway.pipeline.sources import Source, spans
 
 
-class Journal(NamedTuple):
+class JournalParts(NamedTuple):
     """One of the journals that are read, as it was when the read was planned."""
 
     number: int  # the column `partition`
@@ -39,13 +39,13 @@ class Portion(NamedTuple):
 _NAMES = frozenset({"vhost", "queue", "tier", "target_vhost", "target_queue"})
 
 
-def survey(options: ReadOptions, names: Sequence[str]) -> list[Journal]:
+def survey(options: ReadOptions, names: Sequence[str]) -> list[JournalParts]:
     """All that a batch read of these columns concerns, up to now."""
     is_named = options.queues is not None or not _NAMES.isdisjoint(names)
     return [_survey(number, source, options, is_named) for number, source in enumerate(options.sources)]
 
 
-def _survey(number: int, source: Source, options: ReadOptions, is_named: bool) -> Journal:
+def _survey(number: int, source: Source, options: ReadOptions, is_named: bool) -> JournalParts:
     end = source.end()
     if options.end_position is not None and options.end_position < end.position:
         end = source.place(options.end_position)
@@ -60,7 +60,7 @@ def _survey(number: int, source: Source, options: ReadOptions, is_named: bool) -
     else:  # from a given commit on, nothing may be missing
         parts = between(source, start, end, fail_on_data_loss=options.fail_on_data_loss)
     _, tag = source.identity()
-    return Journal(number, source, tag, source.catalogue() if is_named else {}, parts)
+    return JournalParts(number, source, tag, source.catalogue() if is_named else {}, parts)
 
 
 def placed(source: Source, position: int, fail_on_data_loss: bool) -> Place:
@@ -97,7 +97,7 @@ def between(source: Source, start: Place, end: Place, *, fail_on_data_loss: bool
     return found
 
 
-def portions(journal: Journal, selection: Selection, partition_bytes: int) -> Iterator[Portion]:
+def portions(journal: JournalParts, selection: Selection, partition_bytes: int) -> Iterator[Portion]:
     """Neighbouring spans, until they are large enough for a task; segments are not cut. Whole segments before or after
     the wanted time are left out."""
     if selection.is_nothing:
@@ -115,7 +115,7 @@ def portions(journal: Journal, selection: Selection, partition_bytes: int) -> It
         yield Portion(journal.number, tuple(gathered))
 
 
-def _in_time(journal: Journal, selection: Selection) -> Iterator[tuple[SegmentInfo, Span]]:
+def _in_time(journal: JournalParts, selection: Selection) -> Iterator[tuple[SegmentInfo, Span]]:
     """Time never goes back while one epoch lasts, so a segment without a change of epoch lies between its first time
     and that of the next. It may go back when a server starts anew on a clock that was set back."""
     parts = journal.parts
@@ -132,7 +132,7 @@ def _in_time(journal: Journal, selection: Selection) -> Iterator[tuple[SegmentIn
 
 
 def read(
-    journal: Journal,
+    journal: JournalParts,
     portion: Portion,
     names: Sequence[str],
     selection: Selection,

@@ -17,13 +17,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from laneway.core.message import JSON_TYPE, RECORD_PREFIX_BYTES
+from laneway.core.message import FOREIGN, JSON_TYPE, RECORD_PREFIX_BYTES, amqp_attributes, decode_props
 from laneway.pipeline.commits import Ints
 from laneway.pipeline.selection import Bools
 
 #: In the order in which a record has them (core/message.py).
 TEXTS = ("content_type", "group", "key", "tenant", "dedup_id", "correlation_id", "exchange", "routing_key")
 _LENGTHS_BYTES = 2 * len(TEXTS)
+_IN_PROPERTY_LISTS = ("content_type", "correlation_id")  # of what came over AMQP
 _PAIR = tuple[str, str]
 
 
@@ -70,6 +71,9 @@ class Blobs:
             return np.zeros(len(at), dtype)
         everywhere = np.ndarray((len(self._array) - dtype.itemsize + 1,), dtype, self._array, strides=(1,))
         return np.asarray(everywhere[at])
+
+    def bytes_at(self, start: int, size: int) -> bytes:
+        return self._bytes[start : start + size]
 
     def births(self, where: Ints) -> tuple[Ints, Ints]:
         """(number, enqueued_ms) from the records of these rows."""
@@ -125,8 +129,32 @@ class Records:
         is_plain = self._props_sizes == 0
         if name == "content_type" and is_plain.any():
             plain = pa.array([JSON_TYPE]).take(self._scattered(np.zeros(len(lengths), np.int64), is_plain))
-            return pc.coalesce(plain, self._texts(at, lengths)) if lengths.any() else plain
-        return self._texts(at, lengths)
+            texts = pc.coalesce(plain, self._texts(at, lengths)) if lengths.any() else plain
+        else:
+            texts = self._texts(at, lengths)
+        if name in _IN_PROPERTY_LISTS and self._is_amqp.any():
+            texts = pc.coalesce(texts, self._in_property_lists(name))
+        return texts
+
+    @cached_property
+    def _is_amqp(self) -> Bools:
+        """Which messages came over AMQP: theirs is a property list as it was published (core/message.py)."""
+        ends = self._starts + RECORD_PREFIX_BYTES + self._props_sizes
+        starts = self._text_ends[:, -1]
+        has_rest = (self._props_sizes > 0) & (starts < ends)
+        return np.asarray(has_rest & (self._blobs.numbers(np.where(has_rest, starts, 0), "u1") == FOREIGN[0]))
+
+    def _in_property_lists(self, name: str) -> pa.Array:
+        """A property that messages of AMQP have in their lists, null for all others. Decoded message by message, as
+        every list is different."""
+        found = [getattr(decode_props(block), name) or None for block in self._amqp_blocks]
+        values = pa.array(found, pa.string())
+        return values.take(self._scattered(np.cumsum(self._is_amqp) - 1, self._is_amqp))
+
+    @cached_property
+    def _amqp_blocks(self) -> list[bytes]:
+        starts, sizes = self._starts[self._is_amqp] + RECORD_PREFIX_BYTES, self._props_sizes[self._is_amqp]
+        return [self._blobs.bytes_at(int(at), int(size)) for at, size in zip(starts, sizes, strict=True)]
 
     def _texts(self, at: int, lengths: Ints) -> pa.Array:
         has_text = lengths > 0
@@ -168,7 +196,7 @@ class Records:
 
 
 def _attributes(block: bytes) -> list[_PAIR] | None:
-    found = msgspec.msgpack.decode(block).get("a")
+    found = amqp_attributes(block) if block[:1] == FOREIGN else msgspec.msgpack.decode(block).get("a")
     return [(str(name), _as_text(value)) for name, value in found.items()] if found else None
 
 

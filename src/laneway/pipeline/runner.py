@@ -24,7 +24,7 @@ LAKE = "lake"
 
 
 @dataclass(frozen=True)
-class Setting:
+class JobSetting:
     """An option of one job. `read` makes the value of what was typed, and raises ValueError saying what is wrong."""
 
     name: str
@@ -40,7 +40,7 @@ class Job:
     name: str
     help: str
     module: str
-    settings: tuple[Setting, ...] = ()
+    settings: tuple[JobSetting, ...] = ()
     reads_source: bool = True  # False: the lake, whatever the source is
     repeats: bool = True  # False: what it does it does once; run again, it would do it again
 
@@ -300,11 +300,11 @@ _JOBS: tuple[Job, ...] = (
         "Waiting and processing times, and what is left of the error budget.",
         f"{_MODULES}.slo",
         (
-            Setting("objective", "Percent of messages that must be in time.", 99.9, percent, "PERCENT"),
-            Setting("critical_seconds", "In time: first delivered within so long, tier critical.", 5.0, number, "N"),
-            Setting("normal_seconds", "The same of tier normal.", 30.0, number, "N"),
-            Setting("low_seconds", "The same of tier low.", 300.0, number, "N"),
-            Setting("window_days", "Over how long the error budget is counted.", 30.0, number, "N"),
+            JobSetting("objective", "Percent of messages that must be in time.", 99.9, percent, "PERCENT"),
+            JobSetting("critical_seconds", "In time: first delivered within so long, tier critical.", 5.0, number, "N"),
+            JobSetting("normal_seconds", "The same of tier normal.", 30.0, number, "N"),
+            JobSetting("low_seconds", "The same of tier low.", 300.0, number, "N"),
+            JobSetting("window_days", "Over how long the error budget is counted.", 30.0, number, "N"),
         ),
     ),
     Job(
@@ -312,52 +312,58 @@ _JOBS: tuple[Job, ...] = (
         "Load by partition, key and tenant, and a plan that cools hot partitions.",
         f"{_MODULES}.hotkeys",
         (
-            Setting("partitions", "So many partitions, if there is one journal.", 8, whole, "N"),
-            Setting("by", "What can be moved: a queue, or each key of a queue.", "queue", one_of("queue", "key")),
-            Setting("hot_above", "A partition is hot above so many times the mean.", 2.0, number, "N"),
-            Setting("top", "So many keys.", 10, whole, "N"),
+            JobSetting("partitions", "So many partitions, if there is one journal.", 8, whole, "N"),
+            JobSetting("by", "What can be moved: a queue, or each key of a queue.", "queue", one_of("queue", "key")),
+            JobSetting("hot_above", "A partition is hot above so many times the mean.", 2.0, number, "N"),
+            JobSetting("top", "So many keys.", 10, whole, "N"),
         ),
     ),
     Job(
         "deadletters",
         "What died and why: letters by queue, reason and error, and each of them.",
         f"{_MODULES}.deadletters",
-        (Setting("no_attributes", "Leave the attributes of messages out.", False, is_flag=True),),
+        (JobSetting("no_attributes", "Leave the attributes of messages out.", False, is_flag=True),),
     ),
     Job(
         "capacity",
         "What comes and what is done by the hour, consumers needed, and when a queue is too long.",
         f"{_MODULES}.capacity",
         (
-            Setting("period_seconds", "By how long: an hour.", 3600, whole, "N"),
-            Setting("margin", "So many times what the rate asks for.", 1.5, number, "N"),
-            Setting("partition_rate", "Messages a second that one partition takes.", 10_000.0, number, "N"),
-            Setting("trend_periods", "Look ahead from so many periods.", 24, whole, "N"),
-            Setting("backlog_limit", "Most waiting messages of queues without max_messages.", None, whole, "N"),
+            JobSetting("period_seconds", "By how long: an hour.", 3600, whole, "N"),
+            JobSetting("margin", "So many times what the rate asks for.", 1.5, number, "N"),
+            JobSetting("partition_rate", "Messages a second that one partition takes.", 10_000.0, number, "N"),
+            JobSetting("trend_periods", "Look ahead from so many periods.", 24, whole, "N"),
+            JobSetting("backlog_limit", "Most waiting messages of queues without max_messages.", None, whole, "N"),
         ),
     ),
     Job(
         "audit",
         "The proof that nothing was lost: what became of every message, and what cannot have happened.",
         f"{_MODULES}.audit",
-        (Setting("show", "So many violations are printed; all are in audit_violations.", 20, whole, "N"),),
+        (JobSetting("show", "So many violations are printed; all are in audit_violations.", 20, whole, "N"),),
     ),
     Job(
         "archive",
         "History into the lake, exactly once, by day and queue.",
         f"{_MODULES}.archive",
         (
-            Setting("bodies", "Of which messages: all, none or dead.", "all", one_of("all", "none", "dead"), "WHICH"),
-            Setting("cursor", "The cursor that holds back a server's journal; none: a lake's own.", None, str, "NAME"),
-            Setting("batch_events", "So many events are taken in at once.", 2_000_000, whole, "N"),
-            Setting(
+            JobSetting(
+                "bodies", "Of which messages: all, none or dead.", "all", one_of("all", "none", "dead"), "WHICH"
+            ),
+            JobSetting(
+                "cursor", "The cursor that holds back a server's journal; none: a lake's own.", None, str, "NAME"
+            ),
+            JobSetting("batch_events", "So many events are taken in at once.", 2_000_000, whole, "N"),
+            JobSetting(
                 "dead_letters_after",
                 "Delete dead letters that died so long ago and are in the lake from their queues; of a server: 24.",
                 None,
                 hours,
                 "HOURS|none",
             ),
-            Setting("allow_gap", "Go on where history has been dropped before it was archived.", False, is_flag=True),
+            JobSetting(
+                "allow_gap", "Go on where history has been dropped before it was archived.", False, is_flag=True
+            ),
         ),
     ),
     Job(
@@ -365,10 +371,10 @@ _JOBS: tuple[Job, ...] = (
         "Messages of the lake, chosen with SQL, published again, each once.",
         f"{_MODULES}.replay",
         (
-            Setting("where", "Which of them, in SQL over the events table.", "true", str, "SQL"),
-            Setting("to", "Into this queue; none: the one each was in.", None, str, "QUEUE"),
-            Setting("rate", "So many messages a second at most.", None, number, "N"),
-            Setting("name", "Of the run: begun again under the same name, it goes on.", None, str, "NAME"),
+            JobSetting("where", "Which of them, in SQL over the events table.", "true", str, "SQL"),
+            JobSetting("to", "Into this queue; none: the one each was in.", None, str, "QUEUE"),
+            JobSetting("rate", "So many messages a second at most.", None, number, "N"),
+            JobSetting("name", "Of the run: begun again under the same name, it goes on.", None, str, "NAME"),
         ),
         reads_source=False,
         repeats=False,
@@ -377,7 +383,7 @@ _JOBS: tuple[Job, ...] = (
         "report",
         "One HTML page with charts over the tables of the other jobs.",
         f"{_MODULES}.report",
-        (Setting("title", "What stands at its top.", "Laneway report", str, "TEXT"),),
+        (JobSetting("title", "What stands at its top.", "Laneway report", str, "TEXT"),),
     ),
 )
 
@@ -387,10 +393,10 @@ REDRIVE = Job(
     "Dead letters, chosen with SQL, back to where they came from.",
     f"{_MODULES}.redrive",
     (
-        Setting("where", "Which of them, in SQL over the columns of deadletters_messages.", None, str, "SQL"),
-        Setting("yes", "Do it; without, it is only shown what would be done.", False, is_flag=True),
-        Setting("to", "Into this queue; none: the one each first died in.", None, str, "QUEUE"),
-        Setting("max_per_second", "So many a second at most.", None, whole, "N"),
+        JobSetting("where", "Which of them, in SQL over the columns of deadletters_messages.", None, str, "SQL"),
+        JobSetting("yes", "Do it; without, it is only shown what would be done.", False, is_flag=True),
+        JobSetting("to", "Into this queue; none: the one each first died in.", None, str, "QUEUE"),
+        JobSetting("max_per_second", "So many a second at most.", None, whole, "N"),
     ),
     repeats=False,
 )

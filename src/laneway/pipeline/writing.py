@@ -33,7 +33,7 @@ from pyspark.sql.types import StructType
 
 from laneway.client import Client, ClientError
 from laneway.errors import InvalidInput, PipelineError
-from laneway.pipeline.messages import Messages, WriteOptions, check_columns, write_options
+from laneway.pipeline.messages import MessageChunks, WriteOptions, check_columns, write_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -103,7 +103,7 @@ class Stager:
         parts: list[str] = []
         count = 0
         with self.client() as client:
-            for messages in Messages(self.options).chunks(batches):
+            for messages in MessageChunks(self.options).chunks(batches):
                 part = f"{name}.{len(parts)}"
                 self.insist(partial(client.stage_part, producer, self.stage, part, messages))
                 parts.append(part)

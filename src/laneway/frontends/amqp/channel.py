@@ -7,28 +7,38 @@ wait with it (outbox.py).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from laneway.access import Need
+from laneway.broker.interface import Request, Sync, Unsubscribe
 from laneway.broker.values import QueueInfo
+from laneway.errors import LanewayError
 from laneway.frontends.amqp import consuming, exchanges, publishing, queues, replies, transactions
 from laneway.frontends.amqp.confirms import Confirms
-from laneway.frontends.amqp.errors import AmqpError, access_refused, not_found, not_implemented, resource
+from laneway.frontends.amqp.errors import (
+    NOT_NOW,
+    AmqpError,
+    access_refused,
+    amqp_error,
+    not_found,
+    not_implemented,
+    resource,
+)
 from laneway.frontends.amqp.outbox import Outbox
 from laneway.frontends.amqp.settling import Settling
 from laneway.frontends.amqp.spec import BY_NAME, Arguments
 from laneway.frontends.amqp.unacked import Unacked
 
 if TYPE_CHECKING:
-    from laneway.broker.audiences import Credit
-    from laneway.frontends.amqp.connection import Connection
+    from laneway.frontends.amqp.connection import AmqpConnection
     from laneway.frontends.amqp.consuming import Consumer
 
 Handler = Callable[["Channel", Arguments], None]
 
 
 class Channel:
-    def __init__(self, connection: Connection, number: int) -> None:
+    def __init__(self, connection: AmqpConnection, number: int) -> None:
         assert connection.account is not None
         self.connection = connection
         self.shared = connection.shared
@@ -46,8 +56,7 @@ class Channel:
         self.settling = Settling(self)
         self.last_delivery = 0
         self.prefetch = 0  # of consumers to come; 0: no limit
-        self.shared_prefetch = 0  # of all consumers together
-        self.pool: Credit | None = None
+        self.pool = connection.next_number()  # the limit that all its consumers share, as the broker knows it
         self.reply_tag: str | None = None  # of the consumer of direct replies
         self.reply_name = ""
         # Publishing
@@ -60,8 +69,6 @@ class Channel:
         handler = HANDLERS.get(arguments.method.number)
         if handler is None:
             raise AmqpError(503, "unimplemented method")
-        if arguments.method.number not in SETTLING:
-            self.settling.flush()  # what follows must see what was settled before it
         handler(self, arguments)
 
     def ack(self, acks: list[tuple[int, int, bool]]) -> None:
@@ -70,16 +77,52 @@ class Channel:
             taken = self.settling.take(last, True) if multiple else self.settling.take_range(first, last)
             consuming.settle(self, "ack", taken)
 
-    def publish(self, method: bytes, properties: bytes, body: bytes) -> None:
-        publishing.publish(self, method, properties, body)
-
     def send(self, name: str, *values: Any) -> None:
         """A reply that may leave as soon as those before it have left."""
         self.outbox.send(BY_NAME[name].encode(self.number, *values))
 
+    def frame(self, name: str, *values: Any, nowait: bool = False) -> bytes:
+        """A reply as bytes; nothing if the client wants none."""
+        return b"" if nowait else BY_NAME[name].encode(self.number, *values)
+
     def send_when_durable(self, name: str, *values: Any) -> None:
         slot = self.outbox.hold()
-        self.broker.when_durable(slot.fill, BY_NAME[name].encode(self.number, *values))
+        data = BY_NAME[name].encode(self.number, *values)
+        self.broker.send(Sync(), lambda _: slot.fill(data))
+
+    def ask(
+        self,
+        request: Request,
+        reply: Callable[[Any], bytes],
+        refused: Callable[[LanewayError], AmqpError] = amqp_error,
+        *,
+        waits: bool = True,
+    ) -> None:
+        """Have the broker do something, then send the reply to its answer. The connection reads nothing more until the
+        answer is there: what the client sends next may rest on it. A refusal ends the channel; `refused` puts it into
+        RabbitMQ's words. `waits`: while the disk takes nothing, try again later instead."""
+        connection, method = self.connection, self.connection.method
+        is_answered = is_held = False
+        slot = self.outbox.hold()
+
+        def done(answer: Any) -> None:
+            nonlocal is_answered
+            is_answered = True
+            if isinstance(answer, LanewayError):
+                slot.fill(b"")
+                if waits and isinstance(answer, NOT_NOW):
+                    connection.block(lambda: self.ask(request, reply, refused))
+                else:
+                    connection.fail_channel(self, refused(answer), method)
+            else:
+                slot.fill(reply(answer))
+            if is_held:
+                connection.release()
+
+        self.broker.send(request, done)
+        if not is_answered:
+            is_held = True
+            connection.hold()
 
     # --- what methods have in common
 
@@ -99,22 +142,12 @@ class Channel:
 
     def queue(self, name: str) -> QueueInfo:
         """A queue that exists and that this connection may use."""
-        info = self.broker.queues.find(self.vhost, name)
+        info = self.broker.topology.queue(self.vhost, name)
         if info is None:
             raise not_found("queue", name, self.vhost)
-        if info.settings.exclusive and self.broker.sessions.queue_owner(self.vhost, name) is not self.connection:
+        if info.settings.exclusive and info.owner != self.connection.session:
             raise locked(name, self.vhost)
         return info
-
-    # --- holding back
-
-    def pause(self) -> None:
-        for consumer in self.consumers.values():
-            consumer.subscription.pause()
-
-    def resume(self) -> None:
-        for consumer in self.consumers.values():
-            consumer.subscription.resume()
 
     # --- the end
 
@@ -133,17 +166,16 @@ class Channel:
         self.is_closing = True
         if not keep_outbox:
             self.outbox.clear()
-        for consumer in list(self.consumers.values()):
-            consumer.subscription.cancel()
-        self.connection.consumer_count -= len(self.consumers)
+        for consumer in self.consumers.values():
+            forget = partial(self.connection.forget_consumer, consumer.number)
+            self.broker.send(Unsubscribe(self.connection.session, consumer.number), forget)
         self.consumers.clear()
         replies.forget(self)
         if self.confirms is not None:
             self.confirms.end()
-        self.settling.flush()
         if self.transaction is not None:
             self.transaction.restore()
-        self.settling.give_back(self.unacked.take_all())
+        self.settling.settle(self.unacked.take_all(), "release")
 
 
 def locked(name: str, vhost: str) -> AmqpError:
@@ -174,4 +206,3 @@ _BY_NAME: dict[str, Handler] = {
     **transactions.HANDLERS,
 }
 HANDLERS = {BY_NAME[name].number: handler for name, handler in _BY_NAME.items()}
-SETTLING = {BY_NAME[name].number for name in ("basic.ack", "basic.nack", "basic.reject")}

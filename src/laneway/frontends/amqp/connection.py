@@ -14,15 +14,17 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from laneway.access import Account
+from laneway.broker.interface import Delivered, EndSession, Flow, Push, SettleHeld
+from laneway.core.field_tables import Malformed
 from laneway.errors import LanewayError
 from laneway.frontends.amqp import publishing
 from laneway.frontends.amqp.channel import Channel
+from laneway.frontends.amqp.consuming import Consumer
 from laneway.frontends.amqp.errors import NOT_NOW, AmqpError, amqp_error
 from laneway.frontends.amqp.handshake import Handshake, common_name
 from laneway.frontends.amqp.incoming import Incoming
-from laneway.frontends.amqp.lookalikes import Run
 from laneway.frontends.amqp.outbox import Outbox
-from laneway.frontends.amqp.shared import Shared
+from laneway.frontends.amqp.shared import AmqpShared
 from laneway.frontends.amqp.spec import (
     BY_NAME,
     HEADER_OF_0_9,
@@ -33,7 +35,6 @@ from laneway.frontends.amqp.spec import (
     Method,
     encode,
 )
-from laneway.frontends.amqp.tables import Malformed
 from laneway.frontends.amqp.transactions import Uncommitted
 
 log = logging.getLogger("laneway.amqp")
@@ -48,8 +49,8 @@ _PUBLISH = BY_NAME["basic.publish"].number
 _ACK = BY_NAME["basic.ack"].number
 
 
-class Connection(asyncio.Protocol):
-    def __init__(self, shared: Shared) -> None:
+class AmqpConnection(asyncio.Protocol):
+    def __init__(self, shared: AmqpShared) -> None:
         self.shared = shared
         self.is_gone = False
         self.from_loopback = False
@@ -63,21 +64,22 @@ class Connection(asyncio.Protocol):
         self._leaving: dict[int, Outbox] = {}  # what closed channels still have to say, by their number
         self.unconfirmed_bytes = 0  # of publishes on their way to the disk
         self.uncommitted = Uncommitted()
-        self.consumer_count = 0
+        self.session = shared.broker.open_session(self._on_push)
+        self.consumers: dict[int, Consumer] = {}  # by number, of all channels
+        self._last_number = 0  # given to a consumer or to a limit that several share
         self.is_writing_paused = False
         self._transport: asyncio.Transport
         unfinished_bytes = max(shared.limits.unfinished_bytes, shared.limits.body_bytes)
-        self._incoming = Incoming(self, shared.limits.frame_bytes, unfinished_bytes)
+        self._incoming = Incoming(self, shared.limits.frame_bytes, unfinished_bytes, shared.limits.body_bytes)
         self._handshake: Handshake | None = None  # None before the protocol header
         self._beginning = b""
         self._is_closing = False  # connection.close was sent
         self._is_lingering = False  # … and answered; only the socket is still open
         self._holds = 0  # reasons to read nothing more at the moment
-        self._method = 0  # the one being carried out, for errors
+        self.method = 0  # the one being carried out, for errors
         self._out: list[bytes] = []
         self._is_flush_planned = False
         self._is_reading = False
-        self._after_read: list[Callable[[], None]] = []
         self._blocked: list[Callable[[], None]] = []  # what waits for the disk
         # In sweeps of the server, which counts time for all connections
         self._quiet_in = self._quiet_out = self._age = self._stuck = 0
@@ -124,13 +126,11 @@ class Connection(asyncio.Protocol):
         self.is_writing_paused = True
         self._stuck = 0
         self._unsent_most = self._transport.get_write_buffer_size() + self.shared.limits.unread_bytes
-        for channel in self.channels.values():
-            channel.pause()
+        self.shared.broker.send(Flow(self.session, True), _not_answered)
 
     def resume_writing(self) -> None:
         self.is_writing_paused = False
-        for channel in self.channels.values():
-            channel.resume()
+        self.shared.broker.send(Flow(self.session, False), _not_answered)
         if self._is_choking:
             self._is_choking = False
             self.release()
@@ -158,7 +158,6 @@ class Connection(asyncio.Protocol):
         self._is_reading = True
         try:
             self._incoming.feed(data)
-            self._end_read()
         except AmqpError as error:
             self.end(error)
         except LanewayError as error:
@@ -167,16 +166,6 @@ class Connection(asyncio.Protocol):
             log.exception("a connection is given up")
             self.end(AmqpError(541, "the server has made a mistake; see its log"))
         self._is_reading = False
-
-    def _end_read(self) -> None:
-        while self._after_read:
-            todo, self._after_read = self._after_read, []
-            for call in todo:
-                call()
-
-    def after_read(self, call: Callable[[], None]) -> None:
-        """To be done once all that was received together has been read."""
-        self._after_read.append(call)
 
     def hold(self) -> None:
         """Read nothing more until as many releases came."""
@@ -236,7 +225,7 @@ class Connection(asyncio.Protocol):
 
     def on_method(self, channel: int, number: int, payload: bytes) -> None:
         method = METHODS.get(number)
-        self._method = number
+        self.method = number
         if method is None:
             raise AmqpError(503, f"there is no method {number >> 16}, {number & 0xFFFF}")
         if self._is_closing:
@@ -251,15 +240,15 @@ class Connection(asyncio.Protocol):
             self._on_connection(method, payload)
 
     def on_content_size(self, channel: int, size: int) -> None:
-        self._method = _PUBLISH
+        self.method = _PUBLISH
         most = self.shared.limits.body_bytes
         if size > most:
             self._end_channel(channel, AmqpError(406, f"message size {size} is larger than max size {most}"))
 
-    def on_publish(self, channel: int, method: bytes, properties: bytes, body: bytes) -> None:
-        self._method = _PUBLISH
+    def on_publishes(self, channel: int, publishes: list[tuple[bytes, bytes, bytes]]) -> None:
+        self.method = _PUBLISH
         try:
-            self.channels[channel].publish(method, properties, body)
+            publishing.publish(self.channels[channel], publishes)
         except AmqpError as error:
             self._end_channel(channel, error)
         except LanewayError as error:
@@ -268,7 +257,7 @@ class Connection(asyncio.Protocol):
     def on_acks(self, channel: int, acks: list[tuple[int, int, bool]]) -> None:
         if self._is_closing:
             return
-        self._method = _ACK
+        self.method = _ACK
         found = self.channels.get(channel)
         if found is None:
             raise AmqpError(504, "expected 'channel.open'")
@@ -278,20 +267,27 @@ class Connection(asyncio.Protocol):
             except AmqpError as error:
                 self._end_channel(channel, error)
 
-    def route_version(self) -> int:
-        return self.shared.broker.exchanges.version
+    # --- what the broker pushes
 
-    def run_of(self, channel: int, method: bytes, properties: bytes, size: int) -> tuple[bytes, Run] | None:
-        found = self.channels.get(channel)
-        if found is None or found.is_closing or self._is_closing:
-            return None
-        return publishing.run_of(found, self._incoming.alikes, method, properties, size)
+    def next_number(self) -> int:
+        self._last_number += 1
+        return self._last_number
 
-    def on_runs(self) -> None:
-        self._method = _PUBLISH
-        for channel, error in publishing.publish_runs(self._incoming.alikes.take_runs()):
-            if channel.number in self.channels and not channel.is_closing:
-                self._end_channel(channel.number, error)
+    def forget_consumer(self, number: int, _: object = None) -> None:
+        self.consumers.pop(number, None)
+
+    def _on_push(self, push: Push) -> None:
+        consumer = self.consumers.get(push.consumer)
+        if isinstance(push, Delivered):
+            if consumer is not None:
+                consumer.deliver(push.deliveries)
+            else:  # it was cancelled while these were on their way
+                d = push.deliveries
+                request = SettleHeld(self.session, d.queue, d.seqs, d.leases, "release", push.consumer)
+                self.shared.broker.send(request, _not_answered)
+        elif consumer is not None:
+            del self.consumers[push.consumer]
+            consumer.ended()
 
     def _on_connection(self, method: Method, payload: bytes) -> None:
         assert self._handshake is not None
@@ -325,7 +321,7 @@ class Connection(asyncio.Protocol):
             self._carry_out(channel, self._decode(method, payload))
 
     def _carry_out(self, channel: Channel, arguments: Arguments) -> None:
-        self._method = arguments.method.number
+        self.method = arguments.method.number
         try:
             channel.on_method(arguments)
         except NOT_NOW:
@@ -370,7 +366,7 @@ class Connection(asyncio.Protocol):
         if error.ends_connection:
             raise error
         self._incoming.forget(number)
-        method = self._method if error.method is None else error.method
+        method = self.method if error.method is None else error.method
         text = error.text
         log.info("channel %d of %s ends: %s", number, self._who(), text)
         self.channels[number].fail(encode("channel.close", number, error.code, text, method >> 16, method & 0xFFFF))
@@ -378,7 +374,7 @@ class Connection(asyncio.Protocol):
     def fail_channel(self, channel: Channel, error: AmqpError, method: int) -> None:
         """A method that was carried out without an answer turns out to be a mistake."""
         if self.channels.get(channel.number) is channel and not channel.is_closing:
-            self._method = method
+            self.method = method
             self._end_channel(channel.number, error)
 
     # --- writing
@@ -435,7 +431,7 @@ class Connection(asyncio.Protocol):
         """The client made a mistake that no channel can carry alone, or the server stops."""
         if self._is_closing or self.is_gone:
             return
-        method = self._method if error.method is None else error.method
+        method = self.method if error.method is None else error.method
         if error.code in (501, 505) and error.method is None and "cannot decode" not in error.explanation:
             method = 0  # frames have no method
         log.info("the connection of %s ends: %s", self._who(), error.text)
@@ -456,16 +452,11 @@ class Connection(asyncio.Protocol):
         self._age = 0
 
     def _end_channels(self) -> None:
-        self._incoming.forget(0)  # what still comes is not recognised as something to publish
-        try:
-            self._end_read()
-            for channel in list(self.channels.values()):
-                channel.end()
-        except LanewayError as trouble:  # the node stops or has failed: the next start gives back what they held
-            log.debug("channels end without giving back what they held: %s", trouble)
+        for channel in list(self.channels.values()):
+            channel.end()
         self.channels.clear()
-        for name in self.shared.broker.sessions.owned_by(self):
-            self.shared.delete_exclusive(self.vhost, name, self)
+        self.consumers.clear()
+        self.shared.broker.send(EndSession(self.session), _not_answered)
 
     def stop(self, why: str = "broker forced connection closure with reason 'shutdown'") -> None:
         """The server stops, or the virtual host is gone."""
@@ -505,3 +496,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
         elif self._quiet_out >= interval / 2:
             self.write(HEARTBEAT_FRAME)
+
+
+def _not_answered(answer: object) -> None:
+    """The request has no answer."""

@@ -2,63 +2,65 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from laneway.broker.arguments import ack_timeout_ms
-from laneway.broker.audiences import Credit, Subscription
-from laneway.broker.values import Batch, QueueSettings
+from laneway.broker.interface import Lease, LimitPool, SettleHeld, Subscribe, Unsubscribe
+from laneway.broker.values import Deliveries, QueueSettings
+from laneway.core.field_tables import encode_short_text, table_types
 from laneway.errors import LanewayError, QueueInUse, Unavailable
 from laneway.frontends.amqp import replies
-from laneway.frontends.amqp.delivering import Writer, get_ok_frames, message
-from laneway.frontends.amqp.errors import AmqpError, access_refused, not_allowed, not_implemented, resource
+from laneway.frontends.amqp.delivering import DeliveryWriter, get_ok_frames
+from laneway.frontends.amqp.errors import AmqpError, access_refused, amqp_error, not_allowed, not_implemented, resource
 from laneway.frontends.amqp.outbox import Slot
-from laneway.frontends.amqp.spec import BY_NAME, Arguments, encode_short_text
-from laneway.frontends.amqp.tables import table_types
+from laneway.frontends.amqp.settling import Action
+from laneway.frontends.amqp.spec import BY_NAME, Arguments
 from laneway.frontends.amqp.unacked import Taken
 
 if TYPE_CHECKING:
     from laneway.frontends.amqp.channel import Channel
 
+_GET = BY_NAME["basic.get"]
 _GET_EMPTY = BY_NAME["basic.get-empty"]
 
 
 class Consumer:
-    """One basic.consume: takes batches from the broker and puts them on the wire."""
+    """One basic.consume: takes deliveries from the broker and puts them on the wire."""
 
-    __slots__ = ("_writer", "channel", "no_ack", "subscription", "tag")
+    __slots__ = ("_writer", "channel", "lease_ms", "no_ack", "number", "tag")
 
-    def __init__(self, channel: Channel, tag: str, no_ack: bool, counted: bool) -> None:
+    def __init__(self, channel: Channel, number: int, tag: str, no_ack: bool, lease_ms: int | None, counted: bool):
         self.channel = channel
+        self.number = number  # of the connection's consumers, as the broker knows it
         self.tag = tag
-        # If it is counted, it is told how often a message was delivered before.
-        self._writer = Writer(
-            channel.number, encode_short_text(tag), channel.shared, channel.connection.frame_bytes, counted=counted
-        )
         self.no_ack = no_ack
-        self.subscription: Subscription
+        self.lease_ms = lease_ms
+        # If it is counted, it is told how often a message was delivered before.
+        self._writer = DeliveryWriter(
+            channel.number, encode_short_text(tag), channel.connection.frame_bytes, counted=counted
+        )
 
-    def deliver(self, subscription: Subscription, batch: Batch) -> None:
+    def deliver(self, deliveries: Deliveries) -> None:
         ch = self.channel
         if ch.is_closing:
             if not self.no_ack:  # it came too late: back to its place
-                leases = range(batch.first_lease, batch.first_lease + len(batch.seqs))
-                ch.broker.sessions.settle(batch.queue, batch.seqs, leases, "release")
+                _give_back(ch, deliveries, self.number)
             return
         first = ch.last_delivery + 1
-        ch.last_delivery += len(batch.seqs)
+        ch.last_delivery += len(deliveries.seqs)
         if not self.no_ack:
-            ch.unacked.add(self, batch.queue, first, batch.seqs, batch.first_lease)
-        ch.outbox.send(self._writer.write(batch, first))
+            ch.unacked.add(self, deliveries.queue, first, deliveries.seqs, deliveries.leases)
+        ch.outbox.send(self._writer.write(deliveries, first))
 
-    def cancelled(self, subscription: Subscription) -> None:
-        """The queue went. Told once that is durable, and after the reply to whoever deleted it."""
+    def ended(self) -> None:
+        """The queue went. The client hears of it once that is durable, and after the reply to whoever deleted it."""
         ch = self.channel
         if ch.consumers.pop(self.tag, None) is self:
-            ch.connection.consumer_count -= 1
             if ch.connection.client_capabilities.get("consumer_cancel_notify") is True:
-                ch.connection.call_soon(self._tell_cancelled)
+                ch.connection.call_soon(self._tell_ended)
 
-    def _tell_cancelled(self) -> None:
+    def _tell_ended(self) -> None:
         if not self.channel.is_closing:
             self.channel.send_when_durable("basic.cancel", self.tag, True)
 
@@ -73,47 +75,34 @@ def consume(ch: Channel, a: Arguments) -> None:
     name = ch.queue_name(a.queue)
     ch.check_access("queue", name, "read")
     info = ch.queue(name)
+    where = resource("queue", name, ch.vhost)
     if a.exclusive and info.settings.single_active_consumer:
-        raise access_refused(f"{resource('queue', name, ch.vhost)} in exclusive use")
-    if ch.connection.consumer_count >= ch.limits.consumer_count:
+        raise access_refused(f"{where} in exclusive use")
+    if len(ch.connection.consumers) >= ch.limits.consumer_count:
         raise AmqpError(506, f"a connection has at most {ch.limits.consumer_count} consumers")
     priority = _integer(ch, name, a, "x-priority") or 0
     lease_ms = _integer(ch, name, a, "x-consumer-timeout")
-    consumer = Consumer(ch, tag, a.no_ack, is_quorum(info.settings))
-    try:
-        consumer.subscription = ch.broker.sessions.subscribe(
-            ch.vhost,
-            name,
-            tag=tag,
-            credit=0 if a.no_ack else ch.prefetch or ch.limits.unacked_count,
-            pool=_pool(ch),
-            deliver=consumer.deliver,
-            cancelled=consumer.cancelled,
-            priority=priority,
-            exclusive=a.exclusive,
-            no_ack=a.no_ack,
-            lease_ms=None if lease_ms is None else ack_timeout_ms(lease_ms),
-        )
-    except QueueInUse:
-        raise access_refused(f"{resource('queue', name, ch.vhost)} in exclusive use") from None
-    except Unavailable as refusal:
-        raise AmqpError(506, refusal.message) from None
-    ch.consumers[tag] = consumer
-    ch.connection.consumer_count += 1
-    if ch.connection.is_writing_paused:
-        consumer.subscription.pause()
-    if not a.nowait:
-        ch.send("basic.consume-ok", tag)
+    lease_ms = None if lease_ms is None else ack_timeout_ms(lease_ms)
+    number = ch.connection.next_number()
+    consumer = Consumer(ch, number, tag, a.no_ack, lease_ms, is_quorum(info.settings))
+    ch.consumers[tag] = ch.connection.consumers[number] = consumer
+
+    def refused(error: LanewayError) -> AmqpError:
+        ch.consumers.pop(tag, None)
+        ch.connection.forget_consumer(number)
+        if isinstance(error, QueueInUse):
+            return access_refused(f"{where} in exclusive use")
+        return AmqpError(506, error.message) if isinstance(error, Unavailable) else amqp_error(error)
+
+    credit = 0 if a.no_ack else ch.prefetch or ch.limits.unacked_count
+    request = Subscribe(
+        ch.connection.session, number, info.queue, credit, ch.pool, priority, a.exclusive, a.no_ack, lease_ms
+    )
+    ch.ask(request, lambda _: ch.frame("basic.consume-ok", tag, nowait=a.nowait), refused, waits=False)
 
 
 def is_quorum(settings: QueueSettings) -> bool:
     return settings.arguments.get("x-queue-type") == "quorum"
-
-
-def _pool(ch: Channel) -> Credit:
-    if ch.pool is None:
-        ch.pool = Credit(None)
-    return ch.pool
 
 
 def _integer(ch: Channel, queue: str, a: Arguments, name: str) -> int | None:
@@ -129,12 +118,19 @@ def cancel(ch: Channel, a: Arguments) -> None:
     tag = a.consumer_tag
     consumer = ch.consumers.pop(tag, None)
     if consumer is not None:
-        ch.connection.consumer_count -= 1
-        consumer.subscription.cancel()
-    elif tag == ch.reply_tag:
+        number = consumer.number
+        slot = ch.outbox.hold()  # behind what is on its way to the consumer
+
+        def done(_: object) -> None:
+            ch.connection.forget_consumer(number)
+            slot.fill(b"" if a.nowait else BY_NAME["basic.cancel-ok"].encode(ch.number, tag))
+
+        ch.broker.send(Unsubscribe(ch.connection.session, number), done)
+        return
+    if tag == ch.reply_tag:
         replies.forget(ch)
     if not a.nowait:
-        ch.send_when_durable("basic.cancel-ok", tag)  # behind what is on its way to the consumer
+        ch.send_when_durable("basic.cancel-ok", tag)
 
 
 def qos(ch: Channel, a: Arguments) -> None:
@@ -142,8 +138,7 @@ def qos(ch: Channel, a: Arguments) -> None:
         raise not_implemented(f"prefetch_size!=0 ({a.prefetch_size})")
     # `global` is a word of Python's.
     if vars(a)["global"]:
-        outstanding = ch.unacked.owned_count() + sum(c.subscription.on_its_way for c in ch.consumers.values())
-        _pool(ch).set(a.prefetch_count - outstanding if a.prefetch_count else None)
+        ch.broker.send(LimitPool(ch.connection.session, ch.pool, a.prefetch_count), _not_answered)
     else:
         ch.prefetch = a.prefetch_count
     ch.send("basic.qos-ok")
@@ -152,34 +147,42 @@ def qos(ch: Channel, a: Arguments) -> None:
 def get(ch: Channel, a: Arguments) -> None:
     name = ch.queue_name(a.queue)
     ch.check_access("queue", name, "read")
-    ch.queue(name)
+    info = ch.queue(name)
     most, unacked = ch.limits.unacked_count, ch.unacked
     if not a.no_ack and unacked.count >= most and unacked.count - unacked.owned_count() >= most:
         raise AmqpError(506, f"a channel holds at most {most} messages it asked for")
-    slot = ch.outbox.hold()
-    try:
-        ch.broker.sessions.get(ch.vhost, name, lambda batch: _got(ch, name, a.no_ack, slot, batch), no_ack=a.no_ack)
-    except LanewayError:
+    request = Lease(info.queue, 1, session=ch.connection.session, no_ack=a.no_ack)
+    done = partial(_got, ch, a.no_ack, is_quorum(info.settings), ch.outbox.hold())
+    ch.broker.send(request, done)
+
+
+def _got(ch: Channel, no_ack: bool, counted: bool, slot: Slot, answer: Deliveries | LanewayError) -> None:
+    if isinstance(answer, LanewayError):
         slot.fill(b"")
-        raise
-
-
-def _got(ch: Channel, name: str, no_ack: bool, slot: Slot, batch: Batch | None) -> None:
-    if batch is None:
+        ch.connection.fail_channel(ch, amqp_error(answer), _GET.number)
+        return
+    if not len(answer):
         slot.fill(_GET_EMPTY.encode(ch.number, ""))
         return
     if ch.is_closing:
         if not no_ack:
-            ch.broker.sessions.settle(batch.queue, batch.seqs, [batch.first_lease], "release")
+            _give_back(ch, answer, 0)
         slot.fill(b"")
         return
     ch.last_delivery += 1
     if not no_ack:
-        ch.unacked.add(None, batch.queue, ch.last_delivery, batch.seqs, batch.first_lease)
-    info = ch.broker.queues.find(ch.vhost, name)
-    left = ch.broker.sessions.counts(ch.vhost, name)[0] if info is not None else 0
-    one = message(batch, 0, ch.shared, counted=info is not None and is_quorum(info.settings))
-    slot.fill(get_ok_frames(ch.number, ch.last_delivery, one, left, ch.connection.frame_bytes))
+        ch.unacked.add(None, answer.queue, ch.last_delivery, answer.seqs, answer.leases)
+    slot.fill(get_ok_frames(ch.number, ch.last_delivery, answer, ch.connection.frame_bytes, counted=counted))
+
+
+def _give_back(ch: Channel, deliveries: Deliveries, consumer: int) -> None:
+    session = ch.connection.session
+    request = SettleHeld(session, deliveries.queue, deliveries.seqs, deliveries.leases, "release", consumer)
+    ch.broker.send(request, _not_answered)
+
+
+def _not_answered(answer: object) -> None:
+    pass
 
 
 # --- settling
@@ -197,11 +200,9 @@ def nack(ch: Channel, a: Arguments) -> None:
     settle(ch, "release" if a.requeue else "reject", ch.settling.take(a.delivery_tag, a.multiple))
 
 
-def settle(ch: Channel, action: str, taken: list[Taken]) -> None:
+def settle(ch: Channel, action: Action, taken: list[Taken]) -> None:
     if ch.transaction is not None:
         ch.transaction.add_settlement(action, taken)
-    elif action == "ack":
-        ch.settling.ack(taken)
     else:
         ch.settling.settle(taken, action)
 

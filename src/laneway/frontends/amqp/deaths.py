@@ -4,32 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from laneway.broker.values import Properties
-from laneway.frontends.amqp import properties
-from laneway.frontends.amqp.spec import encode_short_text
-from laneway.frontends.amqp.tables import Long, Timestamp
+from laneway.broker.values import Death, Properties, Story
+from laneway.core import property_lists
+from laneway.core.field_tables import Long, Timestamp, encode_short_text
 
 #: Laneway's reasons in RabbitMQ's words.
 REASONS = {"max_receives": "delivery_limit", "overflow": "maxlen", "expired": "expired", "rejected": "rejected"}
 
 
-def with_history(story: Any, p: Properties, where: bytes, raw: bytes) -> tuple[bytes, bytes]:
+def with_history(story: Story, p: Properties, where: bytes, raw: bytes) -> tuple[bytes, bytes]:
     """(exchange and routing key, property list) of a message that died or moved, from those it was published with."""
-    if not hasattr(story, "exchange"):
-        return where, raw
     if story.exchange is not None:
         key = p.routing_key if story.routing_key is None else story.routing_key
         where = encode_short_text(story.exchange) + encode_short_text(key)
     without = () if story.routing_key is None else ("CC",)  # a key of its own leaves no others
     if not story.deaths:
-        return where, properties.change_headers(raw, without, {}) if without else raw
+        return where, property_lists.change_headers(raw, without, {}) if without else raw
     expiration = p.extra.get("expiration", "")
     if expiration:
-        raw = properties.change(raw, {"expiration": None})  # it has had its effect, and must not have it again
-    return where, properties.change_headers(raw, without, _headers(story.deaths, p, expiration))
+        raw = property_lists.change(raw, {"expiration": None})  # it has had its effect, and must not have it again
+    return where, property_lists.change_headers(raw, without, _headers(story.deaths, p, expiration))
 
 
-def _headers(deaths: tuple[Any, ...], p: Properties, expiration: str) -> dict[str, Any]:
+def _headers(deaths: tuple[Death, ...], p: Properties, expiration: str) -> dict[str, Any]:
     first = next((death for death in deaths if death.is_first), deaths[0])
     entries = [_entry(death, p, expiration if death is first else "") for death in deaths]
     headers: dict[str, Any] = {"x-death": _after(_earlier(p), entries)}
@@ -63,7 +60,7 @@ def _after(earlier: list[dict[str, Any]], entries: list[dict[str, Any]]) -> list
     return history
 
 
-def _entry(death: Any, p: Properties, expiration: str) -> dict[str, Any]:
+def _entry(death: Death, p: Properties, expiration: str) -> dict[str, Any]:
     entry = {
         "count": Long(death.count),
         "reason": REASONS.get(death.reason, death.reason),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from laneway.broker.arguments import is_same
+from laneway.core.field_tables import table_types
 from laneway.frontends.amqp.errors import precondition_failed
 from laneway.frontends.amqp.spec import Arguments
-from laneway.frontends.amqp.tables import table_types
 
 
 def check_field(where: str, name: str, received: Any, current: Any) -> None:

@@ -3,15 +3,22 @@ RabbitMQ's words; everything else is the broker's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from laneway.broker.exchanges import Binding, ExchangeSettings
-from laneway.errors import ExchangeInUse, ExchangeNotFound, InvalidInput, QueueNotFound
+from laneway.broker.interface import Bind, DeclareExchange, DeleteExchange, Sync, Unbind
+from laneway.broker.values import Binding, ExchangeSettings
+from laneway.core.field_tables import table_types
+from laneway.errors import ExchangeInUse, ExchangeNotFound, InvalidInput, LanewayError, QueueNotFound
 from laneway.frontends.amqp.equivalence import check_argument, check_field
-from laneway.frontends.amqp.errors import AmqpError, access_refused, not_found, precondition_failed, resource
+from laneway.frontends.amqp.errors import (
+    AmqpError,
+    access_refused,
+    amqp_error,
+    not_found,
+    precondition_failed,
+    resource,
+)
 from laneway.frontends.amqp.spec import Arguments
-from laneway.frontends.amqp.tables import table_types
 
 if TYPE_CHECKING:
     from laneway.frontends.amqp.channel import Channel
@@ -22,7 +29,7 @@ _TYPES = ("direct", "topic", "fanout", "headers")
 
 def declare(ch: Channel, a: Arguments) -> None:
     _check_not_default(a.exchange)
-    info = ch.broker.exchanges.info(ch.vhost, a.exchange)
+    info = ch.broker.topology.exchange(ch.vhost, a.exchange)
     if a.passive:
         if info is None:
             raise not_found("exchange", a.exchange, ch.vhost)
@@ -39,9 +46,9 @@ def declare(ch: Channel, a: Arguments) -> None:
         if settings.alternate_exchange is not None:
             ch.check_access("exchange", a.exchange, "read")
             ch.check_access("exchange", settings.alternate_exchange, "write")
-        ch.broker.exchanges.declare(ch.vhost, a.exchange, settings)
-    if not a.nowait:
-        ch.send_when_durable("exchange.declare-ok")
+    # One that is there is as it was declared, or this would have been refused: the answer waits until it is durable.
+    request = Sync() if info is not None else DeclareExchange(ch.vhost, a.exchange, settings)
+    ch.ask(request, lambda _: ch.frame("exchange.declare-ok", nowait=a.nowait))
 
 
 def _settings(ch: Channel, a: Arguments) -> ExchangeSettings:
@@ -87,14 +94,17 @@ def delete(ch: Channel, a: Arguments) -> None:
     ch.check_access("exchange", a.exchange, "configure")
     if a.exchange.startswith("amq."):
         raise access_refused(f"deletion of system {where} not allowed")
-    try:
-        ch.broker.exchanges.delete(ch.vhost, a.exchange, if_unused=a.if_unused)
-    except ExchangeNotFound:
-        pass  # what is wished for is so already
-    except ExchangeInUse:
-        raise precondition_failed(f"{where} in use") from None
-    if not a.nowait:
-        ch.send_when_durable("exchange.delete-ok")
+
+    def deleted(_: object) -> bytes:
+        return ch.frame("exchange.delete-ok", nowait=a.nowait)
+
+    def refused(error: LanewayError) -> AmqpError:
+        return precondition_failed(f"{where} in use") if isinstance(error, ExchangeInUse) else amqp_error(error)
+
+    if ch.broker.topology.exchange(ch.vhost, a.exchange) is None:
+        ch.outbox.send(deleted(None))  # what is wished for is so already
+    else:
+        ch.ask(DeleteExchange(ch.vhost, a.exchange, a.if_unused), deleted, refused)
 
 
 def _check_not_default(name: str) -> None:
@@ -104,30 +114,35 @@ def _check_not_default(name: str) -> None:
 
 # --- bindings, of queues too
 
-_Change = Callable[[str, Binding], bool]
 
-
-def change_binding(ch: Channel, change: _Change, kind: str, name: str, source: str, a: Arguments) -> None:
+def change_binding(
+    ch: Channel, kind: str, name: str, source: str, a: Arguments, reply: str, *, is_unbind: bool = False
+) -> None:
+    """Bind or unbind, then send the reply, if there is one. What is not bound or not even there is unbound already."""
     if kind == "exchange":
         _check_not_default(name)
     _check_not_default(source)
     ch.check_access(kind, name, "write")
     ch.check_access("exchange", source, "read")
     binding = Binding(source, kind, name, a.routing_key, a.arguments)  # type: ignore[arg-type]
-    try:
-        change(ch.vhost, binding)
-    except QueueNotFound:
-        raise not_found("queue", name, ch.vhost) from None
-    except ExchangeNotFound:
-        missing = source if ch.broker.exchanges.info(ch.vhost, source) is None else name
-        raise not_found("exchange", missing, ch.vhost) from None
 
+    def changed(_: object) -> bytes:
+        return ch.frame(reply) if reply else b""
 
-def bind_or_complain(ch: Channel, kind: str, name: str, source: str, a: Arguments) -> None:
-    try:
-        change_binding(ch, ch.broker.exchanges.bind, kind, name, source, a)
-    except InvalidInput as wrong:
-        raise _invalid_match(a) or wrong from None
+    def refused(error: LanewayError) -> AmqpError:
+        if isinstance(error, QueueNotFound):
+            return not_found("queue", name, ch.vhost)
+        if isinstance(error, ExchangeNotFound):
+            missing = source if ch.broker.topology.exchange(ch.vhost, source) is None else name
+            return not_found("exchange", missing, ch.vhost)
+        return (_invalid_match(a) if isinstance(error, InvalidInput) else None) or amqp_error(error)
+
+    topology = ch.broker.topology
+    there = topology.queue(ch.vhost, name) if kind == "queue" else topology.exchange(ch.vhost, name)
+    if is_unbind and (there is None or topology.exchange(ch.vhost, source) is None):
+        ch.outbox.send(changed(None))
+    else:
+        ch.ask((Unbind if is_unbind else Bind)(ch.vhost, binding), changed, refused)
 
 
 def _invalid_match(a: Arguments) -> AmqpError | None:
@@ -142,25 +157,14 @@ def _invalid_match(a: Arguments) -> AmqpError | None:
     return None
 
 
-def unbind_or_ignore(ch: Channel, kind: str, name: str, source: str, a: Arguments) -> None:
-    """What is not bound, or not even there, is unbound already."""
-    try:
-        change_binding(ch, ch.broker.exchanges.unbind, kind, name, source, a)
-    except AmqpError as error:
-        if error.code != 404:
-            raise
-
-
 def bind(ch: Channel, a: Arguments) -> None:
-    bind_or_complain(ch, "exchange", a.destination, a.source, a)
-    if not a.nowait:
-        ch.send_when_durable("exchange.bind-ok")
+    reply = "" if a.nowait else "exchange.bind-ok"
+    change_binding(ch, "exchange", a.destination, a.source, a, reply)
 
 
 def unbind(ch: Channel, a: Arguments) -> None:
-    unbind_or_ignore(ch, "exchange", a.destination, a.source, a)
-    if not a.nowait:
-        ch.send_when_durable("exchange.unbind-ok")
+    reply = "" if a.nowait else "exchange.unbind-ok"
+    change_binding(ch, "exchange", a.destination, a.source, a, reply, is_unbind=True)
 
 
 HANDLERS = {

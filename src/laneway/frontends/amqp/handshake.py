@@ -10,13 +10,13 @@ import ssl
 from typing import TYPE_CHECKING, Any
 
 from laneway.access import Account
+from laneway.core.field_tables import Malformed, decode_table
 from laneway.errors import LanewayError, Unauthenticated, Unavailable
 from laneway.frontends.amqp.errors import AmqpError, not_allowed
 from laneway.frontends.amqp.spec import BY_NAME, FRAME_MIN_BYTES, Arguments, encode
-from laneway.frontends.amqp.tables import Malformed, decode_table
 
 if TYPE_CHECKING:
-    from laneway.frontends.amqp.connection import Connection
+    from laneway.frontends.amqp.connection import AmqpConnection
 
 log = logging.getLogger("laneway.amqp")
 
@@ -30,7 +30,7 @@ _OPEN = BY_NAME["connection.open"].number
 
 
 class Handshake:
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: AmqpConnection) -> None:
         self._connection = connection
         self._shared = connection.shared
         self.state = "starting"
@@ -149,7 +149,7 @@ class Handshake:
     def _open(self, a: Arguments) -> None:
         vhost, account = a.virtual_host, self._connection.account
         assert account is not None
-        if not self._shared.broker.vhosts.exists(vhost):
+        if not self._shared.broker.topology.has_vhost(vhost):
             raise not_allowed(f"vhost {vhost} not found")
         if not self._shared.access.may_enter(account, vhost):
             raise not_allowed(f"access to vhost '{vhost}' refused for user '{account.name}'")

@@ -1,21 +1,29 @@
 """basic.publish and confirm.select: from a publisher's bytes to queues.
 
-What can be said of a publish from its method and property bytes alone (where it goes, with which properties) is worked
-out once for all look-alikes and remembered as a Plan, until some route changes.
+The publishes of a channel that came in one read become one batch of columns. A property list stays as it came: it is
+walked once for what the broker must know, and its bytes travel on. Where a message goes follows from its method alone
+(exchange and routing key), so that is worked out once and remembered as a Destination, until some route changes; only
+an exchange that looks at headers has them decoded for each message.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.broker.exchanges import message_delay_ms
-from laneway.broker.sessions import Columns
-from laneway.broker.values import Draft
-from laneway.core.message import encode_props
+from laneway.broker.arguments import MAX_EXPIRY_MS
+from laneway.broker.interface import Publish, Targets
+from laneway.broker.values import Arrival, Messages, message_delay_ms
+from laneway.core import property_lists
+from laneway.core.field_tables import TYPE_NAMES, Malformed, split_table
+from laneway.core.message import amqp_props_head
+from laneway.core.settings import RANGES
 from laneway.errors import InvalidInput, LanewayError
-from laneway.frontends.amqp import delivering, properties, replies
+from laneway.frontends.amqp import delivering, replies
 from laneway.frontends.amqp.confirms import Confirms
 from laneway.frontends.amqp.errors import (
     NOT_NOW,
@@ -27,10 +35,7 @@ from laneway.frontends.amqp.errors import (
     precondition_failed,
     resource,
 )
-from laneway.frontends.amqp.lookalikes import LookAlikes, Run
-from laneway.frontends.amqp.mapping import Shape, shape_of
 from laneway.frontends.amqp.spec import BY_NAME, Arguments
-from laneway.frontends.amqp.tables import Malformed
 
 if TYPE_CHECKING:
     from laneway.frontends.amqp.channel import Channel
@@ -38,44 +43,44 @@ if TYPE_CHECKING:
 #: What is published under this key to the default exchange extends the channel's acknowledgement timeouts.
 EXTEND = "amq.laneway.extend"
 
-#: Larger properties are hardly anybody's look-alikes, and would take too much memory.
-MAX_REMEMBERED_BYTES = 4096
+MAX_TTL_MS = RANGES["message_ttl_ms"][1]
 
 _PUBLISH = BY_NAME["basic.publish"]
 _RETURN = BY_NAME["basic.return"]
+_REPLY_TO = replies.REPLY_TO.encode()
 
 
-class Plan(msgspec.Struct):
+class Destination(msgspec.Struct):
+    """Where a publish goes, as far as its method says it."""
+
     exchange: str
     routing_key: str
     mandatory: bool
-    shape: Shape
-    queues: tuple[int, ...]
-    version: int  # of the routes
+    targets: Targets
+    props_head: bytes  # what stands before the property list in the stored form
+    version: int  # of the topology
     is_delayed: bool
-    is_special: bool  # must be looked at each time: replies, user ids, extensions
-    uses: int = 0
+    asks_headers: bool  # the exchange looks at them: `targets` is not the last word
+    is_internal: bool  # a direct reply or an extension: it reaches no queue
 
 
-class Plans:
-    """For all connections, by virtual host and bytes."""
+class Destinations:
+    """For all connections, by virtual host and method."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._known: dict[tuple[str, bytes, bytes], Plan] = {}
+        self._known: dict[tuple[str, bytes], Destination] = {}
 
-    def of(self, ch: Channel, method: bytes, raw: bytes) -> Plan:
-        plan = self._known.get((ch.vhost, method, raw))
-        if plan is None or plan.version != ch.broker.exchanges.version:
-            plan = _plan(ch, method, raw)
-            if len(raw) <= MAX_REMEMBERED_BYTES:
-                if len(self._known) >= self._most:
-                    self._known.clear()
-                self._known[ch.vhost, method, raw] = plan
-        return plan
+    def of(self, ch: Channel, method: bytes) -> Destination:
+        found = self._known.get((ch.vhost, method))
+        if found is None or found.version != ch.broker.topology.version:
+            if len(self._known) >= self._most:
+                self._known.clear()
+            found = self._known[ch.vhost, method] = _destination(ch, method)
+        return found
 
 
-def _plan(ch: Channel, method: bytes, raw: bytes) -> Plan:
+def _destination(ch: Channel, method: bytes) -> Destination:
     try:
         a = _PUBLISH.decode(method)
     except Malformed:
@@ -83,190 +88,248 @@ def _plan(ch: Channel, method: bytes, raw: bytes) -> Plan:
     if a.immediate:
         raise not_implemented("immediate=true")
     ch.check_access("exchange", a.exchange, "write")
-    info = ch.broker.exchanges.info(ch.vhost, a.exchange)
+    topology = ch.broker.topology
+    info = topology.exchange(ch.vhost, a.exchange)
     if info is None:
         raise not_found("exchange", a.exchange, ch.vhost)
     if info.settings.internal:
         raise access_refused(f"cannot publish to internal {resource('exchange', a.exchange, ch.vhost)}")
-    shape = shape_of(a.exchange, a.routing_key, raw)
-    headers = shape.properties.attributes
-    found: dict[int, None] = {}
-    for key in shape.keys:
-        found.update(dict.fromkeys(ch.broker.exchanges.route(ch.vhost, a.exchange, key, headers)))
-    is_internal = not a.exchange and (a.routing_key == EXTEND or a.routing_key.startswith(replies.PREFIX))
-    return Plan(
+    try:
+        props_head = amqp_props_head(a.exchange.encode(), a.routing_key.encode())
+    except UnicodeEncodeError:
+        raise precondition_failed("a routing key is valid Unicode") from None
+    return Destination(
         a.exchange,
         a.routing_key,
         a.mandatory,
-        shape,
-        tuple(found),
-        ch.broker.exchanges.version,
+        topology.route(ch.vhost, a.exchange, a.routing_key),
+        props_head,
+        topology.version,
         info.settings.delayed,
-        is_internal or shape.user_id is not None or shape.reply_to == replies.REPLY_TO,
+        topology.asks_headers(ch.vhost, a.exchange, a.routing_key),
+        not a.exchange and (a.routing_key == EXTEND or a.routing_key.startswith(replies.PREFIX)),
     )
 
 
-def run_of(ch: Channel, alikes: LookAlikes, method: bytes, raw: bytes, size: int) -> tuple[bytes, Run] | None:
-    """Where the look-alikes of a publish go, from the second one on; None if each needs a closer look."""
-    plan = ch.shared.plans.of(ch, method, raw)
-    plan.uses += 1
-    shape = plan.shape
-    if plan.uses < 2 or plan.is_special or plan.is_delayed or not plan.queues:
-        return None
-    if ch.transaction is not None or shape.ttl_ms is not None:
-        return None
+class Batch:
+    """Publishes of one channel on their way to the broker, in columns."""
+
+    __slots__ = ("bodies", "priorities", "props", "returns", "size_bytes", "targets", "ttls_ms", "visible_at_ms")
+
+    def __init__(self) -> None:
+        self.targets: list[Targets] = []
+        self.bodies: list[bytes] = []
+        self.props: list[bytes] = []
+        self.priorities: list[int | None] = []
+        self.ttls_ms: dict[int, int] = {}  # of those that have one, by index
+        self.visible_at_ms: dict[int, int] = {}
+        self.returns: list[tuple[Destination, bytes, bytes]] = []  # mandatory ones that reach no queue
+        self.size_bytes = 0
+
+    def messages(self) -> Messages:
+        priorities: list[int | None] | None = self.priorities
+        if self.priorities.count(None) == len(self.priorities):
+            priorities = None
+        count = len(self.bodies)
+        return Messages(
+            self.bodies,
+            self.props,
+            priorities,
+            ttls_ms=_column(self.ttls_ms, count),
+            visible_at_ms=_column(self.visible_at_ms, count),
+            clamps=True,
+        )
+
+
+def _column(some: dict[int, int], count: int) -> list[int | None] | None:
+    return [some.get(i) for i in range(count)] if some else None
+
+
+def publish(ch: Channel, publishes: Sequence[tuple[bytes, bytes, bytes]]) -> None:
+    """Publishes of one read, as (method, properties, body). A mistake in one of them is raised after those before it
+    have been published."""
+    batch = Batch() if ch.transaction is None else ch.transaction.batch
+    before = len(batch.bodies)
+    known: dict[bytes, Destination] = {}
+    size = 0
+    error: AmqpError | None = None
+    add_target, add_body, add_props = batch.targets.append, batch.bodies.append, batch.props.append
+    add_priority = batch.priorities.append
+    needed = property_lists.needed
     try:
-        block = encode_props(shape.properties)
-    except LanewayError:
-        return None
-    if not ch.broker.sessions.takes_columns(plan.queues, len(block) + size):
-        return None
-    priorities = ch.broker.sessions.priorities(plan.queues, shape.priority)
-    run = alikes.run(ch, plan.exchange, plan.queues, priorities)
-    return (block, run) if run is not None else None
-
-
-def publish_runs(runs: list[Run]) -> list[tuple[Channel, AmqpError]]:
-    """Publish what look-alikes brought, highest priority first; the channels that must end, and why."""
-    by_channel: dict[Channel, list[Run]] = {}
-    for run in runs:
-        if run.channel.is_closing:  # an error ended it in this very read
-            run.clear()
-        else:
-            by_channel.setdefault(run.channel, []).append(run)
-    errors: list[tuple[Channel, AmqpError]] = []
-    for ch, own in by_channel.items():
-        columns = [(run.queues, run.priorities, run.props(), run.bodies) for run in own]
-        for run in own:
-            run.clear()
-        try:
-            for exchange in {run.exchange for run in own}:
-                ch.check_access("exchange", exchange, "write")
-            count = sum(len(bodies) for _, _, _, bodies in columns)
-            last = ch.confirms.next(count) if ch.confirms is not None else 0
-            carry_out_columns(ch, columns, last - count + 1 if last else 0, last)
-        except AmqpError as error:
-            errors.append((ch, error))
-        except LanewayError as error:
-            errors.append((ch, amqp_error(error)))
-    return errors
-
-
-def carry_out_columns(ch: Channel, runs: list[Columns], first: int, last: int) -> None:
-    """Publish now; the confirms' numbers are `first` to `last`, 0 if there are none to give."""
-    connection, confirms = ch.connection, ch.confirms
-    size = sum(sum(map(len, bodies)) for _, _, _, bodies in runs)
-
-    def done(refusal: LanewayError | None) -> None:
-        connection.written(size)
-        if last and confirms is not None:
-            confirms.settle(first, last, refusal is None)
-
-    connection.writing(size)
-    try:
-        ch.broker.sessions.publish_columns(runs, size, done)
-    except NOT_NOW:
-        connection.written(size)
-        connection.block(lambda: carry_out_columns(ch, runs, first, last))
-    except LanewayError as refusal:
-        done(refusal)
-        if not last:
-            raise
-
-
-def publish(ch: Channel, method: bytes, raw: bytes, body: bytes) -> None:
-    plan = ch.shared.plans.of(ch, method, raw)
-    ch.check_access("exchange", plan.exchange, "write")
-    if plan.is_special:
-        _check_user(ch, plan)
-        if plan.shape.reply_to == replies.REPLY_TO:
-            raw = properties.change(raw, {"reply_to": replies.own_name(ch)})
-            plan = msgspec.structs.replace(plan, shape=shape_of(plan.exchange, plan.routing_key, raw))
-        if _is_for_the_server(ch, plan, body):
-            return
+        for method, raw, body in publishes:
+            there = known.get(method)
+            if there is None:
+                there = known[method] = ch.shared.destinations.of(ch, method)
+                ch.check_access("exchange", there.exchange, "write")
+            priority, expiration, reply_to, user_id = needed(raw)
+            if (
+                user_id is None
+                and expiration is None
+                and reply_to != _REPLY_TO
+                and there.targets
+                and not there.asks_headers
+                and not there.is_delayed
+                and b"CC" not in raw
+            ):
+                add_target(there.targets)
+                add_props(there.props_head + raw)
+                add_body(body)
+                add_priority(priority)
+                size += len(body) + len(raw)
+            else:
+                size += _add_unusual(ch, batch, there, raw, body)
+    except Malformed as wrong:
+        error = AmqpError(501, f"cannot decode the properties: {wrong}")
+    except AmqpError as wrong:
+        error = wrong
+    batch.size_bytes += size
+    count = len(batch.bodies) - before
     if ch.transaction is not None:
-        ch.transaction.add_publish(plan, body)
-        return
-    number = ch.confirms.next() if ch.confirms is not None else 0
-    carry_out(ch, plan, body, number)
+        ch.transaction.count(count, size)
+    else:
+        for there, raw, body in batch.returns:
+            ch.outbox.send(returned(ch, there, raw, body))
+        if count:
+            send(ch, batch, ch.confirms.next(count) if ch.confirms is not None else 0)
+    if error is not None:
+        raise error
 
 
-def _check_user(ch: Channel, plan: Plan) -> None:
-    user = plan.shape.user_id
+def _add_unusual(ch: Channel, batch: Batch, there: Destination, raw: bytes, body: bytes) -> int:
+    """Add a message that must be looked at closely; its size. Direct replies and extensions reach no queue, and count
+    only for confirms."""
+    try:
+        given = property_lists.decode(raw)
+    except Malformed as wrong:
+        raise AmqpError(501, f"cannot decode the properties: {wrong}") from None
+    user = given.get("user_id")
     if user is not None and user != ch.account.name:
         raise precondition_failed(f"user_id property set to '{user}' but authenticated user was '{ch.account.name}'")
+    if given.get("reply_to") == replies.REPLY_TO:
+        raw = property_lists.change(raw, {"reply_to": replies.own_name(ch)})
+    headers: dict[str, Any] = given.get("headers", {})
+    copies = [*_copies(headers, "CC", raw), *_copies(headers, "BCC", raw)]
+    ttl_ms = _ttl_ms(given["expiration"]) if "expiration" in given else None
+    targets = there.targets
+    if there.is_internal:
+        targets = ()
+        if there.routing_key == EXTEND:
+            _extend(ch, headers)
+        elif not replies.deliver(ch, there.routing_key, raw, body) and there.mandatory:
+            batch.returns.append((there, raw, body))
+    else:
+        route = ch.broker.topology.route
+        if there.asks_headers or copies:
+            found: dict[int, None] = {}
+            for key in (there.routing_key, *copies):
+                found.update(dict.fromkeys(route(ch.vhost, there.exchange, key, headers)))
+            targets = tuple(found)
+        if not targets and there.mandatory:
+            shown = property_lists.change_headers(raw, ("BCC",), {}) if "BCC" in headers else raw
+            batch.returns.append((there, shown, body))
+    i = len(batch.bodies)
+    if ttl_ms is not None:
+        batch.ttls_ms[i] = ttl_ms
+    delay_ms = message_delay_ms(headers) if there.is_delayed else 0
+    if delay_ms:
+        batch.visible_at_ms[i] = ch.broker.now() + delay_ms
+    head = there.props_head
+    if "BCC" in headers:
+        head = amqp_props_head(there.exchange.encode(), there.routing_key.encode(), hides_bcc=True)
+    batch.targets.append(targets)
+    batch.props.append(head + raw)
+    batch.bodies.append(body)
+    batch.priorities.append(given.get("priority"))
+    return len(body) + len(raw)
 
 
-def _is_for_the_server(ch: Channel, plan: Plan, body: bytes) -> bool:
-    """Direct replies and extensions, which reach no queue."""
-    if plan.exchange:
-        return False
-    if plan.routing_key == EXTEND:
-        _extend(ch, plan)
-    elif not plan.routing_key.startswith(replies.PREFIX):
-        return False
-    elif not replies.deliver(ch, plan.routing_key, plan.shape.raw, body) and plan.mandatory:
-        give_back(ch, plan, body)
-    if ch.confirms is not None:
-        number = ch.confirms.next()
-        ch.confirms.settle(number, number, True)
-    return True
+def _copies(headers: dict[str, Any], name: str, raw: bytes) -> list[str]:
+    if name not in headers:
+        return []
+    keys = headers[name]
+    if not isinstance(keys, list):
+        at = property_lists.headers_at(raw)
+        kind = next(TYPE_NAMES[entry[1 + entry[0]]] for found, entry in split_table(raw, at) if found == name)
+        raise precondition_failed(f'invalid message: {{unacceptable_type_in_header,"{name}",{kind}}}')
+    return [key for key in keys if isinstance(key, str)]
 
 
-def _extend(ch: Channel, plan: Plan) -> None:
+def _ttl_ms(text: str) -> int:
+    """An expiration is whole milliseconds as text; the refusals are RabbitMQ's."""
+    number = re.match(r"[+-]?[0-9]+", text)
+    reason = ""
+    if number is None:
+        reason = "no_integer"
+    elif number.end() < len(text):
+        reason = f'{{leftover_string,"{text[number.end() :]}"}}'
+    elif int(number[0]) < 0:
+        reason = f"{{value_negative,{int(number[0])}}}"
+    elif int(number[0]) > MAX_EXPIRY_MS:
+        reason = f"{{value_too_large,{int(number[0])}}}"
+    if reason or number is None:
+        raise precondition_failed(f"invalid expiration '{text}': {reason}")
+    return min(int(number[0]), MAX_TTL_MS)
+
+
+def _extend(ch: Channel, headers: dict[str, Any]) -> None:
     """Give what the channel holds, or the delivery that a header names, its full time again."""
-    tag = plan.shape.properties.attributes.get("delivery-tag")
+    tag = headers.get("delivery-tag")
     held = ch.unacked.peek(tag if isinstance(tag, int) else None)
     if isinstance(tag, int) and not held:
         raise precondition_failed(f"unknown delivery tag {tag}")
     ch.settling.extend(held)
 
 
-def carry_out(ch: Channel, plan: Plan, body: bytes, number: int) -> None:
-    """Publish now; `number` is the confirm's, 0 if there is none to give."""
-    if not plan.queues:
-        if plan.mandatory:
-            give_back(ch, plan, body)
-        if number and ch.confirms is not None:
-            ch.confirms.settle(number, number, True)
+def send(ch: Channel, batch: Batch, last: int) -> None:
+    """Hand a batch to the broker; `last` is the number of its last confirm, 0 if there are none to give."""
+    ch.connection.writing(batch.size_bytes)
+    ch.broker.send(Publish(batch.targets, batch.messages()), partial(_published, ch, batch, last))
+
+
+def _published(ch: Channel, batch: Batch, last: int, answer: list[Arrival] | LanewayError) -> None:
+    connection, count = ch.connection, len(batch.bodies)
+    connection.written(batch.size_bytes)
+    if isinstance(answer, NOT_NOW):
+        connection.block(partial(send, ch, batch, last))
         return
-    connection, confirms, size = ch.connection, ch.confirms, len(body) + len(plan.shape.raw)
-
-    def done(refusal: LanewayError | None) -> None:
-        connection.written(size)
-        if number and confirms is not None:
-            confirms.settle(number, number, refusal is None)
-        elif isinstance(refusal, InvalidInput):  # a full queue drops; what no queue can take is the publisher's mistake
+    refusals = refusals_of(answer, count)
+    if last and ch.confirms is not None:
+        first = last - count + 1
+        for i in sorted(refusals):
+            if first < last - count + 1 + i:
+                ch.confirms.settle(first, last - count + i, True)
+            first = last - count + 1 + i
+            ch.confirms.settle(first, first, False)
+            first += 1
+        if first <= last:
+            ch.confirms.settle(first, last, True)
+        return
+    for refusal in refusals.values():
+        if isinstance(refusal, InvalidInput):  # a full queue drops; what no queue can take is the publisher's mistake
             connection.fail_channel(ch, amqp_error(refusal), _PUBLISH.number)
-
-    connection.writing(size)
-    try:
-        ch.broker.sessions.publish(plan.queues, draft_of(ch, plan, body), done)
-    except NOT_NOW:
-        connection.written(size)
-        connection.block(lambda: carry_out(ch, plan, body, number))
-    except LanewayError as refusal:
-        if not number:
-            connection.written(size)
-            raise
-        done(refusal)
+            return
 
 
-def draft_of(ch: Channel, plan: Plan, body: bytes) -> Draft:
-    shape = plan.shape
-    draft = Draft(body, shape.priority, shape.properties, ttl_ms=shape.ttl_ms)
-    if plan.is_delayed:
-        delay_ms = message_delay_ms(shape.properties.attributes)
-        if delay_ms:
-            draft.visible_at_ms = ch.broker.now() + delay_ms
-    return draft
+def refusals_of(answer: list[Arrival] | LanewayError, count: int) -> dict[int, LanewayError]:
+    """Which messages some queue did not take, and why; by index."""
+    if isinstance(answer, LanewayError):
+        return dict.fromkeys(range(count), answer)
+    refusals: dict[int, LanewayError] = {}
+    for arrival in answer:
+        places, result = arrival.places, arrival.result
+        if isinstance(result, LanewayError):
+            refusals |= dict.fromkeys(range(count) if places is None else places, result)
+        elif result.others:
+            for i, refusal in result.refusals().items():
+                refusals.setdefault(i if places is None else places[i], refusal)
+    return refusals
 
 
-def give_back(ch: Channel, plan: Plan, body: bytes) -> None:
+def returned(ch: Channel, there: Destination, raw: bytes, body: bytes) -> bytes:
     """basic.return: it reached no queue, and its publisher wants to know."""
-    head = _RETURN.encode(ch.number, 312, "NO_ROUTE", plan.exchange, plan.routing_key)
-    content = delivering.content(ch.number, plan.shape.raw, body, ch.connection.frame_bytes)
-    ch.outbox.send(b"".join([head, *content]))
+    head = _RETURN.encode(ch.number, 312, "NO_ROUTE", there.exchange, there.routing_key)
+    return b"".join([head, *delivering.content(ch.number, raw, body, ch.connection.frame_bytes)])
 
 
 def select_confirms(ch: Channel, a: Arguments) -> None:

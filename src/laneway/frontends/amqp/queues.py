@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from laneway.broker.arguments import ArgumentInvalid, agrees, arguments_now, settings_from_arguments
-from laneway.broker.values import QueueInfo, QueueSettings
-from laneway.errors import Conflict, QueueInUse
+from laneway.broker.interface import DeclareQueue, DeleteQueue, PurgeQueue
+from laneway.broker.values import QueueDeclared, QueueInfo, QueueSettings
+from laneway.core.field_tables import table_types
+from laneway.errors import Conflict, LanewayError, QueueInUse
 from laneway.frontends.amqp import exchanges, replies
 from laneway.frontends.amqp.equivalence import check_argument, check_field
-from laneway.frontends.amqp.errors import AmqpError, access_refused, precondition_failed, resource
+from laneway.frontends.amqp.errors import AmqpError, access_refused, amqp_error, precondition_failed, resource
 from laneway.frontends.amqp.spec import Arguments
-from laneway.frontends.amqp.tables import table_types
 
 if TYPE_CHECKING:
     from laneway.frontends.amqp.channel import Channel
@@ -44,12 +45,14 @@ def declare(ch: Channel, a: Arguments) -> None:
     elif name.startswith("amq."):
         raise access_refused(f"queue name '{name}' contains reserved prefix 'amq.*'")
     ch.check_access("queue", name, "configure")
-    info = ch.broker.queues.find(ch.vhost, name)
+    info = ch.broker.topology.queue(ch.vhost, name)
     if info is not None:
         _check_equivalent(ch, name, a, info)
+        settings = None
     else:
-        _create(ch, name, a)
-    _reply(ch, a, name, durable=True)
+        settings = _new_settings(ch, name, a)
+    session = ch.connection.session if a.exclusive else 0
+    ch.ask(DeclareQueue(ch.vhost, name, settings, session), lambda declared: _reply(ch, a, declared))
 
 
 def _declare_passive(ch: Channel, a: Arguments) -> None:
@@ -60,25 +63,22 @@ def _declare_passive(ch: Channel, a: Arguments) -> None:
             ch.send("queue.declare-ok", a.queue, 0, 1)
         return
     ch.queue(a.queue)
-    _reply(ch, a, a.queue, durable=False)
+    ch.ask(DeclareQueue(ch.vhost, a.queue, None), lambda declared: _reply(ch, a, declared))
 
 
-def _reply(ch: Channel, a: Arguments, name: str, *, durable: bool) -> None:
-    ch.last_queue = name
-    if not a.nowait:
-        send = ch.send_when_durable if durable else ch.send
-        send("queue.declare-ok", name, *ch.broker.sessions.counts(ch.vhost, name))
+def _reply(ch: Channel, a: Arguments, declared: QueueDeclared) -> bytes:
+    ch.last_queue = name = declared.info.name
+    return ch.frame("queue.declare-ok", name, declared.ready, declared.consumers, nowait=a.nowait)
 
 
-def _create(ch: Channel, name: str, a: Arguments) -> None:
+def _new_settings(ch: Channel, name: str, a: Arguments) -> QueueSettings:
     settings = _settings(ch, name, a)
     if not _is_classic(a.arguments):
         _check_quorum(ch, name, a)
     if settings.dead_letter_exchange is not None:
         ch.check_access("queue", name, "read")
         ch.check_access("exchange", settings.dead_letter_exchange, "write")
-    owner = ch.connection if a.exclusive else None
-    ch.broker.sessions.declare_queue(ch.vhost, name, settings, owner)
+    return settings
 
 
 def _settings(ch: Channel, name: str, a: Arguments) -> QueueSettings:
@@ -117,8 +117,7 @@ def _check_equivalent(ch: Channel, name: str, a: Arguments, info: QueueInfo) -> 
     from laneway.frontends.amqp.channel import locked
 
     current = info.settings
-    owner = ch.broker.sessions.queue_owner(ch.vhost, name) if current.exclusive else None
-    if owner is not (ch.connection if a.exclusive else None) or current.exclusive != a.exclusive:
+    if current.exclusive != a.exclusive or (current.exclusive and info.owner != ch.connection.session):
         raise locked(name, ch.vhost)
     where = resource("queue", name, ch.vhost)
     check_field(where, "durable", a.durable, current.durable)
@@ -138,43 +137,42 @@ def delete(ch: Channel, a: Arguments) -> None:
     name = ch.queue_name(a.queue)
     ch.check_access("queue", name, "configure")
     where = resource("queue", name, ch.vhost)
-    count = 0
-    if ch.broker.queues.find(ch.vhost, name) is not None:
-        ch.queue(name)
-        try:
-            count = ch.broker.sessions.delete_queue(ch.vhost, name, if_unused=a.if_unused, if_empty=a.if_empty)
-        except QueueInUse as trouble:
-            raise precondition_failed(f"{where} in use" if trouble.field == "if_unused" else trouble.message) from None
-        except Conflict:
-            raise precondition_failed(f"{where} not empty") from None
-    if not a.nowait:
-        ch.send_when_durable("queue.delete-ok", count)
+
+    def refused(error: LanewayError) -> AmqpError:
+        if isinstance(error, QueueInUse):
+            return precondition_failed(f"{where} in use" if error.field == "if_unused" else error.message)
+        return precondition_failed(f"{where} not empty") if isinstance(error, Conflict) else amqp_error(error)
+
+    def deleted(count: int) -> bytes:
+        return ch.frame("queue.delete-ok", count, nowait=a.nowait)
+
+    if ch.broker.topology.queue(ch.vhost, name) is None:
+        ch.outbox.send(deleted(0))  # what is wished for is so already
+        return
+    ch.queue(name)
+    request = DeleteQueue(ch.vhost, name, if_none_ready=a.if_empty, if_unused=a.if_unused)
+    ch.ask(request, deleted, refused)
 
 
 def purge(ch: Channel, a: Arguments) -> None:
     name = ch.queue_name(a.queue)
     ch.check_access("queue", name, "read")
     ch.queue(name)
-    count = ch.broker.sessions.purge(ch.vhost, name)
-    if not a.nowait:
-        ch.send_when_durable("queue.purge-ok", count)
+    ch.ask(PurgeQueue(ch.vhost, name), lambda count: ch.frame("queue.purge-ok", count, nowait=a.nowait))
 
 
 def bind(ch: Channel, a: Arguments) -> None:
     name = _name_and_key(ch, a)
-    if ch.broker.queues.find(ch.vhost, name) is not None:
+    if ch.broker.topology.queue(ch.vhost, name) is not None:
         ch.queue(name)
-    exchanges.bind_or_complain(ch, "queue", name, a.exchange, a)
-    if not a.nowait:
-        ch.send_when_durable("queue.bind-ok")
+    exchanges.change_binding(ch, "queue", name, a.exchange, a, "" if a.nowait else "queue.bind-ok")
 
 
 def unbind(ch: Channel, a: Arguments) -> None:
     name = _name_and_key(ch, a)
-    if ch.broker.queues.find(ch.vhost, name) is not None:
+    if ch.broker.topology.queue(ch.vhost, name) is not None:
         ch.queue(name)
-    exchanges.unbind_or_ignore(ch, "queue", name, a.exchange, a)
-    ch.send_when_durable("queue.unbind-ok")
+    exchanges.change_binding(ch, "queue", name, a.exchange, a, "queue.unbind-ok", is_unbind=True)
 
 
 def _name_and_key(ch: Channel, a: Arguments) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from laneway.frontends.amqp.delivering import Message, deliver_frames
+from laneway.core.field_tables import encode_short_text
+from laneway.frontends.amqp.delivering import deliver_frames
 from laneway.frontends.amqp.errors import AmqpError, not_found, precondition_failed
-from laneway.frontends.amqp.spec import Arguments, encode_short_text
+from laneway.frontends.amqp.spec import Arguments
 
 if TYPE_CHECKING:
     from laneway.frontends.amqp.channel import Channel
@@ -63,14 +64,7 @@ def deliver(ch: Channel, key: str, raw: bytes, body: bytes) -> bool:
     if asker is None or asker.reply_tag is None or asker.connection.is_choked():
         return False
     asker.last_delivery += 1
-    one = Message(b"\0" + encode_short_text(key), raw, body, False)
-    asker.outbox.send(
-        deliver_frames(
-            asker.number,
-            encode_short_text(asker.reply_tag),
-            asker.last_delivery,
-            [one],
-            asker.connection.frame_bytes,
-        )
-    )
+    face = b"\0" + encode_short_text(key), raw
+    tag, frame_bytes = encode_short_text(asker.reply_tag), asker.connection.frame_bytes
+    asker.outbox.send(deliver_frames(asker.number, tag, asker.last_delivery, face, body, False, frame_bytes))
     return True

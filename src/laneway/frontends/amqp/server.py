@@ -9,10 +9,10 @@ import secrets
 import ssl
 
 from laneway.access import Access
-from laneway.broker.broker import Broker
-from laneway.frontends.amqp.connection import Connection
+from laneway.broker.interface import Broker
+from laneway.frontends.amqp.connection import AmqpConnection
 from laneway.frontends.amqp.limits import AmqpLimits
-from laneway.frontends.amqp.shared import Shared
+from laneway.frontends.amqp.shared import AmqpShared
 
 log = logging.getLogger("laneway.amqp")
 
@@ -27,9 +27,9 @@ class AmqpServer:
         limits = limits or AmqpLimits()
         shortest_ms = min(limits.handshake_ms, limits.closing_ms, limits.linger_ms, limits.send_timeout_ms)
         self._sweep_ms = max(10, min(_LONGEST_SWEEP_MS, shortest_ms // _SWEEPS_A_TIMEOUT))
-        self.shared = Shared(broker, access, limits, lambda: secrets.token_urlsafe(16))
+        self.shared = AmqpShared(broker, access, limits, lambda: secrets.token_urlsafe(16))
         self.shared.on_connection = self._sweep_later
-        broker.vhosts.on_deleted.append(self._leave)
+        broker.topology.on_vhost_deleted(self._leave)
         self._servers: list[asyncio.Server] = []
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -46,7 +46,7 @@ class AmqpServer:
         for each in hosts:
             try:
                 server = await self._loop.create_server(
-                    lambda: Connection(self.shared),
+                    lambda: AmqpConnection(self.shared),
                     each,
                     first[1] if first is not None else port,
                     backlog=_BACKLOG,
@@ -105,8 +105,7 @@ class AmqpServer:
             except Exception:  # of one connection: time goes on for the others
                 log.exception("a connection is given up")
                 connection.abort()
-        self.shared.delete_orphans()
-        if self.shared.connections or self.shared.orphans:
+        if self.shared.connections:
             self._sweep_later()
 
     def _look_at_disk(self) -> None:

@@ -9,15 +9,13 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from laneway.access import Access
-from laneway.broker.broker import Broker
-from laneway.errors import LanewayError
-from laneway.frontends.amqp.delivering import Faces
+from laneway.broker.interface import Broker
 from laneway.frontends.amqp.limits import AmqpLimits
-from laneway.frontends.amqp.publishing import Plans
+from laneway.frontends.amqp.publishing import Destinations
 
 if TYPE_CHECKING:
     from laneway.frontends.amqp.channel import Channel
-    from laneway.frontends.amqp.connection import Connection
+    from laneway.frontends.amqp.connection import AmqpConnection
 
 log = logging.getLogger("laneway.amqp")
 
@@ -27,37 +25,20 @@ PRODUCT, VERSION = "RabbitMQ", "4.0.0"
 PLATFORM = f"Laneway {version('laneway')}"  # looked up once: it takes longer than the rest of a handshake
 
 
-class Shared:
+class AmqpShared:
     def __init__(self, broker: Broker, access: Access, limits: AmqpLimits, random_name: Callable[[], str]) -> None:
         self.broker = broker
         self.access = access
         self.limits = limits
         self.random_name = random_name  # for queues, consumers and replies that nobody named
-        self.connections: set[Connection] = set()
-        self.plans = Plans(limits.remembered_shapes)
-        self.faces = Faces(limits.remembered_shapes)
+        self.connections: set[AmqpConnection] = set()
+        self.destinations = Destinations(limits.remembered_destinations)
         self.reply_channels: dict[str, Channel] = {}  # by the name their replies are published to
-        self.orphans: list[tuple[str, str, object]] = []  # exclusive queues that could not be deleted yet
         self.is_stopping = False
         self.is_blocked = False  # the disk is full: publishers wait
         self.on_connection: Callable[[], None] = lambda: None
         self.on_empty: Callable[[], None] = lambda: None
         self._tasks: set[asyncio.Task[Any]] = set()
-
-    def delete_exclusive(self, vhost: str, name: str, owner: object) -> None:
-        """The connection that had this queue for itself alone is gone."""
-        sessions = self.broker.sessions
-        try:
-            if self.broker.queues.find(vhost, name) is not None and sessions.queue_owner(vhost, name) is owner:
-                sessions.delete_queue(vhost, name)
-        except LanewayError as trouble:  # a full disk: tried again until there is space
-            log.debug("exclusive queue %r is not deleted yet: %s", name, trouble)
-            self.orphans.append((vhost, name, owner))
-
-    def delete_orphans(self) -> None:
-        orphans, self.orphans = self.orphans, []
-        for orphan in orphans:
-            self.delete_exclusive(*orphan)
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

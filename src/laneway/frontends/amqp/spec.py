@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from laneway.frontends.amqp.tables import Malformed, decode_table, encode_table
+from laneway.core.field_tables import Malformed, decode_table, encode_short_text, encode_table
 
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 HEADER_OF_0_9 = b"AMQP\x01\x01\x00\x09"  # of old clients, which speak the same
@@ -181,14 +181,6 @@ class Method:
         if bit:
             parts.append(bytes((bits,)))
         return parts
-
-
-def encode_short_text(text: str) -> bytes:
-    """Cut at 255 bytes, never within a character."""
-    raw = text.encode("utf-8", "surrogateescape")
-    if len(raw) > 255:
-        raw = raw[:255].decode("utf-8", "ignore").encode()
-    return bytes((len(raw),)) + raw
 
 
 def _encode_long_text(value: bytes | str) -> bytes:

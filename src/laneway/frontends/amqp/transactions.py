@@ -1,13 +1,18 @@
-"""tx.select, commit, rollback. What a transaction publishes and settles is kept until it is committed; then all of it
-is staged without letting anything else in between, so that it is one commit of the journal: all survives, or none."""
+"""tx.select, commit, rollback. What a transaction publishes and settles is kept until it is committed; then it is one
+request and one commit of the journal: all survives, or none."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
+from laneway.broker.interface import Transact
+from laneway.broker.values import Arrival
 from laneway.errors import LanewayError
 from laneway.frontends.amqp import publishing
-from laneway.frontends.amqp.errors import NOT_NOW, AmqpError, precondition_failed
+from laneway.frontends.amqp.errors import NOT_NOW, AmqpError, amqp_error, precondition_failed
+from laneway.frontends.amqp.outbox import Slot
+from laneway.frontends.amqp.settling import Action
 from laneway.frontends.amqp.spec import BY_NAME, Arguments
 from laneway.frontends.amqp.unacked import Taken
 
@@ -15,6 +20,7 @@ if TYPE_CHECKING:
     from laneway.frontends.amqp.channel import Channel
 
 
+_COMMIT = BY_NAME["tx.commit"]
 _COMMIT_OK = BY_NAME["tx.commit-ok"]
 
 
@@ -30,24 +36,22 @@ class Uncommitted:
 class Transaction:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._publishes: list[tuple[publishing.Plan, bytes]] = []
-        self._settlements: list[tuple[str, list[Taken]]] = []
+        self.batch = publishing.Batch()
+        self._settlements: list[tuple[Action, list[Taken]]] = []
+        self._counted = 0
         self._bytes = 0
 
-    def add_publish(self, plan: publishing.Plan, body: bytes) -> None:
-        self._publishes.append((plan, body))
-        self._count(len(body) + len(plan.shape.raw))
-
-    def add_settlement(self, action: str, taken: list[Taken]) -> None:
+    def add_settlement(self, action: Action, taken: list[Taken]) -> None:
         self._settlements.append((action, taken))
-        self._count(0)
+        self.count(1, 0)
 
-    def _count(self, size_bytes: int) -> None:
+    def count(self, count: int, size_bytes: int) -> None:
         """The connection has a limit for all its transactions together, as it may have thousands of channels."""
         limits, all_of_it = self._channel.limits, self._channel.connection.uncommitted
         self._bytes += size_bytes
+        self._counted += count
         all_of_it.bytes += size_bytes
-        all_of_it.count += 1
+        all_of_it.count += count
         if all_of_it.bytes > limits.transaction_bytes or all_of_it.count > limits.transaction_count:
             raise AmqpError(
                 506,
@@ -56,34 +60,37 @@ class Transaction:
             )
 
     def commit(self) -> None:
+        settling, batch = self._channel.settling, self.batch
+        settlements = [settling.request(part, action) for action, taken in self._settlements for part in taken]
+        self.forget()  # what comes from now on is of the next one
+        self._send(Transact(batch.targets, batch.messages(), settlements), batch)
+
+    def _send(self, request: Transact, batch: publishing.Batch) -> None:
+        slot = self._channel.outbox.hold()  # behind what came before, before what is delivered again
+        self._channel.broker.send(request, partial(self._committed, slot, request, batch))
+
+    def _committed(
+        self, slot: Slot, request: Transact, batch: publishing.Batch, answer: list[Arrival] | LanewayError
+    ) -> None:
         ch = self._channel
-        there = [(plan.queues, publishing.draft_of(ch, plan, body)) for plan, body in self._publishes if plan.queues]
-        try:
-            refusals = ch.broker.sessions.publish_all(there)
-        except NOT_NOW:
-            ch.connection.block(self.commit)
-            return
-        for plan, body in self._publishes:
-            if plan.mandatory and not plan.queues:
-                publishing.give_back(ch, plan, body)
-        slot = ch.outbox.hold()  # behind what came back, before what is delivered again
-        settlements = self._settlements
-        self.forget()
-        try:
-            for action, taken in settlements:
-                ch.settling.settle(taken, action)
-            if refusals:
-                raise precondition_failed("partial tx completion")
-        except (AmqpError, LanewayError):
+        if isinstance(answer, NOT_NOW):
             slot.fill(b"")
-            raise
-        ch.broker.when_durable(slot.fill, _COMMIT_OK.encode(ch.number))
+            ch.connection.block(partial(self._send, request, batch))
+            return
+        parts = [publishing.returned(ch, *one) for one in batch.returns]
+        if publishing.refusals_of(answer, len(batch.bodies)):
+            slot.fill(b"".join(parts))
+            error = amqp_error(answer) if isinstance(answer, LanewayError) else None
+            ch.connection.fail_channel(ch, error or precondition_failed("partial tx completion"), _COMMIT.number)
+        else:
+            slot.fill(b"".join([*parts, _COMMIT_OK.encode(ch.number)]))
 
     def forget(self) -> None:
         all_of_it = self._channel.connection.uncommitted
         all_of_it.bytes -= self._bytes
-        all_of_it.count -= len(self._publishes) + len(self._settlements)
-        self._publishes, self._settlements, self._bytes = [], [], 0
+        all_of_it.count -= self._counted
+        self.batch, self._settlements = publishing.Batch(), []
+        self._counted = self._bytes = 0
 
     def restore(self) -> None:
         """Forget what was to be published, and hold again what was to be settled."""

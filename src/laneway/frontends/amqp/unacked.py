@@ -25,14 +25,14 @@ class Taken:
 
 
 class _Held:
-    __slots__ = ("end", "first_lease", "first_tag", "holes", "owner", "queue", "seqs", "start")
+    __slots__ = ("end", "first_tag", "holes", "leases", "owner", "queue", "seqs", "start")
 
-    def __init__(self, owner: Any, queue: int, first_tag: int, seqs: Sequence[int], first_lease: int) -> None:
+    def __init__(self, owner: Any, queue: int, first_tag: int, seqs: Sequence[int], leases: Sequence[int]) -> None:
         self.owner = owner
         self.queue = queue
         self.first_tag = first_tag
         self.seqs = seqs
-        self.first_lease = first_lease
+        self.leases = leases
         self.start = 0  # what is before this is settled
         self.end = len(seqs)
         self.holes: set[int] = set()  # settled behind the start
@@ -48,9 +48,10 @@ class _Held:
             self.start = end
         else:
             self.holes.update(range(start, end))
-        tag, lease = self.first_tag, self.first_lease
-        seqs = self.seqs if end - start == len(self.seqs) else self.seqs[start:end]
-        return Taken(self.owner, self.queue, range(tag + start, tag + end), seqs, range(lease + start, lease + end))
+        tag, seqs, leases = self.first_tag, self.seqs, self.leases
+        if end - start < len(seqs):
+            seqs, leases = seqs[start:end], leases[start:end]
+        return Taken(self.owner, self.queue, range(tag + start, tag + end), seqs, leases)
 
     def _take_around_holes(self, start: int, end: int) -> Taken | None:
         places = [at for at in range(start, end) if at not in self.holes]
@@ -69,7 +70,7 @@ class _Held:
             self.queue,
             [self.first_tag + at for at in places],
             [self.seqs[at] for at in places],
-            [self.first_lease + at for at in places],
+            [self.leases[at] for at in places],
         )
 
     def restore(self, at: int) -> bool:
@@ -93,9 +94,9 @@ class Unacked:
         self._held: list[_Held] = []
         self.count = 0
 
-    def add(self, owner: Any, queue: int, first_tag: int, seqs: Sequence[int], first_lease: int) -> None:
+    def add(self, owner: Any, queue: int, first_tag: int, seqs: Sequence[int], leases: Sequence[int]) -> None:
         self._firsts.append(first_tag)
-        self._held.append(_Held(owner, queue, first_tag, seqs, first_lease))
+        self._held.append(_Held(owner, queue, first_tag, seqs, leases))
         self.count += len(seqs)
 
     def take(self, tag: int) -> Taken | None:
@@ -154,7 +155,7 @@ class Unacked:
             place = bisect_right(self._firsts, tag) - 1
             if place < 0 or not self._held[place].restore(tag - self._held[place].first_tag):
                 self._firsts.insert(place + 1, tag)
-                self._held.insert(place + 1, _Held(taken.owner, taken.queue, tag, [seq], lease))
+                self._held.insert(place + 1, _Held(taken.owner, taken.queue, tag, [seq], [lease]))
             self.count += 1
 
     def owned_count(self) -> int:
@@ -170,6 +171,6 @@ class Unacked:
                 places = [at for at in places if held.first_tag + at == tag]
             if places:
                 tags = [held.first_tag + at for at in places]
-                leases = [held.first_lease + at for at in places]
+                leases = [held.leases[at] for at in places]
                 found.append(Taken(held.owner, held.queue, tags, [held.seqs[at] for at in places], leases))
         return found

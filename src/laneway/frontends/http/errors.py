@@ -14,15 +14,13 @@ class HttpError(LanewayError):
         *,
         field: str | None = None,
         headers: bytes = b"",
-        closes: bool = False,
         **details: object,
     ) -> None:
         super().__init__(message, field=field, **details)
         self.status = status
         self.code = code
         self.headers = headers  # whole lines
-        self.closes = closes  # what follows on the connection cannot be made sense of
 
 
 def malformed(message: str) -> HttpError:
-    return HttpError(400, "malformed_request", message, closes=True)
+    return HttpError(400, "malformed_request", message)

@@ -66,14 +66,24 @@ class Head(msgspec.Struct):
         return other
 
 
+def is_worth_keeping(raw: bytes, head: Head) -> bool:
+    """Whether a cache may keep a head. Only one with a plain length, so that a hit never changes framing."""
+    is_unusual = head.chunked or head.expects_continue or head.idempotency_key is not None
+    return is_short(raw) and not is_unusual
+
+
+def is_short(raw: bytes) -> bool:
+    return len(raw) <= _REMEMBERED_HEAD_BYTES
+
+
 class HeadCache:
-    """What identical bytes were parsed to. Only heads with a plain length are kept, so a hit never changes framing."""
+    """What identical bytes were parsed to."""
 
     def __init__(self) -> None:
         self.known: dict[bytes, Head] = {}
 
     def remember(self, raw: bytes, head: Head) -> None:
-        if len(raw) > _REMEMBERED_HEAD_BYTES or head.chunked or head.expects_continue or head.idempotency_key:
+        if not is_worth_keeping(raw, head):
             return
         if len(self.known) >= _REMEMBERED_HEADS:
             self.known.clear()
@@ -122,7 +132,7 @@ def parse_head(raw: bytes, limits: HttpLimits) -> Head | None:
         raise malformed("this is no HTTP request: its head is not complete")
     version = read.parser.get_http_version()
     if version not in ("1.0", "1.1"):
-        raise HttpError(505, "version_not_supported", f"HTTP/{version} is not spoken here, HTTP/1.1 is", closes=True)
+        raise HttpError(505, "version_not_supported", f"HTTP/{version} is not spoken here, HTTP/1.1 is")
     _check_size(raw, read, limits)
     head = Head(read.parser.get_method().decode("ascii"), read.target, version, read.keep_alive)
     _take_headers(head, read.headers)
@@ -146,7 +156,6 @@ def body_too_large(size_bytes: int, limits: HttpLimits) -> HttpError:
         413,
         "body_too_large",
         f"the body of this request has {size_bytes} bytes or more, {limits.body_bytes} are allowed: send fewer at once",
-        closes=True,
         limit=limits.body_bytes,
     )
 
@@ -157,7 +166,6 @@ def _check_size(raw: bytes, read: _Collector, limits: HttpLimits) -> None:
             414,
             "target_too_long",
             f"the path and query of this request have {len(read.target)} bytes, {limits.target_bytes} are allowed",
-            closes=True,
             limit=limits.target_bytes,
         )
     if len(raw) > limits.head_bytes:
@@ -165,7 +173,6 @@ def _check_size(raw: bytes, read: _Collector, limits: HttpLimits) -> None:
             431,
             "head_too_large",
             f"the headers of this request have {len(raw)} bytes, {limits.head_bytes} are allowed",
-            closes=True,
             limit=limits.head_bytes,
         )
     if len(read.headers) > limits.header_count:
@@ -173,7 +180,6 @@ def _check_size(raw: bytes, read: _Collector, limits: HttpLimits) -> None:
             431,
             "too_many_headers",
             f"this request has {len(read.headers)} headers or more, {limits.header_count} are allowed",
-            closes=True,
             limit=limits.header_count,
         )
 
@@ -195,12 +201,12 @@ def _take_headers(head: Head, headers: list[tuple[bytes, bytes]]) -> None:
     coding = seen.get(b"transfer-encoding")
     if coding is not None:
         if coding.lower() != b"chunked" or head.version != "1.1":
-            raise HttpError(501, "coding_not_supported", "only Transfer-Encoding: chunked is understood", closes=True)
+            raise HttpError(501, "coding_not_supported", "only Transfer-Encoding: chunked is understood")
         head.chunked = True
     expected = seen.get(b"expect")
     if expected is not None:
         if expected.lower() != b"100-continue":
-            raise HttpError(417, "expectation_failed", "only Expect: 100-continue is understood", closes=True)
+            raise HttpError(417, "expectation_failed", "only Expect: 100-continue is understood")
         head.expects_continue = head.version == "1.1" and (head.chunked or head.content_length > 0)
     head.host = seen.get(b"host")
     head.origin = seen.get(b"origin")

@@ -37,10 +37,6 @@ _LOOKS = 64  # at an incomplete head, whenever more of it comes
 _TURNED_AWAY_COUNT = 64  # connections beyond the limit that are given this time; further ones are cut at once
 
 
-class Cancellable(Protocol):
-    def cancel(self) -> None: ...
-
-
 class Application(Protocol):
     """What answers requests. Several may share a port: each head goes to the first that takes it."""
 
@@ -60,7 +56,7 @@ class Application(Protocol):
         """Begin to answer; call.answer is called now or later, once. Raises nothing."""
 
     def end_wait(self, call: Call) -> None:
-        """Answer a call that is waiting for something (call.waiter is set) with what there is."""
+        """Let a call wait no longer (call.waiter is set): answer it with what there is, unless it is abandoned."""
 
     def refusal(self, error: LanewayError) -> tuple[int, bytes, bytes]:
         """(status, body, header lines) that tell of an error."""
@@ -75,7 +71,7 @@ class Ticks:
         self.send = -(-limits.send_timeout_ms // sweep_ms)
 
 
-class Shared:
+class HttpShared:
     """What all connections of one server have in common."""
 
     def __init__(self, applications: Sequence[Application], limits: HttpLimits, framer: Framer, ticks: Ticks) -> None:
@@ -85,9 +81,9 @@ class Shared:
         self.framer = framer
         self.ticks = ticks
         self.heads = HeadCache()
-        self.connections: set[Connection] = set()
+        self.connections: set[HttpConnection] = set()
         self.is_stopping = False
-        self.turned_away: set[Connection] = set()  # told that there are too many, and about to be cut
+        self.turned_away: set[HttpConnection] = set()  # told that there are too many, and about to be cut
         self.on_connection: Callable[[], None] = lambda: None  # called when one came
         self.on_empty: Callable[[], None] = lambda: None  # called when the last one is gone
 
@@ -95,14 +91,12 @@ class Shared:
 class Call(msgspec.Struct, eq=False):
     """One request and its answer; also its place in the order of answers."""
 
-    connection: Connection
+    connection: HttpConnection
     head: Head
     body: bytes
     is_last: bool  # there is no next one on its connection
-    is_alone: bool = False  # nothing else of its connection was read with it, or waits to be answered before it
     account: Any = None  # who is asking, once the application knows
-    state: Any = None  # what the application wants to find again while the call waits
-    waiter: Cancellable | None = None  # set while the answer waits for something that may never come
+    waiter: Any = None  # what the application knows a wait by; set while the answer waits for what may never come
     response: bytes | None = None
 
     @property
@@ -157,8 +151,8 @@ class Call(msgspec.Struct, eq=False):
         )
 
 
-class Connection(asyncio.Protocol):
-    def __init__(self, shared: Shared) -> None:
+class HttpConnection(asyncio.Protocol):
+    def __init__(self, shared: HttpShared) -> None:
         self.shared = shared
         self.is_gone = False
         self.from_loopback = False
@@ -228,10 +222,7 @@ class Connection(asyncio.Protocol):
         shared = self.shared
         shared.connections.discard(self)
         shared.turned_away.discard(self)
-        for call in self._slots:
-            if call.waiter is not None:
-                call.waiter.cancel()
-                call.waiter = None
+        self._end_waits()
         self._slots.clear()
         self._rest = b""
         self._head = self._pieces = self._chunked = None
@@ -250,6 +241,11 @@ class Connection(asyncio.Protocol):
         self._end_waits()
         return bool(self._slots)
 
+    @property
+    def is_pipelined(self) -> bool:
+        """More than one request has no answer yet."""
+        return len(self._slots) > 1
+
     def data_received(self, data: bytes) -> None:
         if not self._slots and (self._is_usual or self._is_clear()):
             # Hot: a whole request with a head that is known, and nothing before it or behind it.
@@ -261,7 +257,7 @@ class Connection(asyncio.Protocol):
                 if not self._is_usual:
                     self._is_usual = True
                     self._is_receiving = False  # blank lines came before it
-                call = Call(self, head, data[end:], False, True)
+                call = Call(self, head, data[end:], False)
                 self._slots.append(call)
                 head.application.handle(call)
                 return
@@ -332,7 +328,7 @@ class Connection(asyncio.Protocol):
                     self._begin_body(head)
                 else:
                     at = stop
-                    self._arrived(head, data[end:stop], is_alone=not slots and len(raw) == end and stop == size)
+                    self._arrived(head, data[end:stop])
         except HttpError as error:
             self._refuse(error)
         except Exception:
@@ -436,11 +432,11 @@ class Connection(asyncio.Protocol):
         self._must_continue = False
         self._arrived(head, body)
 
-    def _arrived(self, head: Head, body: bytes, *, is_alone: bool = False) -> None:
+    def _arrived(self, head: Head, body: bytes) -> None:
         self._is_receiving = False
         self._ticks = 0
         is_last = not head.keep_alive
-        call = Call(self, head, body, is_last, is_alone)
+        call = Call(self, head, body, is_last)
         self._slots.append(call)
         if is_last:
             self._is_deaf = True
@@ -621,7 +617,6 @@ class Connection(asyncio.Protocol):
                 408,
                 "request_timeout",
                 f"the {part} of this request was not complete after {limit_ms / 1000:g} seconds",
-                closes=True,
             )
         )
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from laneway.frontends.http.limits import HttpLimits
-from laneway.frontends.http.protocol import Application, Connection, Shared, Ticks
+from laneway.frontends.http.protocol import Application, HttpConnection, HttpShared, Ticks
 from laneway.frontends.http.responses import Framer
 
 _BACKLOG = 4096
@@ -26,7 +26,7 @@ class HttpServer:
         self._limits = limits
         shortest_ms = min(self._limits.idle_timeout_ms, self._limits.receive_timeout_ms, self._limits.send_timeout_ms)
         self._sweep_ms = max(10, min(_LONGEST_SWEEP_MS, shortest_ms // _SWEEPS_A_TIMEOUT))
-        self._shared = Shared(applications, limits, Framer(now), Ticks(limits, self._sweep_ms))
+        self._shared = HttpShared(applications, limits, Framer(now), Ticks(limits, self._sweep_ms))
         self._shared.on_connection = self._sweep_later
         self._server: asyncio.Server | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -40,7 +40,7 @@ class HttpServer:
         """Listen; the address that was bound (port 0 takes a free one)."""
         self._loop = asyncio.get_running_loop()
         self._server = await self._loop.create_server(
-            lambda: Connection(self._shared), host, port, backlog=_BACKLOG, reuse_address=True
+            lambda: HttpConnection(self._shared), host, port, backlog=_BACKLOG, reuse_address=True
         )
         bound = self._server.sockets[0].getsockname()
         return bound[0], bound[1]

@@ -8,93 +8,99 @@ from typing import Any
 from msgspec import UNSET
 
 from laneway.access import Access
+from laneway.broker import interface as i
 from laneway.broker.arguments import check_same_declaration, settings_from_arguments
-from laneway.broker.broker import Broker
-from laneway.broker.values import PeekQuery, QueueInfo
+from laneway.broker.values import PeekQuery, QueueDeclared, QueueInfo, Task
 from laneway.core.settings import QueueSettings
 from laneway.errors import InvalidInput
 from laneway.frontends.http.protocol import Call
-from laneway.frontends.rest.answers import (
-    DeletedAnswer,
-    PurgeAnswer,
-    QueuesAnswer,
-    TasksAnswer,
-    encode,
-)
+from laneway.frontends.rest import answers as a
+from laneway.frontends.rest import wire as w
 from laneway.frontends.rest.cursors import decode_cursor, encode_cursor
 from laneway.frontends.rest.limits import RestLimits
-from laneway.frontends.rest.plan import Plan
-from laneway.frontends.rest.routing import Reply
-from laneway.frontends.rest.wire import (
-    DeleteDeadLettersBody,
-    DeleteOptions,
-    ListOptions,
-    PeekOptions,
-    PutQueueRequest,
-    QueueSettingsRequest,
-    RedriveBody,
-    check_names_once,
-    decoder,
-    filter_of,
-    redrive_of,
-    settings_changes,
-)
+from laneway.frontends.rest.plan import HeadPlan
+from laneway.frontends.rest.routing import ApiRoute, Reply
 from laneway.frontends.rest.words import milliseconds, name_of
-from laneway.frontends.rest.writing import Writer
+from laneway.frontends.rest.writing import AnswerWriter
 
 _LIST_PAGE = 100
 _PEEK_PAGE = 50
 
 
-def read_body(call: Call, decode: Any, when_empty: Any) -> Any:
-    """The body of a rare request, decoded; an empty one means that nothing was said."""
-    if not call.body:
-        return when_empty
-    decoded = decode(call.body)
-    check_names_once(call.body)
-    return decoded
-
-
 class Administration:
-    def __init__(self, broker: Broker, access: Access, limits: RestLimits, writer: Writer) -> None:
+    def __init__(self, broker: i.Broker, access: Access, limits: RestLimits, writer: AnswerWriter) -> None:
         self._broker = broker
         self._access = access
         self._limits = limits
         self._writer = writer
-        self._decode_settings = decoder(QueueSettingsRequest)
-        self._decode_put = decoder(PutQueueRequest)
-        self._decode_redrive = decoder(RedriveBody)
-        self._decode_deletion = decoder(DeleteDeadLettersBody)
 
-    def _check(self, call: Call, need: Any) -> Plan:
-        plan: Plan = call.head.plan
+    def _check(self, call: Call, need: Any) -> HeadPlan:
+        plan: HeadPlan = call.head.plan
         self._access.check(call.account, plan.vhost, plan.queue, need)
         return plan
 
     # --- queues
 
+    @ApiRoute("GET", "{QS}", options=w.ListOptions, answers={200: a.QueuesAnswer})
+    async def list_queues(self, call: Call) -> Reply:
+        """The queues of a virtual host, in the order of their names.
+
+        Those that the caller may not see are passed over without a trace."""
+        plan: HeadPlan = call.head.plan
+        options: w.ListOptions = plan.options(w.ListOptions)
+        self._broker.topology.check_vhost(plan.vhost)
+        limit = options.limit or _LIST_PAGE
+        after = None if options.cursor is UNSET else decode_cursor(options.cursor, tuple[str, str])
+        seen: list[QueueInfo] = []
+        while len(seen) <= limit:
+            page = self._broker.topology.queues(
+                vhost=plan.vhost, prefix=options.prefix or "", limit=limit + 1, after=after
+            )
+            seen += [info for info in page if self._access.may_see(call.account, info.vhost, info.name)]
+            if len(page) <= limit:
+                break
+            after = (page[-1].vhost, page[-1].name)
+            await asyncio.sleep(0)  # somebody who may see few of many queues must not hold up everybody else
+        more = len(seen) > limit
+        shown = seen[:limit]
+        answer = a.QueuesAnswer(
+            queues=[self._writer.queue(info) for info in shown],
+            next_cursor=encode_cursor((shown[-1].vhost, shown[-1].name)) if more else None,
+        )
+        return Reply(200, a.encode(answer))
+
+    @ApiRoute(
+        "PUT",
+        "{Q}",
+        short=True,
+        request=w.PutQueueRequest,
+        body_optional=True,
+        answers={200: a.QueueAnswer, 201: a.QueueAnswer},
+        refusals=(404, 409, 429, 507),
+    )
     async def put_queue(self, call: Call) -> Reply:
+        """Create a queue, or replace the settings of the one there is."""
         plan = self._check(call, "configure")
-        body: PutQueueRequest = read_body(call, self._decode_put, PutQueueRequest())
+        body = w.read_body(call.body, w.PutQueueRequest)
         if body.arguments is not UNSET:
             settings = self._declared(plan, body)
         else:
-            settings = QueueSettings(**settings_changes(body), arguments=self._foreign_arguments(plan))
+            settings = QueueSettings(**w.settings_changes(body), arguments=self._foreign_arguments(plan))
         self._check_dead_letters(call, settings.dead_letter_queue, settings.dead_letter_exchange)
-        info, is_new = await self._broker.queues.put(plan.vhost, plan.queue, settings)
-        return Reply(201 if is_new else 200, encode(self._writer.queue(info)))
+        put: QueueDeclared = await self._broker.ask(i.PutQueue(plan.vhost, plan.queue, settings))
+        return Reply(201 if put.is_new else 200, a.encode(self._writer.queue(put.info)))
 
-    def _foreign_arguments(self, plan: Plan) -> dict[str, Any]:
+    def _foreign_arguments(self, plan: HeadPlan) -> dict[str, Any]:
         """What other protocols keep with a queue and HTTP has no word for: replacing its settings leaves that alone.
         AMQP's arguments (x-…) are settings as well, and go with those that they were."""
-        there = self._broker.queues.find(plan.vhost, plan.queue)
+        there = self._broker.topology.queue(plan.vhost, plan.queue)
         arguments = {} if there is None else there.settings.arguments
         return {name: value for name, value in arguments.items() if not name.startswith("x-")}
 
-    def _declared(self, plan: Plan, body: PutQueueRequest) -> QueueSettings:
+    def _declared(self, plan: HeadPlan, body: w.PutQueueRequest) -> QueueSettings:
         """The settings that AMQP's arguments mean. A queue that was declared with others is not changed: whoever
         declares it the old way would be refused from then on."""
-        changes = settings_changes(body)
+        changes = w.settings_changes(body)
         arguments = changes.pop("arguments")
         durable, auto_delete = changes.pop("durable", True), changes.pop("auto_delete", False)
         for field in changes:
@@ -108,22 +114,37 @@ class Administration:
             auto_delete=auto_delete,
             max_message_bytes=self._broker.limits.max_message_bytes,
         )
-        there = self._broker.queues.find(plan.vhost, plan.queue)
+        there = self._broker.topology.queue(plan.vhost, plan.queue)
         if there is None:
             return settings
         check_same_declaration(there, settings)
         return there.settings
 
+    @ApiRoute("GET", "{Q}", short=True, answers={200: a.QueueAnswer}, refusals=(404,))
+    async def get_queue(self, call: Call) -> Reply:
+        """A queue's settings."""
+        plan = self._check(call, "stats")
+        return Reply(200, a.encode(self._writer.queue(self._broker.topology.find_queue(plan.vhost, plan.queue))))
+
+    @ApiRoute(
+        "PATCH",
+        "{Q}",
+        request=w.QueueSettingsRequest,
+        body_optional=True,
+        answers={200: a.QueueAnswer},
+        refusals=(404, 409, 507),
+    )
     async def change_queue(self, call: Call) -> Reply:
+        """Change the given settings of a queue."""
         plan = self._check(call, "configure")
-        changes = settings_changes(read_body(call, self._decode_settings, QueueSettingsRequest()))
+        changes = w.settings_changes(w.read_body(call.body, w.QueueSettingsRequest))
         exchange = changes.get("dead_letter_exchange")
         if "dead_letter_routing_key" in changes:  # says where to, as much as the exchange does
-            there = self._broker.queues.describe(plan.vhost, plan.queue).settings
+            there = self._broker.topology.find_queue(plan.vhost, plan.queue).settings
             exchange = changes.get("dead_letter_exchange", there.dead_letter_exchange)
         self._check_dead_letters(call, changes.get("dead_letter_queue"), exchange)
-        info = await self._broker.queues.change(plan.vhost, plan.queue, changes)
-        return Reply(200, encode(self._writer.queue(info)))
+        info = await self._broker.ask(i.ChangeQueue(plan.vhost, plan.queue, changes))
+        return Reply(200, a.encode(self._writer.queue(info)))
 
     def _check_dead_letters(self, call: Call, queue: str | None, exchange: str | None) -> None:
         """Or what one may not publish to could be reached by letting messages die."""
@@ -133,70 +154,90 @@ class Administration:
         if exchange is not None:
             self._access.check(call.account, vhost, name_of(exchange), "write", noun="exchange")
 
-    async def get_queue(self, call: Call) -> Reply:
-        plan = self._check(call, "stats")
-        return Reply(200, encode(self._writer.queue(self._broker.queues.describe(plan.vhost, plan.queue))))
-
+    @ApiRoute("DELETE", "{Q}", short=True, options=w.DeleteOptions, answers={204: None}, refusals=(404, 409))
     async def delete_queue(self, call: Call) -> Reply:
+        """Delete a queue with all it holds."""
         plan = self._check(call, "configure")
-        options: DeleteOptions = plan.options(DeleteOptions)
-        await self._broker.queues.delete(plan.vhost, plan.queue, if_empty=bool(options.if_empty))
+        options: w.DeleteOptions = plan.options(w.DeleteOptions)
+        await self._broker.ask(i.DeleteQueue(plan.vhost, plan.queue, if_empty=bool(options.if_empty)))
         return Reply(204)
 
-    async def purge_queue(self, call: Call) -> Reply:
+    @ApiRoute("POST", "{Q}/purge", answers={200: a.PurgeAnswer}, refusals=(404,))
+    async def purge(self, call: Call) -> Reply:
+        """Delete every message that waits; leased and dead ones stay."""
         plan = self._check(call, "configure")
-        return Reply(200, encode(PurgeAnswer(purged=await self._broker.queues.purge(plan.vhost, plan.queue))))
-
-    async def list_queues(self, call: Call) -> Reply:
-        """The queues that the caller may see; those it may not are passed over without a trace."""
-        plan: Plan = call.head.plan
-        options: ListOptions = plan.options(ListOptions)
-        self._broker.vhosts.check(plan.vhost)
-        limit = options.limit or _LIST_PAGE
-        after = None if options.cursor is UNSET else decode_cursor(options.cursor, tuple[str, str])
-        seen: list[QueueInfo] = []
-        while len(seen) <= limit:
-            page = self._broker.queues.list(vhost=plan.vhost, prefix=options.prefix or "", limit=limit + 1, after=after)
-            seen += [info for info in page if self._access.may_see(call.account, info.vhost, info.name)]
-            if len(page) <= limit:
-                break
-            after = (page[-1].vhost, page[-1].name)
-            await asyncio.sleep(0)  # somebody who may see few of many queues must not hold up everybody else
-        more = len(seen) > limit
-        shown = seen[:limit]
-        answer = QueuesAnswer(
-            queues=[self._writer.queue(info) for info in shown],
-            next_cursor=encode_cursor((shown[-1].vhost, shown[-1].name)) if more else None,
-        )
-        return Reply(200, encode(answer))
+        return Reply(200, a.encode(a.PurgeAnswer(purged=await self._broker.ask(i.PurgeQueue(plan.vhost, plan.queue)))))
 
     # --- what is in them
 
+    @ApiRoute("GET", "{Q}/stats", answers={200: a.StatsAnswer}, refusals=(404,))
     async def stats(self, call: Call) -> Reply:
+        """Counts, ages and rates of a queue."""
         plan = self._check(call, "stats")
-        return Reply(200, encode(self._writer.stats(plan.queue, self._broker.queues.stats(plan.vhost, plan.queue))))
+        stats = await self._broker.ask(i.DescribeQueue(plan.vhost, plan.queue))
+        return Reply(200, a.encode(self._writer.stats(plan.queue, stats)))
 
+    @ApiRoute("GET", "{Q}/messages", options=w.PeekOptions, answers={200: a.PeekAnswer}, refusals=(404,))
     async def peek(self, call: Call) -> Reply:
+        """Look at messages without leasing them."""
         plan = self._check(call, "read")
-        query = _peek_query(plan.options(PeekOptions), self._limits)
-        glimpses, next_cursor = self._broker.peek(plan.vhost, plan.queue, query)
+        query = _peek_query(plan.options(w.PeekOptions), self._limits)
+        glimpses, next_cursor = await self._broker.ask(i.Peek(plan.vhost, plan.queue, query))
         return Reply(200, self._writer.page(glimpses, next_cursor))
 
     # --- dead letters
 
-    async def start_redrive(self, call: Call) -> Reply:
+    @ApiRoute(
+        "POST",
+        "{Q}/redrive",
+        request=w.RedriveBody,
+        body_optional=True,
+        answers={202: a.TaskAnswer},
+        refusals=(404, 429, 507),
+    )
+    async def redrive(self, call: Call) -> Reply:
+        """Begin to move dead letters back to where they came from, or to a target."""
         plan = self._check(call, "configure")
-        request = redrive_of(read_body(call, self._decode_redrive, RedriveBody()))
+        request = w.redrive_of(w.read_body(call.body, w.RedriveBody))
         if request.target is not None:
             self._access.check(call.account, plan.vhost, request.target, "write")
-        task = await self._broker.start_redrive(plan.vhost, plan.queue, request)
+        task: Task = await self._broker.ask(i.StartRedrive(plan.vhost, plan.queue, request))
         location = b"Location: /tasks/%b\r\n" % task.task_id.encode()
-        return Reply(202, encode(self._writer.task(task)), location)
+        return Reply(202, a.encode(self._writer.task(task)), location)
 
+    @ApiRoute(
+        "POST",
+        "{Q}/reprocess",
+        short=True,
+        request=w.RedriveBody,
+        body_optional=True,
+        answers={202: a.TaskAnswer},
+        refusals=(404, 429, 507),
+    )
+    async def reprocess(self, call: Call) -> Reply:
+        """The same as redrive: dead letters back to where they came from."""
+        return await self.redrive(call)
+
+    @ApiRoute("GET", "{Q}/redrive", answers={200: a.TasksAnswer}, refusals=(404,))
+    async def list_redrives(self, call: Call) -> Reply:
+        """The redrives of a queue, newest first."""
+        plan = self._check(call, "stats")
+        self._broker.topology.find_queue(plan.vhost, plan.queue)
+        tasks: list[Task] = await self._broker.ask(i.ListTasks(plan.vhost, plan.queue))
+        return Reply(200, a.encode(a.TasksAnswer(tasks=[self._writer.task(task) for task in tasks])))
+
+    @ApiRoute(
+        "POST",
+        "{Q}/dead-letters/delete",
+        request=w.DeleteDeadLettersBody,
+        answers={200: a.DeletedAnswer},
+        refusals=(404,),
+    )
     async def delete_dead_letters(self, call: Call) -> Reply:
+        """Delete dead letters; all of them only with "all": true."""
         plan = self._check(call, "configure")
-        body: DeleteDeadLettersBody = read_body(call, self._decode_deletion, DeleteDeadLettersBody())
-        wanted = filter_of(body)
+        body = w.read_body(call.body, w.DeleteDeadLettersBody)
+        wanted = w.filter_of(body)
         narrowed = any(getattr(wanted, field) is not None for field in wanted.__struct_fields__)
         if narrowed == body.all:
             raise InvalidInput(
@@ -204,27 +245,25 @@ class Administration:
                 " and not both",
                 field="all",
             )
-        count = await self._broker.delete_dead_letters(plan.vhost, plan.queue, wanted)
-        return Reply(200, encode(DeletedAnswer(deleted=count)))
+        count = await self._broker.ask(i.DeleteDeadLetters(plan.vhost, plan.queue, wanted))
+        return Reply(200, a.encode(a.DeletedAnswer(deleted=count)))
 
-    async def list_redrives(self, call: Call) -> Reply:
-        plan = self._check(call, "stats")
-        self._broker.queues.describe(plan.vhost, plan.queue)
-        tasks = self._broker.tasks(plan.vhost, plan.queue)
-        return Reply(200, encode(TasksAnswer(tasks=[self._writer.task(task) for task in tasks])))
-
+    @ApiRoute("GET", "/tasks/{task_id}", answers={200: a.TaskAnswer}, refusals=(404,))
     async def get_task(self, call: Call) -> Reply:
-        task = self._broker.task(call.head.plan.item)
+        """How far a task has come."""
+        task: Task = await self._broker.ask(i.GetTask(call.head.plan.names["task_id"]))
         self._access.check(call.account, task.vhost, task.queue, "stats")
-        return Reply(200, encode(self._writer.task(task)))
+        return Reply(200, a.encode(self._writer.task(task)))
 
+    @ApiRoute("POST", "/tasks/{task_id}/cancel", answers={200: a.TaskAnswer}, refusals=(404,))
     async def cancel_task(self, call: Call) -> Reply:
-        task = self._broker.task(call.head.plan.item)
+        """Stop a task; what it has done stays done."""
+        task: Task = await self._broker.ask(i.GetTask(call.head.plan.names["task_id"]))
         self._access.check(call.account, task.vhost, task.queue, "configure")
-        return Reply(200, encode(self._writer.task(await self._broker.cancel_task(task.task_id))))
+        return Reply(200, a.encode(self._writer.task(await self._broker.ask(i.CancelTask(task.task_id)))))
 
 
-def _peek_query(options: PeekOptions, limits: RestLimits) -> PeekQuery:
+def _peek_query(options: w.PeekOptions, limits: RestLimits) -> PeekQuery:
     attribute: tuple[str, str] | None = None
     if options.attribute is not UNSET:
         name, _, value = options.attribute.partition(":")

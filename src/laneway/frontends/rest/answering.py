@@ -1,4 +1,4 @@
-"""Answers that are put together in callbacks, where nobody is left to raise to."""
+"""Callbacks that the broker answers to, where nobody is left to raise to."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from laneway.frontends.rest.errors import INTERNAL
 log = logging.getLogger("laneway.http")
 
 
-def answers_anyway(callback: Callable[..., None]) -> Callable[..., None]:
-    """If an answer cannot be put together, its client is told so, and the log why."""
+def answering(callback: Callable[..., None]) -> Callable[..., None]:
+    """For a method that makes a call's answer of the broker's, which comes last. If that is an error, the client gets
+    it; if the answer cannot be made, the client gets an internal error, and the log says why."""
 
     @wraps(callback)
     def guarded(self: object, call: Call, *rest: Any) -> None:
+        answer = rest[-1]
         try:
-            callback(self, call, *rest)
-        except Exception as trouble:
-            answer_anyway(call, trouble)
+            if isinstance(answer, LanewayError):
+                call.refuse(answer)
+            else:
+                callback(self, call, *rest)
+        except Exception:
+            log.exception("the answer to %s %s could not be made", call.head.method, call.head.target)
+            call.refuse(INTERNAL)
 
     return guarded
-
-
-def answer_anyway(call: Call, trouble: Exception) -> None:
-    if not isinstance(trouble, LanewayError):
-        log.error("the answer to %s %s could not be made", call.head.method, call.head.target, exc_info=trouble)
-        trouble = INTERNAL
-    call.refuse(trouble)

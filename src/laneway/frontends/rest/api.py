@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from laneway.access import Access
-from laneway.broker.broker import Broker
+from laneway.broker.interface import Broker
 from laneway.errors import LanewayError, Unavailable
 from laneway.frontends.http.errors import HttpError
 from laneway.frontends.http.head import Head
@@ -17,29 +17,28 @@ from laneway.frontends.http.protocol import Call
 from laneway.frontends.rest import answers as a
 from laneway.frontends.rest.accounts import Accounts
 from laneway.frontends.rest.admin import Administration
-from laneway.frontends.rest.bindings import Bindings, binding_routes
+from laneway.frontends.rest.bindings import Bindings
 from laneway.frontends.rest.dequeuing import Dequeuing
-from laneway.frontends.rest.errors import INTERNAL, encode_error, headers_of, status_of
-from laneway.frontends.rest.exchanges import Exchanges, exchange_message_routes, exchange_routes
-from laneway.frontends.rest.getting import Getting, get_routes
-from laneway.frontends.rest.hot import HotPaths
-from laneway.frontends.rest.journal import JournalApi, journal_routes
+from laneway.frontends.rest.errors import INTERNAL, encode_error, headers_of, status_of, unsupported_media_type
+from laneway.frontends.rest.exchanges import ExchangesApi
+from laneway.frontends.rest.getting import Getting
+from laneway.frontends.rest.hot import PublishApi, SettleApi
+from laneway.frontends.rest.journal import JournalApi
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.openapi import openapi_document
-from laneway.frontends.rest.plan import Plan
-from laneway.frontends.rest.producers import Producers, producer_routes
-from laneway.frontends.rest.rebalancing import Rebalancing, rebalancing_routes
-from laneway.frontends.rest.routes import account_routes, message_routes, queue_routes
-from laneway.frontends.rest.routing import Reply, Route, Router
+from laneway.frontends.rest.plan import HeadPlan, KeyedHeads, OneMessageHeads
+from laneway.frontends.rest.producers import ProducersApi
+from laneway.frontends.rest.rebalancing import Rebalancing
+from laneway.frontends.rest.routing import ApiRoute, Reply, Router, routes_of
 from laneway.frontends.rest.times import Timestamps
-from laneway.frontends.rest.vhosts import VirtualHosts, vhost_routes
-from laneway.frontends.rest.writing import Writer
+from laneway.frontends.rest.vhosts import VirtualHosts
+from laneway.frontends.rest.writing import AnswerWriter
 
 log = logging.getLogger("laneway.http")
 
 
 class RestApi:
-    """What protocol.Connection calls its application."""
+    """What protocol.HttpConnection calls its application."""
 
     def __init__(self, broker: Broker, access: Access, limits: RestLimits) -> None:
         self._broker = broker
@@ -47,40 +46,47 @@ class RestApi:
         self._limits = limits
         self._version = version("laneway")
         self._tasks: set[asyncio.Task[None]] = set()
-        writer = Writer(Timestamps())
+        self._one_message_heads, self._keyed_heads = OneMessageHeads(), KeyedHeads()
+        writer = AnswerWriter(Timestamps())
         self._dequeuing = Dequeuing(broker, access, limits, writer)
-        exchanges = Exchanges(broker, access, writer)
-        self._routes = (
-            *message_routes(HotPaths(broker, access, limits, writer), self._dequeuing),
-            *get_routes(Getting(broker, access, limits, writer)),
-            *queue_routes(Administration(broker, access, limits, writer)),
-            *exchange_routes(exchanges),
-            *exchange_message_routes(exchanges),
-            *binding_routes(Bindings(broker, access)),
-            *vhost_routes(VirtualHosts(broker, access)),
-            *rebalancing_routes(Rebalancing(broker, access, writer)),
-            *producer_routes(Producers(broker, access, writer)),
-            *journal_routes(JournalApi(broker, access)),
-            *account_routes(Accounts(access, writer)),
-            *self._server_routes(),
+        settling = SettleApi(broker, access, limits, writer)
+        routes = (
+            *routes_of(PublishApi(broker, access, limits, writer)),
+            *routes_of(self._dequeuing),
+            *routes_of(settling),
+            *settling.batch_routes(),
+            *routes_of(Getting(broker, access, limits, writer)),
+            *routes_of(Administration(broker, access, limits, writer)),
+            *routes_of(ExchangesApi(broker, access, writer)),
+            *Bindings(broker, access).routes(),
+            *routes_of(VirtualHosts(broker, access)),
+            *routes_of(Rebalancing(broker, access, writer)),
+            *routes_of(ProducersApi(broker, access, writer)),
+            *routes_of(JournalApi(broker, access)),
+            *routes_of(Accounts(access, writer)),
+            *routes_of(self),
         )
-        self._router = Router(self._routes)
-        self._openapi = a.encode(openapi_document(self._routes, limits, self._version))
+        self._router = Router(routes)
+        self._openapi = a.encode(openapi_document(routes, limits, self._version))
 
     def takes(self, head: Head) -> bool:
         return True
 
-    def plan(self, head: Head) -> Plan:
-        return Plan(head, self._router)
+    def plan(self, head: Head) -> HeadPlan:
+        plan = HeadPlan(head, self._router)
+        head.is_repeated = plan.route is not None and plan.route.is_repeated and head.idempotency_key is None
+        head.own = (plan.names.get("message_id", ""), plan.query)
+        return plan
 
     def learn(self, raw: bytes, head: Head) -> None:
-        pass  # its clients repeat their heads to the byte
+        self._one_message_heads.learn(raw, head)
+        self._keyed_heads.learn(raw, head)
 
     def recall(self, raw: bytes) -> Head | None:
-        return None
+        return self._one_message_heads.recall(raw) or self._keyed_heads.recall(raw)
 
     def handle(self, call: Call) -> None:
-        plan: Plan = call.head.plan
+        plan: HeadPlan = call.head.plan
         try:
             if self._access.version != plan.known_version or call.connection.from_loopback is not plan.knows_loopback:
                 self._handle_unknown(call, plan)
@@ -93,7 +99,7 @@ class RestApi:
         except Exception as error:
             self._refuse(call, error)
 
-    def _handle_unknown(self, call: Call, plan: Plan) -> None:
+    def _handle_unknown(self, call: Call, plan: HeadPlan) -> None:
         """Of which nobody knows yet who is asking: it may be that nobody has to."""
         if plan.refusal is not None:
             call.refuse(plan.refusal)
@@ -111,7 +117,7 @@ class RestApi:
     def refusal(self, error: LanewayError) -> tuple[int, bytes, bytes]:
         return status_of(error), encode_error(error), headers_of(error)
 
-    def _dispatch(self, call: Call, plan: Plan) -> None:
+    def _dispatch(self, call: Call, plan: HeadPlan) -> None:
         if plan.fast is not None:
             if not plan.is_json and call.body:
                 _check_media_type(plan)
@@ -127,12 +133,11 @@ class RestApi:
             raise Unavailable(f"{self._limits.slow_count} administrative requests are being worked on: try again soon")
         # Requests behind this one on its connection wait: what they do must come after what this one does.
         call.connection.hold(call)
-        call.is_alone = False
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _authenticate(self, call: Call, plan: Plan) -> None:
+    async def _authenticate(self, call: Call, plan: HeadPlan) -> None:
         try:
             call.account = await plan.credentials.account_later(self._access, call.connection.from_loopback)
             if plan.fast is not None:
@@ -143,7 +148,7 @@ class RestApi:
         except Exception as error:
             self._refuse(call, error)
 
-    async def _run(self, call: Call, plan: Plan) -> None:
+    async def _run(self, call: Call, plan: HeadPlan) -> None:
         try:
             if not plan.is_json and call.body:
                 _check_media_type(plan)
@@ -161,69 +166,32 @@ class RestApi:
 
     # --- the server itself
 
-    def _server_routes(self) -> list[Route]:
-        return [
-            Route(
-                method="GET",
-                pattern="/",
-                name="root",
-                summary="What this is",
-                slow=self._root,
-                public=True,
-                answers={200: a.RootAnswer},
-            ),
-            Route(
-                method="GET",
-                pattern="/healthz",
-                name="healthz",
-                summary="Whether the process is alive",
-                slow=self._healthz,
-                public=True,
-                answers={200: a.HealthAnswer},
-            ),
-            Route(
-                method="GET",
-                pattern="/readyz",
-                name="readyz",
-                summary="Whether the node takes requests; 503 with its state if not",
-                slow=self._readyz,
-                public=True,
-                answers={200: a.HealthAnswer},
-            ),
-            Route(
-                method="GET",
-                pattern="/openapi.json",
-                name="openapi",
-                summary="This document",
-                slow=self._openapi_json,
-                public=True,
-                answers={200: dict},
-            ),
-        ]
-
-    async def _root(self, call: Call) -> Reply:
+    @ApiRoute("GET", "/", public=True, answers={200: a.RootAnswer})
+    async def root(self, call: Call) -> Reply:
+        """What this is."""
         links = {"api": "/openapi.json", "queues": "/queues", "health": "/healthz", "readiness": "/readyz"}
         return Reply(200, a.encode(a.RootAnswer(name="laneway", version=self._version, links=links)))
 
-    async def _healthz(self, call: Call) -> Reply:
+    @ApiRoute("GET", "/healthz", public=True, answers={200: a.HealthAnswer})
+    async def healthz(self, call: Call) -> Reply:
+        """Whether the process is alive."""
         return Reply(200, a.encode(a.HealthAnswer(state="alive")))
 
-    async def _readyz(self, call: Call) -> Reply:
+    @ApiRoute("GET", "/readyz", public=True, answers={200: a.HealthAnswer})
+    async def readyz(self, call: Call) -> Reply:
+        """Whether the node takes requests; 503 with its state if not."""
         state = str(self._broker.health().get("state"))
         if state != "ready":
             raise HttpError(503, "not_ready", f"the node is not ready: its state is {state}", state=state)
         return Reply(200, a.encode(a.HealthAnswer(state=state)))
 
-    async def _openapi_json(self, call: Call) -> Reply:
+    @ApiRoute("GET", "/openapi.json", public=True, answers={200: dict})
+    async def openapi(self, call: Call) -> Reply:
+        """This document."""
         return Reply(200, self._openapi)
 
 
-def _check_media_type(plan: Plan) -> None:
+def _check_media_type(plan: HeadPlan) -> None:
     route = plan.route
     if route is not None and route.request is not None and not (route.takes_bytes or route.takes_msgpack):
-        raise HttpError(
-            415,
-            "unsupported_media_type",
-            f"the body is {plan.content_type[:80]!r}, application/json is expected",
-            field="Content-Type",
-        )
+        raise unsupported_media_type(plan.content_type, "application/json")

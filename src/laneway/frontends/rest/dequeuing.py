@@ -1,22 +1,24 @@
-"""Dequeue. Those that come in one turn of the loop and ask for the same are gathered, and share one lease."""
+"""Dequeue: a lease, and its wait. The broker lets those who ask for the same in one turn of the loop share a lease."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
 from laneway.access import Access
-from laneway.broker.broker import Broker
-from laneway.core.message import Delivery, Settlement, part_of
-from laneway.errors import InvalidInput, LanewayError
+from laneway.broker.interface import Broker, Lease, Settle
+from laneway.broker.values import Deliveries
+from laneway.core.message import Settlement
+from laneway.errors import InvalidInput
 from laneway.frontends.http.protocol import Call
-from laneway.frontends.rest.answering import answer_anyway, answers_anyway
+from laneway.frontends.rest.answering import answering
+from laneway.frontends.rest.answers import DequeueAnswer
 from laneway.frontends.rest.limits import RestLimits
-from laneway.frontends.rest.plan import Plan
+from laneway.frontends.rest.plan import HeadPlan
+from laneway.frontends.rest.routing import ApiRoute
 from laneway.frontends.rest.wire import DequeueRequest, check_names_once, decoder
 from laneway.frontends.rest.words import milliseconds
-from laneway.frontends.rest.writing import Writer
+from laneway.frontends.rest.writing import AnswerWriter
 
 _REMEMBERED_BODIES = 1024
 _REMEMBERED_BODY_BYTES = 512
@@ -31,45 +33,30 @@ class _Dequeue(NamedTuple):
     consumer: str
 
 
-class _Asker:
-    """One who asks, and what its call waits for while it is gathered."""
-
-    __slots__ = ("asked", "call", "is_cancelled")
-
-    def __init__(self, call: Call, asked: _Dequeue) -> None:
-        self.call = call
-        self.asked = asked
-        self.is_cancelled = False
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
-
-
 class Dequeuing:
-    def __init__(self, broker: Broker, access: Access, limits: RestLimits, writer: Writer) -> None:
+    def __init__(self, broker: Broker, access: Access, limits: RestLimits, writer: AnswerWriter) -> None:
         self._broker = broker
         self._access = access
         self._limits = limits
         self._writer = writer
         self._decode = decoder(DequeueRequest)
         self._known: dict[bytes, _Dequeue] = {}
-        #: By queue, length of the lease and consumer; dealt with when this turn of the loop has brought all it has.
-        self._gathered: dict[tuple[str, str, int | None, str], list[_Asker]] = {}
 
+    @ApiRoute(
+        "POST", "{Q}/dequeue", request=DequeueRequest, body_optional=True, answers={200: DequeueAnswer}, refusals=(404,)
+    )
     def dequeue(self, call: Call) -> None:
-        plan: Plan = call.head.plan
+        """Lease messages, highest priority first; wait for the first one if asked to."""
+        plan: HeadPlan = call.head.plan
         if not plan.is_allowed:
             plan.check(self._access, call.account, "read")
         asked = self._known.get(call.body) or self._asked(call.body)
-        if not call.is_alone:  # those behind it must not overtake it, nor it those before it
-            if self._gathered:
-                self._deal_gathered()
-            self._lease(call, asked)
-            return
-        if not self._gathered:
-            self._broker.call_soon(self._deal_gathered)
-        call.waiter = one = _Asker(call, asked)
-        self._gathered.setdefault((plan.vhost, plan.queue, asked.lease_ms, asked.consumer), []).append(one)
+        source = self._broker.topology.find_queue(plan.vhost, plan.queue)
+        if not asked.wait_ms and call.connection.is_pipelined:
+            call.connection.hold(call)  # or one client could have many large answers in memory at once
+        number = self._broker.send(Lease(source.queue, *asked), partial(self._leased, call))
+        if number and call.response is None:
+            call.waiter = number
 
     def _asked(self, body: bytes) -> _Dequeue:
         """What a body asks for. Consumers ask for the same thing again and again, so it is remembered."""
@@ -103,78 +90,22 @@ class Dequeuing:
         return asked
 
     def end_wait(self, call: Call) -> None:
-        if call.waiter is not None:
-            call.waiter.cancel()
-            call.waiter = None
-            call.answer(200, b'{"messages":[]}')
+        self._broker.withdraw(call.waiter, answer=not call.is_abandoned)
 
-    # --- leasing
-
-    def _deal_gathered(self) -> None:
-        gathered, self._gathered = self._gathered, {}
-        for (vhost, queue, lease_ms, consumer), askers in gathered.items():
-            waiting = [one for one in askers if not one.is_cancelled]
-            deliveries: Sequence[Delivery] = ()
-            if len(waiting) > 1:
-                total = sum([one.asked.max_messages for one in waiting])
-                try:
-                    deliveries = self._broker.lease_durable(vhost, queue, total, lease_ms=lease_ms, consumer=consumer)
-                except LanewayError:
-                    pass  # each of them hears of it
-                except Exception as trouble:
-                    for one in waiting:
-                        answer_anyway(one.call, trouble)
-                    continue
-            self._deal(waiting, deliveries)
-
-    def _deal(self, waiting: list[_Asker], deliveries: Sequence[Delivery]) -> None:
-        """To each in turn as many as it asked for; those for whom nothing is left ask on their own."""
-        at, end = 0, len(deliveries)
-        for one in waiting:
-            call, count = one.call, one.asked.max_messages
-            call.waiter = None
-            if at >= end:
-                self._lease_or_refuse(call, one.asked)
-            else:
-                self._leased(call, part_of(deliveries, at, at + count))
-            at += count
-
-    @answers_anyway
-    def _lease_or_refuse(self, call: Call, asked: _Dequeue) -> None:
-        self._lease(call, asked)
-
-    def _lease(self, call: Call, asked: _Dequeue) -> None:
-        plan: Plan = call.head.plan
-        waiter = self._broker.lease(
-            plan.vhost,
-            plan.queue,
-            max_messages=asked.max_messages,
-            done=partial(self._leased, call),
-            lease_ms=asked.lease_ms,
-            wait_ms=asked.wait_ms,
-            consumer=asked.consumer,
-        )
-        if call.response is None:
-            call.waiter = waiter
-
-    @answers_anyway
-    def _leased(self, call: Call, deliveries: Sequence[Delivery]) -> None:
+    @answering
+    def _leased(self, call: Call, deliveries: Deliveries) -> None:
         call.waiter = None
         if call.is_abandoned or call.response is not None:
-            give_back(self._broker, call.head.plan, deliveries)
-            return
-        call.answer_pieces(200, *self._writer.delivery_pieces(deliveries))
+            give_back(self._broker, deliveries)
+        else:
+            call.answer_pieces(200, *self._writer.deliveries(deliveries))
 
 
-def give_back(broker: Broker, plan: Plan, deliveries: Sequence[Delivery]) -> None:
-    """Nobody is there any more to take these: others may have them now rather than when the leases expire."""
-    if deliveries:
-        returned = [Settlement("release", delivery.token) for delivery in deliveries]
-        try:
-            broker.settle(plan.vhost, plan.queue, returned, _ignore)
-        except LanewayError:
-            pass  # then the leases expire
+def give_back(broker: Broker, deliveries: Deliveries) -> None:
+    """Release what nobody is there to take, so that others have it now and not when the leases expire."""
+    if len(deliveries):
+        broker.send(Settle(deliveries.queue, [Settlement("release", token) for token in deliveries.tokens()]), _ignore)
 
 
-def _ignore(results: object) -> None:
+def _ignore(answer: object) -> None:
     pass

@@ -81,6 +81,11 @@ def error_object(error: LanewayError) -> dict[str, object]:
     return told
 
 
+def unsupported_media_type(content_type: str, expected: str) -> HttpError:
+    message = f"the body is {content_type[:80]!r}, {expected} is expected"
+    return HttpError(415, "unsupported_media_type", message, field="Content-Type")
+
+
 def encode_error(error: LanewayError) -> bytes:
     return msgspec.json.encode({"error": error_object(error)}, enc_hook=str)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -11,32 +10,23 @@ from msgspec import UNSET, Meta, UnsetType
 
 from laneway.access import Access, Need
 from laneway.broker.arguments import DELAYED_TYPE, EXCHANGE_TYPES, exchange_from_arguments
-from laneway.broker.broker import Broker
-from laneway.broker.values import Arrival, ExchangeInfo, ExchangeSettings, Hop, Receipt
-from laneway.broker.values import Route as Way
+from laneway.broker.interface import Broker, DeclareExchange, DeleteExchange, Publish, QueueId
+from laneway.broker.values import Arrival, ExchangeInfo, ExchangeSettings, Hop, Route, message_delay_ms
+from laneway.core.message import Messages, Receipt, Receipts, messages_of
 from laneway.errors import ExchangeNotFound, InvalidInput, LanewayError
 from laneway.frontends.http.protocol import Call
-from laneway.frontends.rest.admin import read_body
-from laneway.frontends.rest.answering import answers_anyway
-from laneway.frontends.rest.answers import (
-    ArrivalAnswer,
-    ExchangeAnswer,
-    ExchangesAnswer,
-    HopAnswer,
-    RouteAnswer,
-    RoutedAnswer,
-    RoutesAnswer,
-    encode,
-)
+from laneway.frontends.rest import answers as a
+from laneway.frontends.rest.answering import answering
+from laneway.frontends.rest.attributes import Attributes, attribute_to_wire, attribute_values
 from laneway.frontends.rest.cursors import decode_cursor, encode_cursor
 from laneway.frontends.rest.errors import error_object
-from laneway.frontends.rest.hot import REPLAYED, idempotency_of
-from laneway.frontends.rest.plan import Plan
-from laneway.frontends.rest.publishing import Attributes, RoutedRequest, ShortText, attribute_values, decode_routed
-from laneway.frontends.rest.routing import Reply, Route
-from laneway.frontends.rest.wire import ListOptions, decoder
+from laneway.frontends.rest.hot import REPLAYED, idempotency_of, queue_gone
+from laneway.frontends.rest.plan import HeadPlan
+from laneway.frontends.rest.publishing import RoutedRequest, ShortText, decode_routed, to_draft
+from laneway.frontends.rest.routing import ApiRoute, Reply
+from laneway.frontends.rest.wire import ListOptions, read_body
 from laneway.frontends.rest.words import exchange_of, name_of
-from laneway.frontends.rest.writing import Writer, attribute_to_wire
+from laneway.frontends.rest.writing import AnswerWriter
 
 _LIST_PAGE = 100
 _TYPES = "|".join((*EXCHANGE_TYPES, DELAYED_TYPE))
@@ -84,58 +74,30 @@ def settings_of(request: ExchangeRequest) -> ExchangeSettings:
     )
 
 
-class Exchanges:
-    def __init__(self, broker: Broker, access: Access, writer: Writer) -> None:
+class ExchangesApi:
+    def __init__(self, broker: Broker, access: Access, writer: AnswerWriter) -> None:
         self._broker = broker
         self._access = access
         self._writer = writer
-        self._decode = decoder(ExchangeRequest)
-        self._decode_route = decoder(RouteRequest)
 
-    def _check(self, call: Call, need: Need) -> Plan:
-        plan: Plan = call.head.plan
+    def _check(self, call: Call, need: Need) -> HeadPlan:
+        plan: HeadPlan = call.head.plan
         self._access.check(call.account, plan.vhost, plan.exchange, need, noun="exchange")
         return plan
 
     # --- what there is
 
-    async def put_exchange(self, call: Call) -> Reply:
-        plan = self._check(call, "configure")
-        settings = settings_of(read_body(call, self._decode, ExchangeRequest()))
-        if settings.alternate_exchange is not None:
-            # Or what one may not publish to could be reached through an exchange of one's own.
-            name = name_of(settings.alternate_exchange)
-            self._access.check(call.account, plan.vhost, name, "write", noun="exchange")
-        exchanges = self._broker.exchanges
-        is_new = exchanges.info(plan.vhost, exchange_of(plan.exchange)) is None
-        info = exchanges.declare(plan.vhost, exchange_of(plan.exchange), settings)
-        await self._broker.durable()
-        return Reply(201 if is_new else 200, encode(self._answer(info)))
-
-    async def get_exchange(self, call: Call) -> Reply:
-        plan = self._check(call, "stats")
-        self._broker.vhosts.check(plan.vhost)
-        info = self._broker.exchanges.info(plan.vhost, exchange_of(plan.exchange))
-        if info is None:
-            raise ExchangeNotFound(f"there is no exchange {plan.exchange!r}; declare it first", field="exchange")
-        return Reply(200, encode(self._answer(info)))
-
-    async def delete_exchange(self, call: Call) -> Reply:
-        plan = self._check(call, "configure")
-        options: DeleteExchangeOptions = plan.options(DeleteExchangeOptions)
-        name = exchange_of(plan.exchange)
-        self._broker.exchanges.delete(plan.vhost, name, if_unused=bool(options.if_unused))
-        await self._broker.durable()
-        return Reply(204)
-
+    @ApiRoute("GET", "{XS}", options=ListOptions, answers={200: a.ExchangesAnswer}, refusals=(404,))
     async def list_exchanges(self, call: Call) -> Reply:
-        """Those that the caller may see, by name."""
-        plan: Plan = call.head.plan
+        """The exchanges of a virtual host, in the order of their names.
+
+        Those that the caller may not see are left out."""
+        plan: HeadPlan = call.head.plan
         options: ListOptions = plan.options(ListOptions)
-        self._broker.vhosts.check(plan.vhost)
+        self._broker.topology.check_vhost(plan.vhost)
         after = None if options.cursor is UNSET else decode_cursor(options.cursor, str)
         limit, prefix = options.limit or _LIST_PAGE, options.prefix or ""
-        found = sorted(self._broker.exchanges.list(plan.vhost), key=lambda info: name_of(info.name))
+        found = sorted(self._broker.topology.exchanges(plan.vhost), key=lambda info: name_of(info.name))
         seen = [
             info
             for info in found
@@ -145,11 +107,54 @@ class Exchanges:
         ]
         shown = seen[:limit]
         next_cursor = encode_cursor(name_of(shown[-1].name)) if len(seen) > limit else None
-        return Reply(200, encode(ExchangesAnswer([self._answer(info) for info in shown], next_cursor)))
+        return Reply(200, a.encode(a.ExchangesAnswer([self._answer(info) for info in shown], next_cursor)))
 
-    def _answer(self, info: ExchangeInfo) -> ExchangeAnswer:
+    @ApiRoute(
+        "PUT",
+        "{X}",
+        request=ExchangeRequest,
+        body_optional=True,
+        answers={200: a.ExchangeAnswer, 201: a.ExchangeAnswer},
+        refusals=(404, 409, 429, 507),
+    )
+    async def put_exchange(self, call: Call) -> Reply:
+        """Declare an exchange; one that exists must have the same settings."""
+        plan = self._check(call, "configure")
+        settings = settings_of(read_body(call.body, ExchangeRequest))
+        if settings.alternate_exchange is not None:
+            # Or what one may not publish to could be reached through an exchange of one's own.
+            alternate = name_of(settings.alternate_exchange)
+            self._access.check(call.account, plan.vhost, alternate, "write", noun="exchange")
+        name = exchange_of(plan.exchange)
+        is_new = self._broker.topology.exchange(plan.vhost, name) is None
+        info = await self._broker.ask(DeclareExchange(plan.vhost, name, settings))
+        return Reply(201 if is_new else 200, a.encode(self._answer(info)))
+
+    @ApiRoute("GET", "{X}", answers={200: a.ExchangeAnswer}, refusals=(404,))
+    async def get_exchange(self, call: Call) -> Reply:
+        """An exchange's settings."""
+        plan = self._check(call, "stats")
+        return Reply(200, a.encode(self._answer(self._find(plan.vhost, exchange_of(plan.exchange)))))
+
+    def _find(self, vhost: str, exchange: str) -> ExchangeInfo:
+        self._broker.topology.check_vhost(vhost)
+        info = self._broker.topology.exchange(vhost, exchange)
+        if info is None:
+            raise ExchangeNotFound(f"there is no exchange {exchange!r}; declare it first", field="exchange")
+        return info
+
+    @ApiRoute("DELETE", "{X}", options=DeleteExchangeOptions, answers={204: None}, refusals=(404, 409))
+    async def delete_exchange(self, call: Call) -> Reply:
+        """Delete an exchange with its bindings."""
+        plan = self._check(call, "configure")
+        options: DeleteExchangeOptions = plan.options(DeleteExchangeOptions)
+        name = exchange_of(plan.exchange)
+        await self._broker.ask(DeleteExchange(plan.vhost, name, if_unused=bool(options.if_unused)))
+        return Reply(204)
+
+    def _answer(self, info: ExchangeInfo) -> a.ExchangeAnswer:
         s = info.settings
-        return ExchangeAnswer(
+        return a.ExchangeAnswer(
             name_of(info.name),
             info.vhost,
             s.type,
@@ -166,57 +171,89 @@ class Exchanges:
 
     # --- publishing
 
-    def publish(self, call: Call) -> None:
-        plan = self._check(call, "write")
-        exchange = exchange_of(plan.exchange)
-        routing_key, draft = decode_routed(call.body)
-        key = call.head.idempotency_key
-        self._broker.exchanges.publish(
-            plan.vhost,
-            exchange,
-            routing_key,
-            draft,
-            partial(self._arrived, call),
-            idempotency=None if key is None else idempotency_of(call, key),
-        )
+    @ApiRoute(
+        "POST",
+        "{X}/publish",
+        request=RoutedRequest,
+        answers={200: a.RoutedAnswer, 207: a.RoutedAnswer},
+        refusals=(404, 409, 429, 507),
+    )
+    def publish_to_exchange(self, call: Call) -> None:
+        """Publish a message through an exchange to the queues it leads to."""
+        plan, key = self._check(call, "write"), call.head.idempotency_key
+        request = decode_routed(call.body)
+        names, messages = self._routed(plan.vhost, self._find(plan.vhost, exchange_of(plan.exchange)), request)
+        publish = Publish(tuple(names), messages, None if key is None else idempotency_of(call, key))
+        self._broker.send(publish, partial(self._arrived, call, names))
 
-    @answers_anyway
-    def _arrived(self, call: Call, arrivals: Sequence[Arrival]) -> None:
-        """If no queue took it, it was refused; if only some did, that is told queue by queue."""
-        refused = [a.result for a in arrivals if isinstance(a.result, LanewayError)]
-        if arrivals and len(refused) == len(arrivals):
+    def _routed(
+        self, vhost: str, exchange: ExchangeInfo, request: RoutedRequest
+    ) -> tuple[dict[QueueId, str], Messages]:
+        """The names of the queues that a message reaches, perhaps none, and the message as it leaves the exchange."""
+        if exchange.settings.internal:
+            raise InvalidInput(
+                f"exchange {exchange.name!r} is internal: only other exchanges publish to it", field="exchange"
+            )
+        draft, routing_key = to_draft(request), request.routing_key
+        attributes, extra = draft.properties.attributes, draft.properties.extra
+        topology = self._broker.topology
+        found = map(topology.queue_at, topology.route(vhost, exchange.name, routing_key, attributes))
+        queues = [info for info in found if info is not None]
+        if draft.priority is not None and any(draft.priority > info.settings.max_priority for info in queues):
+            # Each queue takes it at its own highest priority. It remembers the one that it was given, for a queue that
+            # it may go to as a dead letter.
+            extra = extra | {"priority": draft.priority}
+        draft.properties = msgspec.structs.replace(
+            draft.properties, exchange=exchange.name, routing_key=routing_key, extra=extra
+        )
+        if exchange.settings.delayed and draft.visible_at_ms is None and draft.delay_ms is None:
+            delay_ms = message_delay_ms(attributes)
+            draft.visible_at_ms = self._broker.now() + delay_ms if delay_ms else None
+        return {info.queue: info.name for info in queues}, messages_of([draft], clamps=True)
+
+    @answering
+    def _arrived(self, call: Call, names: dict[QueueId, str], arrivals: list[Arrival]) -> None:
+        """If no queue took the message, refuse it; if only some did, say so queue by queue."""
+        arrived = {arrival.queue: arrival.result for arrival in arrivals}
+        results = {name: _result(arrived.get(queue, queue_gone(name))) for queue, name in names.items()}
+        refused = [result for result in results.values() if isinstance(result, LanewayError)]
+        if results and len(refused) == len(results):
             call.refuse(refused[0])
             return
         vhost: str = call.head.plan.vhost
-        seen = [a for a in arrivals if self._access.may_see(call.account, vhost, a.queue)]
-        answer = RoutedAnswer(bool(arrivals), len(arrivals), [_arrival(a) for a in seen])
+        seen = [_arrival(*one) for one in results.items() if self._access.may_see(call.account, vhost, one[0])]
         is_replay = call.head.idempotency_key is not None and all(
-            isinstance(a.result, Receipt) and a.result.duplicate for a in arrivals
+            isinstance(result, Receipt) and result.duplicate for result in results.values()
         )
-        call.answer(207 if refused else 200, encode(answer), REPLAYED if arrivals and is_replay else b"")
+        body = a.encode(a.RoutedAnswer(bool(results), len(results), seen))
+        call.answer(207 if refused else 200, body, REPLAYED if results and is_replay else b"")
 
     # --- where would it go
 
+    @ApiRoute(
+        "POST", "{X}/route", request=RouteRequest, body_optional=True, answers={200: a.RoutesAnswer}, refusals=(404,)
+    )
     async def route(self, call: Call) -> Reply:
+        """Which queues a message would reach, and why; nothing is published."""
         plan = self._check(call, "stats")
-        self._broker.vhosts.check(plan.vhost)
-        asked: RouteRequest = read_body(call, self._decode_route, RouteRequest())
+        self._broker.topology.check_vhost(plan.vhost)
+        asked = read_body(call.body, RouteRequest)
         headers = attribute_values(asked.attributes or {})
         exchange = exchange_of(plan.exchange)
-        found = self._broker.exchanges.explain(plan.vhost, exchange, asked.routing_key, headers)
+        found = self._broker.topology.explain(plan.vhost, exchange, asked.routing_key, headers)
         seen = [route for route in found if self._access.may_see(call.account, plan.vhost, route.queue)]
-        answer = RoutesAnswer(
+        answer = a.RoutesAnswer(
             bool(found),
             list(dict.fromkeys(route.queue for route in seen)),
             [self._route(plan.vhost, route, asked.routing_key) for route in seen],
             "" if found else self._why_not(plan.vhost, exchange, asked.routing_key),
         )
-        return Reply(200, encode(answer))
+        return Reply(200, a.encode(answer))
 
     def _why_not(self, vhost: str, exchange: str, routing_key: str) -> str:
         if not exchange:
             return f"there is no queue {routing_key!r}"
-        info = self._broker.exchanges.info(vhost, exchange)
+        info = self._broker.topology.exchange(vhost, exchange)
         assert info is not None  # or it could not have been asked
         count, alternate = info.binding_count, info.settings.alternate_exchange
         if not count:
@@ -229,13 +266,13 @@ class Exchanges:
             return why
         return f"{why}, nor does its alternate exchange {name_of(alternate)!r} lead anywhere"
 
-    def _route(self, vhost: str, route: Way, routing_key: str) -> RouteAnswer:
-        return RouteAnswer(route.queue, [self._hop(vhost, hop, routing_key) for hop in route.hops])
+    def _route(self, vhost: str, route: Route, routing_key: str) -> a.RouteAnswer:
+        return a.RouteAnswer(route.queue, [self._hop(vhost, hop, routing_key) for hop in route.hops])
 
-    def _hop(self, vhost: str, hop: Hop, routing_key: str) -> HopAnswer:
-        info = self._broker.exchanges.info(vhost, hop.exchange)
+    def _hop(self, vhost: str, hop: Hop, routing_key: str) -> a.HopAnswer:
+        info = self._broker.topology.exchange(vhost, hop.exchange)
         kind = info.settings.type if info is not None else ""
-        return HopAnswer(
+        return a.HopAnswer(
             name_of(hop.exchange),
             name_of(hop.binding.destination) if hop.binding.kind == "exchange" else hop.binding.destination,
             hop.binding.kind,
@@ -245,11 +282,15 @@ class Exchanges:
         )
 
 
-def _arrival(arrival: Arrival) -> ArrivalAnswer:
-    result = arrival.result
+def _result(result: Receipts | LanewayError) -> Receipt | LanewayError:
+    """Of a single message."""
+    return result if isinstance(result, LanewayError) else result[0]
+
+
+def _arrival(queue: str, result: Receipt | LanewayError) -> a.ArrivalAnswer:
     if isinstance(result, LanewayError):
-        return ArrivalAnswer(queue_name=arrival.queue, error=error_object(result))  # type: ignore[arg-type]
-    return ArrivalAnswer(queue_name=arrival.queue, message_id=result.message_id, duplicate=result.duplicate)
+        return a.ArrivalAnswer(queue_name=queue, error=error_object(result))  # type: ignore[arg-type]
+    return a.ArrivalAnswer(queue_name=queue, message_id=result.message_id, duplicate=result.duplicate)
 
 
 def _why(hop: Hop, kind: str, routing_key: str) -> str:
@@ -265,74 +306,3 @@ def _why(hop: Hop, kind: str, routing_key: str) -> str:
     if kind == "topic":
         return f"the routing key {routing_key!r} matches the pattern {hop.binding.routing_key!r}"
     return f"the routing key is {routing_key!r}, as in the binding"
-
-
-def exchange_routes(exchanges: Exchanges) -> list[Route]:
-    return [
-        Route(
-            method="GET",
-            pattern="{XS}",
-            name="list_exchanges",
-            summary="The exchanges of a virtual host, in the order of their names",
-            slow=exchanges.list_exchanges,
-            options=ListOptions,
-            answers={200: ExchangesAnswer},
-            refusals=(404,),
-        ),
-        Route(
-            method="PUT",
-            pattern="{X}",
-            name="put_exchange",
-            summary="Declare an exchange; one that exists must have the same settings",
-            slow=exchanges.put_exchange,
-            request=ExchangeRequest,
-            body_optional=True,
-            answers={200: ExchangeAnswer, 201: ExchangeAnswer},
-            refusals=(404, 409, 429, 507),
-        ),
-        Route(
-            method="GET",
-            pattern="{X}",
-            name="get_exchange",
-            summary="An exchange's settings",
-            slow=exchanges.get_exchange,
-            answers={200: ExchangeAnswer},
-            refusals=(404,),
-        ),
-        Route(
-            method="DELETE",
-            pattern="{X}",
-            name="delete_exchange",
-            summary="Delete an exchange with its bindings",
-            slow=exchanges.delete_exchange,
-            options=DeleteExchangeOptions,
-            answers={204: None},
-            refusals=(404, 409),
-        ),
-    ]
-
-
-def exchange_message_routes(exchanges: Exchanges) -> list[Route]:
-    return [
-        Route(
-            method="POST",
-            pattern="{X}/publish",
-            name="publish_to_exchange",
-            summary="Publish a message through an exchange to the queues it leads to",
-            fast=exchanges.publish,
-            request=RoutedRequest,
-            answers={200: RoutedAnswer, 207: RoutedAnswer},
-            refusals=(404, 409, 429, 507),
-        ),
-        Route(
-            method="POST",
-            pattern="{X}/route",
-            name="route",
-            summary="Which queues a message would reach, and why; nothing is published",
-            slow=exchanges.route,
-            request=RouteRequest,
-            body_optional=True,
-            answers={200: RoutesAnswer},
-            refusals=(404,),
-        ),
-    ]

@@ -5,7 +5,6 @@ A GET that changes something is against the custom of HTTP, so nothing but GET i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Literal
 
@@ -13,17 +12,18 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from laneway.access import Access
-from laneway.broker.broker import Broker
-from laneway.core.message import Delivery, Settlement
+from laneway.broker.interface import Broker, Lease, Settle
+from laneway.broker.values import Deliveries
+from laneway.core.message import Settlement
 from laneway.errors import InvalidInput, LanewayError
 from laneway.frontends.http.protocol import Call
-from laneway.frontends.rest.answering import answers_anyway
+from laneway.frontends.rest.answering import answering
 from laneway.frontends.rest.answers import GetAnswer
 from laneway.frontends.rest.dequeuing import give_back
 from laneway.frontends.rest.limits import RestLimits
-from laneway.frontends.rest.plan import Plan
-from laneway.frontends.rest.routing import Route
-from laneway.frontends.rest.writing import Writer
+from laneway.frontends.rest.plan import HeadPlan
+from laneway.frontends.rest.routing import ApiRoute
+from laneway.frontends.rest.writing import AnswerWriter
 
 Action = Literal["ack", "release", "reject"]
 
@@ -43,14 +43,18 @@ class GetOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Getting:
-    def __init__(self, broker: Broker, access: Access, limits: RestLimits, writer: Writer) -> None:
+    def __init__(self, broker: Broker, access: Access, limits: RestLimits, writer: AnswerWriter) -> None:
         self._broker = broker
         self._access = access
         self._limits = limits
         self._writer = writer
 
-    def get(self, call: Call) -> None:
-        plan: Plan = call.head.plan
+    @ApiRoute(
+        "GET", "{Q}/get", short=True, has_head=False, options=GetOptions, answers={200: GetAnswer}, refusals=(404,)
+    )
+    def get_messages(self, call: Call) -> None:
+        """Take messages; ack_mode says what becomes of them."""
+        plan: HeadPlan = call.head.plan
         self._access.check(call.account, plan.vhost, plan.queue, "read")
         options: GetOptions = plan.options(GetOptions)
         count = options.count or 1
@@ -61,40 +65,22 @@ class Getting:
                 limit=self._limits.batch_count,
             )
         action = ACK_MODES[options.ack_mode or "manual"]
-        done = partial(self._taken, call, action)
-        self._broker.lease(plan.vhost, plan.queue, max_messages=count, done=done)
+        source = self._broker.topology.find_queue(plan.vhost, plan.queue)
+        self._broker.send(Lease(source.queue, count), partial(self._taken, call, action))
 
-    @answers_anyway
-    def _taken(self, call: Call, action: Action | None, deliveries: Sequence[Delivery]) -> None:
-        plan: Plan = call.head.plan
+    @answering
+    def _taken(self, call: Call, action: Action | None, deliveries: Deliveries) -> None:
         if call.is_abandoned or call.response is not None:
-            give_back(self._broker, plan, deliveries)
-        elif action is None or not deliveries:
-            call.answer(200, self._writer.gotten(deliveries, with_handles=True))
+            give_back(self._broker, deliveries)
+        elif action is None or not len(deliveries):
+            call.answer_pieces(200, *self._writer.deliveries(deliveries))
         else:
-            settlements = [Settlement(action, delivery.token) for delivery in deliveries]
-            done: Callable[[list[int | LanewayError]], None] = partial(self._settled, call, deliveries)
-            self._broker.settle(plan.vhost, plan.queue, settlements, done)
+            settlements = [Settlement(action, token) for token in deliveries.tokens()]
+            self._broker.send(Settle(deliveries.queue, settlements), partial(self._settled, call, deliveries))
 
-    @answers_anyway
-    def _settled(self, call: Call, deliveries: Sequence[Delivery], results: Sequence[int | LanewayError]) -> None:
+    @answering
+    def _settled(self, call: Call, deliveries: Deliveries, results: list[int | LanewayError]) -> None:
         """Those whose lease ended in between, if any, are not this caller's: they are left out."""
-        settled = [d for d, result in zip(deliveries, results, strict=True) if not isinstance(result, LanewayError)]
-        call.answer(200, self._writer.gotten(settled, with_handles=False))
-
-
-def get_routes(getting: Getting) -> list[Route]:
-    return [
-        Route(
-            method="GET",
-            pattern="{Q}/get",
-            short=True,
-            has_head=False,
-            name="get_messages",
-            summary="Take messages; ack_mode says what becomes of them",
-            fast=getting.get,
-            options=GetOptions,
-            answers={200: GetAnswer},
-            refusals=(404,),
-        ),
-    ]
+        gone = [i for i, result in enumerate(results) if isinstance(result, LanewayError)]
+        settled = deliveries.without(gone) if gone else deliveries
+        call.answer_pieces(200, *self._writer.deliveries(settled, with_handles=False))

@@ -1,7 +1,7 @@
 """The frequent requests beside dequeue: publish, and the four ways to settle.
 
-Nothing here awaits. A handler checks, calls the broker, and returns; the broker calls back when the answer is known
-(and durable), and the answer is put together right there. So a request costs no task and no future.
+Nothing here awaits. A handler checks, sends a request to the broker, and returns; the broker calls back when the answer
+is known (and durable), and the callback writes the answer. So a request costs no task and no future.
 """
 
 from __future__ import annotations
@@ -12,32 +12,21 @@ from functools import partial
 from typing import Any
 
 from laneway.access import Access
-from laneway.broker.broker import Broker
-from laneway.core.digits import tokens_in
-from laneway.core.message import Draft, Receipt, Receipts, Settlement
-from laneway.errors import InvalidInput, LanewayError
+from laneway.broker.interface import Ack, Broker, Publish, QueueId, Settle
+from laneway.broker.values import Arrival
+from laneway.core.digits import SEQ_DIGITS, tokens_in
+from laneway.core.message import Receipt, Receipts, Settlement, messages_of
+from laneway.errors import InvalidInput, LanewayError, QueueNotFound
 from laneway.frontends.http.protocol import Call
-from laneway.frontends.rest.answering import answer_anyway, answers_anyway
-from laneway.frontends.rest.answers import encode
+from laneway.frontends.rest import answers as a
+from laneway.frontends.rest import wire as w
+from laneway.frontends.rest.answering import answering
 from laneway.frontends.rest.errors import InvalidRequest, encode_error
 from laneway.frontends.rest.limits import RestLimits
-from laneway.frontends.rest.plan import Plan
-from laneway.frontends.rest.publishing import PlainBatch, PublishOptions, colons_of, decode_publish, draft_of_bytes
-from laneway.frontends.rest.singles import Singles
-from laneway.frontends.rest.wire import (
-    AckOptions,
-    AckRequest,
-    NackRequest,
-    RejectRequest,
-    VisibilityRequest,
-    ack_of,
-    check_names_once,
-    decoder,
-    extension_of,
-    nack_of,
-    reject_of,
-)
-from laneway.frontends.rest.writing import Writer
+from laneway.frontends.rest.plan import HeadPlan
+from laneway.frontends.rest.publishing import PublishBody, PublishOptions, colons_of, decode_publish, draft_of_bytes
+from laneway.frontends.rest.routing import ApiRoute, Each, convert_query
+from laneway.frontends.rest.writing import AnswerWriter
 
 REPLAYED = b"Idempotency-Replayed: true\r\n"
 #: What stands before, between and behind the receipt handles of a list of them, without blanks and as Python writes it.
@@ -50,226 +39,252 @@ _BARE = (
 class SettleForm:
     """What tells one way of settling from another."""
 
-    def __init__(self, status: str, request: Any, to_settlement: Callable[[Any], Settlement], time_name: str) -> None:
+    def __init__(
+        self, name: str, status: str, request: Any, to_settlement: Callable[[Any], Settlement], time_name: str = ""
+    ) -> None:
+        self.name = name
         self.status = status
-        self.decode_one = decoder(request)
-        self.decode_many = decoder(list[request])
+        self.request_many: Any = list[request]
+        self.decode_one = w.decoder(request)
+        self.decode_many = w.decoder(self.request_many)
         self.to_settlement = to_settlement
         self.time_name = time_name  # of the time in its result, if it has one
         self.plain_result = f'{{"status":"{status}"}}'.encode()
 
 
-ACK = SettleForm("acked", AckRequest, ack_of, "")
-NACK = SettleForm("released", NackRequest, nack_of, "visible_at")
-REJECT = SettleForm("rejected", RejectRequest, reject_of, "")
-VISIBILITY = SettleForm("extended", VisibilityRequest, extension_of, "visible_until")
+ACK = SettleForm("ack", "acked", w.AckRequest, w.ack_of)
+NACK = SettleForm("nack", "released", w.NackRequest, w.nack_of, "visible_at")
+REJECT = SettleForm("reject", "rejected", w.RejectRequest, w.reject_of)
+VISIBILITY = SettleForm("visibility", "extended", w.VisibilityRequest, w.extension_of, "visible_until")
 
 
-class HotPaths:
-    def __init__(self, broker: Broker, access: Access, limits: RestLimits, writer: Writer) -> None:
+class PublishApi:
+    def __init__(self, broker: Broker, access: Access, limits: RestLimits, writer: AnswerWriter) -> None:
         self._broker = broker
         self._access = access
         self._limits = limits
         self._writer = writer
-        self._tell_published = self._published  # one and the same for all calls
-        self._singles = Singles(broker, writer, self._publish_alone)
+        # What stood around the number in the answer to the last single publish, and what that depends on.
+        self._last: tuple[str, int, int, int] | None = None
+        self._start = self._whole_start = self._end = b""
 
-    # --- publish
-
+    @ApiRoute(
+        "POST",
+        "{Q}/messages",
+        request=PublishBody,
+        takes_bytes=True,
+        options=PublishOptions,
+        answers={201: a.PublishAnswer | list[a.PublishAnswer], 207: Each((a.PublishAnswer, a.ErrorAnswer))},
+        refusals=(404, 409, 413, 429, 507),
+    )
     def publish(self, call: Call) -> None:
-        plan: Plan = call.head.plan
+        """Publish one message, or a list of them."""
+        head, plan = call.head, call.head.plan
         if not plan.is_allowed:
             plan.check(self._access, call.account, "write")
-        if plan.is_gathered and call.is_alone and call.body.startswith(b"{"):
-            self._singles.add(call, plan.place)
+        is_list = False
+        if not plan.is_json:  # the body is the message itself; the query string describes it
+            messages = messages_of([draft_of_bytes(call.body, plan.content_type, plan.options(PublishOptions))])
+        elif plan.query:
+            raise InvalidRequest("the body is JSON, so what describes the message belongs into it", field="query")
         else:
-            self._publish_alone(call)
+            messages = decode_publish(call.body)
+            is_list = call.body.lstrip().startswith(b"[")
+        _check_count(len(messages), self._limits.batch_count)
+        key = None if head.idempotency_key is None else idempotency_of(call, head.idempotency_key)
+        target = self._broker.topology.find_queue(plan.vhost, plan.queue)
+        self._broker.send(Publish((target.queue,), messages, key), partial(self._arrived, call, is_list))
 
-    def _publish_alone(self, call: Call) -> None:
+    @answering
+    def _arrived(self, call: Call, is_list: bool, arrivals: list[Arrival]) -> None:
+        plan: HeadPlan = call.head.plan
+        receipts = arrivals[0].result if arrivals else queue_gone(plan.queue)
+        if isinstance(receipts, LanewayError):
+            call.refuse(receipts)
+            return
+        if not is_list and isinstance(refusal := receipts.others.get(0), LanewayError):
+            call.refuse(refusal)
+            return
+        if not (is_list or receipts.others or receipts.visible_at_ms):
+            self._answer_one(call, receipts)
+            return
+        body = self._writer.receipts(receipts, plan.queue_json)
+        is_replay = call.head.idempotency_key is not None and _is_repeated(receipts)
+        status = 207 if receipts.refusals() else 201
+        call.answer(status, body if is_list else body[1:-1], REPLAYED if is_replay else b"")
+
+    def _answer_one(self, call: Call, receipts: Receipts) -> None:
+        """Hot: the answers to messages that share a commit mostly differ in the number of the message alone."""
         head = call.head
-        plan: Plan = head.plan
-        decoded: PlainBatch | list[Draft] | Draft
-        if plan.is_json:
-            if plan.query:
-                raise InvalidRequest(
-                    "the body is JSON, so what is said about the message belongs into it", field="query"
-                )
-            decoded = decode_publish(call.body)
+        shared = (head.plan.queue_json, receipts.tag, receipts.priorities[0], receipts.enqueued_at_ms)
+        if shared != self._last:
+            self._start, self._end = self._writer.around_number(receipts, head.plan.queue_json)
+            size = len(self._start) + SEQ_DIGITS + len(self._end)
+            self._whole_start = call.head_of_answer(201, size) + self._start
+            self._last = shared
+        number = b"%012x" % receipts.seqs[0]
+        if head.is_plain and not call.connection.shared.is_stopping:
+            call.answer_with(self._whole_start + number + self._end)
         else:
-            decoded = self._draft_of_bytes(call, plan)
-        vhost, queue, key = plan.vhost, plan.queue, head.idempotency_key
-        if type(decoded) is Draft and key is None:
-            self._broker.publish_one(vhost, queue, decoded, self._tell_published, call)
-            return
-        idempotency = None if key is None else idempotency_of(call, key)
-        if isinstance(decoded, PlainBatch):
-            self._check_count(len(decoded.bodies))
-            if idempotency is None and self._broker.publish_bodies(
-                vhost, queue, decoded.bodies, decoded.priorities, partial(self._published_plain, call)
-            ):
-                return
-            decoded = decoded.drafts()
-        if isinstance(decoded, list):
-            self._check_count(len(decoded))
-            self._broker.publish(vhost, queue, decoded, partial(self._published_many, call), idempotency=idempotency)
-        else:
-            self._broker.publish(vhost, queue, (decoded,), partial(self._published, [call]), idempotency=idempotency)
+            call.answer(201, self._start + number + self._end)
 
-    def _published(self, calls: list[Call], results: list[Receipt | LanewayError]) -> None:
-        """Hot: of those that share a commit, mostly all but the id is the same, the head of the answer too."""
-        last, before, behind = None, b"", b""
-        for call, result in zip(calls, results, strict=True):
-            try:
-                if isinstance(result, LanewayError):
-                    call.refuse(result)
-                    continue
-                head = call.head
-                if result.duplicate or not head.is_plain or call.connection.shared.is_stopping:
-                    is_replay = result.duplicate and head.idempotency_key is not None
-                    body = self._writer.receipts((result,), head.plan.queue_json)[0].encode()
-                    call.answer(201, body, REPLAYED if is_replay else b"")
-                    continue
-                shared = (head.plan.queue_json, result.priority, result.enqueued_at_ms, result.visible_at_ms)
-                if shared != last:
-                    start, behind = self._writer.around_id(result, head.plan.queue_json)
-                    size = len(start) + len(result.message_id) + len(behind)
-                    before, last = call.head_of_answer(201, size) + start, shared
-                call.answer_with(b"%b%b%b" % (before, result.message_id.encode(), behind))
-            except Exception as trouble:
-                answer_anyway(call, trouble)
 
-    @answers_anyway
-    def _published_plain(self, call: Call, told: Receipts | LanewayError) -> None:
-        if isinstance(told, LanewayError):
-            raise told
-        call.answer(201, self._writer.plain_receipts(told, call.head.plan.queue_json))
+class SettleApi:
+    def __init__(self, broker: Broker, access: Access, limits: RestLimits, writer: AnswerWriter) -> None:
+        self._broker = broker
+        self._access = access
+        self._limits = limits
+        self._writer = writer
 
-    @answers_anyway
-    def _published_many(self, call: Call, results: list[Receipt | LanewayError]) -> None:
-        texts = self._writer.receipts(results, call.head.plan.queue_json)
-        failed = any(isinstance(result, LanewayError) for result in results)
-        is_replay = call.head.idempotency_key is not None and not failed and all(map(_is_duplicate, results))
-        body = f"[{','.join(texts)}]".encode()
-        call.answer(207 if failed else 201, body, REPLAYED if is_replay else b"")
+    def batch_routes(self) -> list[ApiRoute]:
+        return [
+            ApiRoute(
+                "POST",
+                f"{{Q}}/{form.name}",
+                f"{form.name}_batch",
+                f"The batch form of {form.name}: one result for each entry, in order",
+                short=True,
+                request=form.request_many,
+                answers={200: list[a.SettledAnswer], 207: Each((a.SettledAnswer, a.ErrorAnswer))},
+                refusals=(404,),
+                fast=partial(self._settle_many, form),
+            )
+            for form in (ACK, NACK, REJECT, VISIBILITY)
+        ]
 
-    def _draft_of_bytes(self, call: Call, plan: Plan) -> Draft:
-        """The body is the message itself, whatever it is; what else there is to say is in the query string."""
-        return draft_of_bytes(call.body, plan.content_type, plan.options(PublishOptions))
-
-    # --- settle
-
+    @ApiRoute(
+        "DELETE",
+        "{Q}/messages/{message_id}",
+        request=w.AckRequest,
+        body_optional=True,
+        options=w.AckOptions,
+        answers={204: None},
+        refusals=(404, 409),
+    )
     def ack(self, call: Call) -> None:
-        plan: Plan = call.head.plan
+        """Acknowledge a leased message: it is done, and gone."""
         if call.body:
-            self._settle(call, ACK)
+            self._settle(ACK, call)
             return
-        handle = plan.options(AckOptions).receipt_handle
+        message_id, query = call.head.own
+        handle = convert_query(query, w.AckOptions).receipt_handle
         if not handle:
             raise InvalidInput("a receipt_handle is needed, in the body or the query string", field="receipt_handle")
-        self._begin(call, ACK, Settlement("ack", handle, plan.item))
+        settlement = Settlement("ack", handle, message_id)
+        self._broker.send(Settle(self._source(call), (settlement,)), partial(self._settled, call, ACK))
 
+    @ApiRoute(
+        "POST",
+        "{Q}/messages/{message_id}/nack",
+        request=w.NackRequest,
+        answers={200: a.NackAnswer},
+        refusals=(404, 409),
+    )
     def nack(self, call: Call) -> None:
-        self._settle(call, NACK)
+        """Give a leased message back: now, after a delay, or with a growing back-off."""
+        self._settle(NACK, call)
 
+    @ApiRoute(
+        "POST", "{Q}/messages/{message_id}/reject", request=w.RejectRequest, answers={204: None}, refusals=(404, 409)
+    )
     def reject(self, call: Call) -> None:
-        self._settle(call, REJECT)
+        """Make a leased message a dead letter at once."""
+        self._settle(REJECT, call)
 
+    @ApiRoute(
+        "PATCH",
+        "{Q}/messages/{message_id}/visibility",
+        request=w.VisibilityRequest,
+        answers={200: a.VisibilityAnswer},
+        refusals=(404, 409),
+    )
     def change_visibility(self, call: Call) -> None:
-        self._settle(call, VISIBILITY)
+        """Let a lease end so many seconds from now; 0 gives the message back."""
+        self._settle(VISIBILITY, call)
 
-    def _settle(self, call: Call, form: SettleForm) -> None:
+    def _settle(self, form: SettleForm, call: Call) -> None:
         body = call.body
         request = form.decode_one(body)
         if colons_of(body) != 1:
-            check_names_once(body)
-        named = call.head.plan.item
-        if request.message_id is not None and request.message_id != named:
+            w.check_names_once(body)
+        message_id = call.head.own[0]
+        if request.message_id is not None and request.message_id != message_id:
             raise InvalidInput(
-                f"the body is about message {request.message_id!r}, the path about {named!r}", field="message_id"
+                f"the body is about message {request.message_id!r}, the path about {message_id!r}", field="message_id"
             )
         settlement = form.to_settlement(request)
-        settlement.message_id = named
-        self._begin(call, form, settlement)
+        settlement.message_id = message_id
+        self._broker.send(Settle(self._source(call), (settlement,)), partial(self._settled, call, form))
 
-    def _begin(self, call: Call, form: SettleForm, settlement: Settlement) -> None:
-        plan: Plan = call.head.plan
+    def _source(self, call: Call) -> QueueId:
+        """The queue of the path, if the caller may read from it."""
+        plan: HeadPlan = call.head.plan
         plan.check(self._access, call.account, "read")
-        self._broker.settle(plan.vhost, plan.queue, (settlement,), partial(self._settled, call, form))
+        return self._broker.topology.find_queue(plan.vhost, plan.queue).queue
 
-    @answers_anyway
+    @answering
     def _settled(self, call: Call, form: SettleForm, results: list[int | LanewayError]) -> None:
         result = results[0]
         if isinstance(result, LanewayError):
             call.refuse(result)
         elif form.time_name:
-            message_id = encode(call.head.plan.item)
+            message_id = a.encode(call.head.own[0])
             at = self._writer.times.text(result)
             call.answer(200, b'{"message_id":%b,"%b":"%b"}' % (message_id, form.time_name.encode(), at.encode()))
         else:
             call.answer(204)
 
-    def ack_many(self, call: Call) -> None:
-        self._settle_many(call, ACK)
-
-    def nack_many(self, call: Call) -> None:
-        self._settle_many(call, NACK)
-
-    def reject_many(self, call: Call) -> None:
-        self._settle_many(call, REJECT)
-
-    def change_visibility_many(self, call: Call) -> None:
-        self._settle_many(call, VISIBILITY)
-
-    def _settle_many(self, call: Call, form: SettleForm) -> None:
-        plan: Plan = call.head.plan
-        plan.check(self._access, call.account, "read")
-        body = call.body
+    def _settle_many(self, form: SettleForm, call: Call) -> None:
+        source, body = self._source(call), call.body
         if form is ACK and (handles := bare_handles(body)) is not None:
-            self._check_count(len(handles))
-            self._broker.ack_tokens(plan.vhost, plan.queue, handles, partial(self._acked_many, call))
+            _check_count(len(handles), self._limits.batch_count)
+            self._broker.send(Ack(source, handles), partial(self._settled_many, call, form, ()))
             return
         requests = form.decode_many(body)
-        self._check_count(len(requests))
-        if colons_of(body) != len(requests):  # more than the receipt handles alone: see publishing.decode_publish
-            check_names_once(body)
+        _check_count(len(requests), self._limits.batch_count)
+        if colons_of(body) != len(requests):  # there is more than the receipt handles
+            w.check_names_once(body)
         settlements = list(map(form.to_settlement, requests))
-        self._broker.settle(plan.vhost, plan.queue, settlements, partial(self._settled_many, call, form, settlements))
+        message_ids = [settlement.message_id for settlement in settlements]
+        self._broker.send(Settle(source, settlements), partial(self._settled_many, call, form, message_ids))
 
-    @answers_anyway
-    def _acked_many(self, call: Call, results: list[int | LanewayError]) -> None:
-        if any(results):
-            entries = [encode_error(one) if isinstance(one, LanewayError) else ACK.plain_result for one in results]
-            call.answer(207, b"[%b]" % b",".join(entries))
-        else:
-            call.answer(200, b"[%b]" % b",".join([ACK.plain_result] * len(results)))
-
-    @answers_anyway
+    @answering
     def _settled_many(
-        self, call: Call, form: SettleForm, settlements: list[Settlement], results: list[int | LanewayError]
+        self, call: Call, form: SettleForm, message_ids: Sequence[str | None], results: list[int | LanewayError]
     ) -> None:
-        plain, time_name = form.plain_result, form.time_name
-        all_well = True
-        entries: list[bytes] = []
-        for settlement, result in zip(settlements, results, strict=True):
-            if type(result) is not int:
-                assert isinstance(result, LanewayError)
-                entries.append(encode_error(result))
-                all_well = False
-            elif settlement.message_id is None and not time_name:
-                entries.append(plain)
-            else:
-                told = {"status": form.status}
-                if settlement.message_id is not None:
-                    told["message_id"] = settlement.message_id
-                if time_name:
-                    told[time_name] = self._writer.times.text(result)
-                entries.append(encode(told))
-        call.answer(200 if all_well else 207, b"[%b]" % b",".join(entries))
+        """One entry each. The id of a message is repeated if its request named it."""
+        entries = [form.plain_result] * len(results)
+        if form.time_name or any(message_ids):
+            entries = [self._result(form, *one) for one in zip(message_ids, results, strict=True)]
+        status = 200
+        if any(results):  # times, or errors
+            for i, result in enumerate(results):
+                if isinstance(result, LanewayError):
+                    entries[i], status = encode_error(result), 207
+        call.answer(status, b"[%b]" % b",".join(entries))
 
-    def _check_count(self, count: int) -> None:
-        most = self._limits.batch_count
-        if not 1 <= count <= most:
-            raise InvalidInput(f"a batch has 1 to {most} entries, this one has {count}", limit=most)
+    def _result(self, form: SettleForm, message_id: str | None, result: int | LanewayError) -> bytes:
+        shown = {"status": form.status}
+        if message_id is not None:
+            shown["message_id"] = message_id
+        if form.time_name and isinstance(result, int):
+            shown[form.time_name] = self._writer.times.text(result)
+        return a.encode(shown)
+
+
+def _check_count(count: int, most: int) -> None:
+    if not 1 <= count <= most:
+        raise InvalidInput(f"a batch has 1 to {most} entries, this one has {count}", limit=most)
+
+
+def queue_gone(name: str) -> QueueNotFound:
+    return QueueNotFound(f"queue {name!r} was deleted meanwhile", field="queue")
+
+
+def _is_repeated(receipts: Receipts) -> bool:
+    """Whether all of these messages were there already."""
+    others = receipts.others.values()
+    return len(others) == len(receipts) and all(isinstance(other, Receipt) and other.duplicate for other in others)
 
 
 def bare_handles(body: bytes) -> Sequence[str] | None:
@@ -285,10 +300,6 @@ def bare_handles(body: bytes) -> Sequence[str] | None:
             joined = "".join(handles)
             return handles if joined.isalnum() and joined.isascii() else None
     return None
-
-
-def _is_duplicate(result: Receipt | LanewayError) -> bool:
-    return isinstance(result, Receipt) and result.duplicate
 
 
 def idempotency_of(call: Call, key: bytes) -> tuple[str, bytes]:

@@ -5,22 +5,20 @@ For administrators alone: the bytes hold all messages, and the documents of othe
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from laneway.access import Access
-from laneway.broker.broker import Broker
-from laneway.broker.cursors import Alarm, CursorInfo
+from laneway.broker import interface as i
+from laneway.broker.values import Alarm, CursorInfo, HistoryInfo, Place, QueueName
 from laneway.errors import InvalidInput
 from laneway.frontends.http.protocol import Call
-from laneway.frontends.rest.admin import read_body
 from laneway.frontends.rest.answers import Answer, Time, encode
-from laneway.frontends.rest.routing import Each, Reply, Route
+from laneway.frontends.rest.routing import ApiRoute, Each, Reply
 from laneway.frontends.rest.times import Timestamps
-from laneway.frontends.rest.wire import decoder
+from laneway.frontends.rest.wire import read_body
 
 MAX_READ_BYTES = 8 << 20
 MAX_EVENTS = 1_000_000_000
@@ -89,7 +87,7 @@ class AdvanceOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     max_events: Annotated[int, Meta(ge=1, le=MAX_EVENTS)]
 
 
-class ReadOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class ReadSegmentOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     offset: _Offset = 0
     length: Annotated[int, Meta(ge=0, le=MAX_READ_BYTES)] = MAX_READ_BYTES
 
@@ -100,180 +98,104 @@ class PutCursorRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
 
 
 class JournalApi:
-    def __init__(self, broker: Broker, access: Access) -> None:
+    def __init__(self, broker: i.Broker, access: Access) -> None:
         self._broker = broker
         self._access = access
         self._times = Timestamps()
-        self._decode_cursor = decoder(PutCursorRequest)
-        self._naming = asyncio.Lock()
 
+    @ApiRoute("GET", "/journal", answers={200: JournalAnswer})
     async def get_journal(self, call: Call) -> Reply:
+        """The history: where it begins and ends, its segments, alarms about it."""
         self._access.check_admin(call.account)
-        history = self._broker.engine.journal.history
-        named_position, end = history.named_position, history.end()
-        segments = await asyncio.to_thread(history.extents)
-        first = len(segments) - 1
-        while first > 0 and segments[first - 1].number + 1 == segments[first].number:
-            first -= 1
+        history: HistoryInfo = await self._broker.ask(i.DescribeHistory())
         answer = JournalAnswer(
-            store=history.store(),
-            tag=self._broker.engine.state.tag,
-            first_position=segments[first].first_position if segments else end.position,
-            end=PlaceAnswer(*end),
-            named_position=named_position,
-            segments=[SegmentAnswer(*one) for one in segments],
-            alarms=[self._alarm(alarm) for alarm in self._broker.cursors.alarms()],
+            store=history.store,
+            tag=history.tag,
+            first_position=history.first_position,
+            end=PlaceAnswer(*history.end),
+            named_position=history.named_position,
+            segments=[SegmentAnswer(*one) for one in history.segments],
+            alarms=[self._alarm(alarm) for alarm in history.alarms],
         )
         return Reply(200, encode(answer))
 
+    @ApiRoute("GET", "/journal/place", options=PlaceOptions, answers={200: PlaceAnswer}, refusals=(410,))
     async def get_place(self, call: Call) -> Reply:
+        """Where a commit begins."""
         self._access.check_admin(call.account)
         options: PlaceOptions = call.head.plan.options(PlaceOptions)
-        place = await asyncio.to_thread(self._broker.engine.journal.history.place, options.position)
+        place: Place = await self._broker.ask(i.FindPlace(options.position))
         return Reply(200, encode(PlaceAnswer(*place)))
 
+    @ApiRoute("GET", "/journal/advance", options=AdvanceOptions, answers={200: PlaceAnswer}, refusals=(410,))
     async def advance(self, call: Call) -> Reply:
+        """The place so many events further, one commit at least, the end at most."""
         self._access.check_admin(call.account)
         options: AdvanceOptions = call.head.plan.options(AdvanceOptions)
-        history = self._broker.engine.journal.history
-        place = history.end()._replace(segment=options.segment, offset=options.offset, position=options.position)
-        return Reply(200, encode(PlaceAnswer(*await asyncio.to_thread(history.advance, place, options.max_events))))
+        start = Place(segment=options.segment, offset=options.offset, position=options.position)
+        place: Place = await self._broker.ask(i.AdvancePlace(start, options.max_events))
+        return Reply(200, encode(PlaceAnswer(*place)))
 
+    @ApiRoute("GET", "/journal/segments/{segment}", options=ReadSegmentOptions, answers={200: bytes}, refusals=(410,))
     async def read_segment(self, call: Call) -> Reply:
+        """Bytes of a segment, as far as they are durable."""
         self._access.check_admin(call.account)
         number = call.head.plan.names["segment"]
         if not (number.isascii() and number.isdigit() and len(number) <= 16):
             raise InvalidInput(f"the number of a segment is a number, not {number[:80]!r}", field="segment")
-        options: ReadOptions = call.head.plan.options(ReadOptions)
-        read = self._broker.engine.journal.history.read
-        return Reply(200, await asyncio.to_thread(read, int(number), options.offset, options.length), b"", OCTETS)
+        options: ReadSegmentOptions = call.head.plan.options(ReadSegmentOptions)
+        data: bytes = await self._broker.ask(i.ReadHistory(int(number), options.offset, options.length))
+        return Reply(200, data, content_type=OCTETS)
 
-    async def list_queues(self, call: Call) -> Reply:
+    @ApiRoute("GET", "/journal/queues", answers={200: Each((NamedQueueAnswer,))})
+    async def list_named_queues(self, call: Call) -> Reply:
+        """The names of all queues in the history by their numbers, of deleted ones too."""
         self._access.check_admin(call.account)
-        async with self._naming:
-            found = await asyncio.to_thread(self._broker.engine.journal.history.catalogue)
+        found: dict[int, QueueName] = await self._broker.ask(i.NameQueues())
         names = [NamedQueueAnswer(number=number, **name._asdict()) for number, name in found.items()]
         return Reply(200, encode(names))
 
     # --- cursors
 
+    @ApiRoute("GET", "/journal/cursors", answers={200: Each((CursorAnswer,))})
     async def list_cursors(self, call: Call) -> Reply:
+        """All cursors, and how far behind they are."""
         self._access.check_admin(call.account)
-        return Reply(200, encode([self._cursor(info) for info in self._broker.cursors.all()]))
+        return Reply(200, encode([self._cursor(info) for info in await self._broker.ask(i.ListCursors())]))
 
+    @ApiRoute("GET", "/journal/cursors/{cursor}", answers={200: CursorAnswer}, refusals=(404,))
     async def get_cursor(self, call: Call) -> Reply:
+        """One cursor."""
         self._access.check_admin(call.account)
-        return Reply(200, encode(self._cursor(self._broker.cursors.get(call.head.plan.names["cursor"]))))
+        return Reply(200, encode(self._cursor(await self._broker.ask(i.GetCursor(call.head.plan.names["cursor"])))))
 
+    @ApiRoute(
+        "PUT",
+        "/journal/cursors/{cursor}",
+        request=PutCursorRequest,
+        answers={200: CursorAnswer, 201: CursorAnswer},
+        refusals=(409, 410, 429, 507),
+    )
     async def put_cursor(self, call: Call) -> Reply:
+        """Keep history from a position on, and let go of what is before it."""
         self._access.check_admin(call.account)
-        body: PutCursorRequest | None = read_body(call, self._decode_cursor, None)
-        if body is None:
+        if not call.body:
             raise InvalidInput("say which position: history from there on is kept", field="position")
-        info, is_new = await self._broker.cursors.put(call.head.plan.names["cursor"], body.position, rewind=body.rewind)
+        body = read_body(call.body, PutCursorRequest)
+        name = call.head.plan.names["cursor"]
+        info, is_new = await self._broker.ask(i.PutCursor(name, body.position, body.rewind))
         return Reply(201 if is_new else 200, encode(self._cursor(info)))
 
+    @ApiRoute("DELETE", "/journal/cursors/{cursor}", answers={204: None}, refusals=(404, 507))
     async def delete_cursor(self, call: Call) -> Reply:
+        """Delete a cursor; what only it held back goes."""
         self._access.check_admin(call.account)
-        await self._broker.cursors.delete(call.head.plan.names["cursor"])
+        await self._broker.ask(i.DeleteCursor(call.head.plan.names["cursor"]))
         return Reply(204)
 
     def _cursor(self, info: CursorInfo) -> CursorAnswer:
-        return CursorAnswer(
-            info.name,
-            info.position,
-            info.lag_commits,
-            info.held_bytes,
-            self._times.text(info.updated_at_ms),
-            info.state,
-        )
+        updated_at = self._times.text(info.updated_at_ms)
+        return CursorAnswer(info.name, info.position, info.lag_commits, info.held_bytes, updated_at, info.state)
 
     def _alarm(self, alarm: Alarm) -> AlarmAnswer:
         return AlarmAnswer(alarm.name, alarm.level, alarm.message, self._times.text(alarm.since_ms))
-
-
-def journal_routes(journal: JournalApi) -> list[Route]:
-    return [
-        Route(
-            method="GET",
-            pattern="/journal",
-            name="get_journal",
-            summary="The history: where it begins and ends, its segments, alarms about it",
-            slow=journal.get_journal,
-            answers={200: JournalAnswer},
-        ),
-        Route(
-            method="GET",
-            pattern="/journal/place",
-            name="get_place",
-            summary="Where a commit begins",
-            slow=journal.get_place,
-            options=PlaceOptions,
-            answers={200: PlaceAnswer},
-            refusals=(410,),
-        ),
-        Route(
-            method="GET",
-            pattern="/journal/advance",
-            name="advance",
-            summary="The place so many events further, one commit at least, the end at most",
-            slow=journal.advance,
-            options=AdvanceOptions,
-            answers={200: PlaceAnswer},
-            refusals=(410,),
-        ),
-        Route(
-            method="GET",
-            pattern="/journal/segments/{segment}",
-            name="read_segment",
-            summary="Bytes of a segment, as far as they are durable",
-            slow=journal.read_segment,
-            options=ReadOptions,
-            answers={200: bytes},
-            refusals=(410,),
-        ),
-        Route(
-            method="GET",
-            pattern="/journal/queues",
-            name="list_named_queues",
-            summary="The names of all queues in the history by their numbers, of deleted ones too",
-            slow=journal.list_queues,
-            answers={200: Each((NamedQueueAnswer,))},
-        ),
-        Route(
-            method="GET",
-            pattern="/journal/cursors",
-            name="list_cursors",
-            summary="All cursors, and how far behind they are",
-            slow=journal.list_cursors,
-            answers={200: Each((CursorAnswer,))},
-        ),
-        Route(
-            method="GET",
-            pattern="/journal/cursors/{cursor}",
-            name="get_cursor",
-            summary="One cursor",
-            slow=journal.get_cursor,
-            answers={200: CursorAnswer},
-            refusals=(404,),
-        ),
-        Route(
-            method="PUT",
-            pattern="/journal/cursors/{cursor}",
-            name="put_cursor",
-            summary="Keep history from a position on, and let go of what is before it",
-            slow=journal.put_cursor,
-            request=PutCursorRequest,
-            answers={200: CursorAnswer, 201: CursorAnswer},
-            refusals=(409, 410, 429, 507),
-        ),
-        Route(
-            method="DELETE",
-            pattern="/journal/cursors/{cursor}",
-            name="delete_cursor",
-            summary="Delete a cursor; what only it held back goes",
-            slow=journal.delete_cursor,
-            answers={204: None},
-            refusals=(404, 507),
-        ),
-    ]

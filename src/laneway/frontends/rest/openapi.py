@@ -12,7 +12,7 @@ import msgspec
 
 from laneway.frontends.rest.answers import ErrorAnswer
 from laneway.frontends.rest.limits import RestLimits
-from laneway.frontends.rest.routing import Each, Route
+from laneway.frontends.rest.routing import ApiRoute, Each
 
 _REF = "#/components/schemas/{name}"
 _JSON = "application/json"
@@ -37,7 +37,7 @@ _PATH_PARTS = {
 }
 
 
-def openapi_document(routes: Sequence[Route], limits: RestLimits, version: str) -> dict[str, Any]:
+def openapi_document(routes: Sequence[ApiRoute], limits: RestLimits, version: str) -> dict[str, Any]:
     types: list[Any] = [ErrorAnswer]
     for route in routes:
         for kind in (route.request, route.options, *route.answers.values()):
@@ -71,7 +71,7 @@ def openapi_document(routes: Sequence[Route], limits: RestLimits, version: str) 
 
 
 def _operation(
-    route: Route, path: str, at: int, schemas: dict[int, Any], components: dict[str, Any], limits: RestLimits
+    route: ApiRoute, path: str, at: int, schemas: dict[int, Any], components: dict[str, Any], limits: RestLimits
 ) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": route.name + ("", "_in_vhost", "_short")[at],
@@ -108,7 +108,7 @@ _IDEMPOTENCY_KEY = {
 }
 
 
-def _parameters(route: Route, path: str, components: dict[str, Any]) -> list[dict[str, Any]]:
+def _parameters(route: ApiRoute, path: str, components: dict[str, Any]) -> list[dict[str, Any]]:
     parameters: list[dict[str, Any]] = [
         {
             "name": name,
@@ -128,7 +128,7 @@ def _parameters(route: Route, path: str, components: dict[str, Any]) -> list[dic
     return parameters
 
 
-def _responses(route: Route, schemas: dict[int, Any]) -> dict[str, Any]:
+def _responses(route: ApiRoute, schemas: dict[int, Any]) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     for status, kind in route.answers.items():
         responses[str(status)] = {"description": HTTPStatus(status).phrase}

@@ -4,36 +4,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from laneway.access import Access
-from laneway.broker.broker import Broker
-from laneway.broker.producers import Addressed, ProducerInfo, Target
+from laneway.broker import interface as i
+from laneway.broker.values import Addressed, BatchOutcome, ProducerInfo, StageInfo, Target
 from laneway.core.message import Draft, Properties
-from laneway.core.settings import RANGES
-from laneway.errors import Forbidden, InvalidInput
-from laneway.frontends.http.errors import HttpError
+from laneway.errors import Forbidden, InvalidInput, PartsMissing
 from laneway.frontends.http.protocol import Call
-from laneway.frontends.rest.admin import read_body
-from laneway.frontends.rest.answers import (
-    CommittedAnswer,
-    ProducerAnswer,
-    ProducersAnswer,
-    StagedAnswer,
-    StagedTotals,
-    encode,
+from laneway.frontends.rest import answers as a
+from laneway.frontends.rest.attributes import Attributes, attribute_values
+from laneway.frontends.rest.errors import InvalidRequest, invalid_json, unsupported_media_type
+from laneway.frontends.rest.plan import HeadPlan
+from laneway.frontends.rest.publishing import (
+    BYTES_TYPE,
+    DelaySeconds,
+    Priority,
+    ShortText,
+    Text,
+    TtlSeconds,
+    delay_ms_of,
+    ttl_ms_of,
 )
-from laneway.frontends.rest.errors import InvalidRequest, invalid_json
-from laneway.frontends.rest.plan import Plan
-from laneway.frontends.rest.publishing import BYTES_TYPE, Attributes, ShortText, Text, attribute_values
-from laneway.frontends.rest.routing import DEFAULT_VHOST, Reply, Route
-from laneway.frontends.rest.wire import check_names_once, decoder
-from laneway.frontends.rest.words import exchange_of, milliseconds, name_of
-from laneway.frontends.rest.writing import Writer
+from laneway.frontends.rest.routing import DEFAULT_VHOST, ApiRoute, Reply
+from laneway.frontends.rest.wire import check_names_once, decoder, read_body
+from laneway.frontends.rest.words import exchange_of, name_of
+from laneway.frontends.rest.writing import AnswerWriter
 
 MSGPACK_TYPES = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
 _LABEL = r"^[A-Za-z0-9._-]{1,128}$"
@@ -50,9 +49,9 @@ class StagedMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc
     vhost: str = DEFAULT_VHOST
     body: bytes
     content_type: Text | None = None
-    priority: Annotated[int, Meta(ge=0, le=255)] | None = None
-    delay_seconds: Annotated[float, Meta(ge=0, le=900)] | None = None
-    ttl_seconds: Annotated[float, Meta(gt=0, le=RANGES["message_ttl_ms"][1] / 1000)] | None = None
+    priority: Priority | None = None
+    delay_seconds: DelaySeconds | None = None
+    ttl_seconds: TtlSeconds | None = None
     attributes: Attributes | None = None
     correlation_id: Text | None = None
     group: Text | None = None
@@ -107,9 +106,9 @@ def addressed(messages: Sequence[StagedMessage]) -> list[Addressed]:
                 m.body,
                 m.priority,
                 properties,
-                None if m.delay_seconds is None else milliseconds(m.delay_seconds, "delay_seconds"),
+                None if m.delay_seconds is None else delay_ms_of(m.delay_seconds),
                 None,
-                None if m.ttl_seconds is None else milliseconds(m.ttl_seconds, "ttl_seconds") or 1,
+                None if m.ttl_seconds is None else ttl_ms_of(m.ttl_seconds),
             )
         except InvalidInput as error:
             raise InvalidRequest(error.message, field=f"[{place}].{error.field}") from None
@@ -118,6 +117,7 @@ def addressed(messages: Sequence[StagedMessage]) -> list[Addressed]:
 
 
 def _properties(m: StagedMessage) -> Properties:
+    """Never PLAIN: that a body is the JSON that its type says has not been checked."""
     return Properties(
         BYTES_TYPE if m.content_type is None else m.content_type,
         m.group or "",
@@ -136,18 +136,18 @@ def targets_of(messages: Sequence[Addressed]) -> set[Target]:
     }
 
 
-class Producers:
-    def __init__(self, broker: Broker, access: Access, writer: Writer) -> None:
+class ProducersApi:
+    def __init__(self, broker: i.Broker, access: Access, writer: AnswerWriter) -> None:
         self._broker = broker
         self._access = access
         self._writer = writer
-        self._decode_commit = decoder(CommitRequest)
 
-    def _check_owner(self, call: Call, producer: str, stage: str = "") -> None:
-        """Whoever could commit under another's name could fence it out."""
-        owner = self._broker.producers.owner(producer, stage)
-        if owner not in (None, call.account.name) and not self._is_admin(call):
+    async def _check_owner(self, call: Call, producer: str, stage: str = "", parts: Sequence[str] = ()) -> StageInfo:
+        """Whoever could commit under another's name could fence it out. What the broker knows of these parts."""
+        info: StageInfo = await self._broker.ask(i.DescribeStage(producer, stage, parts))
+        if info.owner not in (None, call.account.name) and not self._is_admin(call):
             raise Forbidden(f"producer {producer!r} is another account's", field="producer")
+        return info
 
     def _is_admin(self, call: Call) -> bool:
         try:
@@ -160,8 +160,17 @@ class Producers:
         for vhost, noun, name in sorted(targets):
             self._access.check(call.account, vhost, name, "write", noun=noun)
 
-    async def stage(self, call: Call) -> Reply:
-        plan: Plan = call.head.plan
+    @ApiRoute(
+        "PUT",
+        "/producers/{producer}/stages/{stage}/parts/{part}",
+        request=StagedPart,
+        takes_msgpack=True,
+        answers={201: a.StagedAnswer},
+        refusals=(404, 409, 429, 507),
+    )
+    async def stage_part(self, call: Call) -> Reply:
+        """Stage messages of a batch: checked and kept, not published yet."""
+        plan: HeadPlan = call.head.plan
         producer, stage, part = plan.names["producer"], plan.names["stage"], plan.names["part"]
         for field, label in (("stage", stage), ("part", part)):
             if not _is_label(label):
@@ -169,81 +178,87 @@ class Producers:
                     f"the name of a {field} is 1 to 128 letters, digits, dots, hyphens, underscores: {label[:80]!r}",
                     field=field,
                 )
-        self._check_owner(call, producer, stage)
+        await self._check_owner(call, producer, stage)
         messages = addressed(decode_staged(call.body, is_json=_is_json(plan)))
         if not messages:
             raise InvalidInput("a part has at least one message; leave out the part that would have none")
         targets = targets_of(messages)
         self._check_targets(call, targets)
-        size = await self._broker.producers.stage(
-            producer, stage, part, messages, list(targets), owner=call.account.name
-        )
-        return Reply(201, encode(StagedAnswer(messages=len(messages), bytes=size)))
+        size = await self._broker.ask(i.StagePart(producer, stage, part, messages, list(targets), call.account.name))
+        return Reply(201, a.encode(a.StagedAnswer(messages=len(messages), bytes=size)))
 
-    async def give_up(self, call: Call) -> Reply:
+    @ApiRoute("DELETE", "/producers/{producer}/stages/{stage}", answers={204: None})
+    async def give_up_stage(self, call: Call) -> Reply:
+        """Forget what is staged."""
         names = call.head.plan.names
-        self._check_owner(call, names["producer"], names["stage"])
-        self._broker.producers.give_up(names["producer"], names["stage"])
+        await self._check_owner(call, names["producer"], names["stage"])
+        await self._broker.ask(i.GiveUpStage(names["producer"], names["stage"]))
         return Reply(204)
 
-    async def commit(self, call: Call) -> Reply:
+    @ApiRoute(
+        "POST",
+        "/producers/{producer}/batches/{batch}/commit",
+        request=CommitRequest,
+        body_optional=True,
+        answers={200: a.CommittedAnswer},
+        refusals=(404, 409, 429, 507),
+    )
+    async def commit_batch(self, call: Call) -> Reply:
+        """Publish staged parts as one batch, once, however often it is asked for."""
         names = call.head.plan.names
         producer, batch = names["producer"], _batch_of(names["batch"])
-        body: CommitRequest = read_body(call, self._decode_commit, CommitRequest())
-        self._check_owner(call, producer, body.stage)
-        done = await self._broker.producers.commit(
-            producer,
-            batch,
-            body.stage,
-            body.parts,
-            call.account.name,
-            temporary=body.temporary,
-            mandatory=body.mandatory,
-            may=partial(self._check_targets, call),
+        body = read_body(call.body, CommitRequest)
+        try:
+            info = await self._check_owner(call, producer, body.stage, body.parts)
+        except PartsMissing:  # perhaps because the batch was committed before: the commit knows
+            info = await self._check_owner(call, producer, body.stage)
+        self._check_targets(call, info.targets)
+        owner = call.account.name
+        done: BatchOutcome = await self._broker.ask(
+            i.CommitBatch(producer, batch, body.stage, body.parts, owner, body.temporary, body.mandatory)
         )
-        return Reply(
-            200,
-            encode(CommittedAnswer(producer, batch, done.published, done.unrouted, done.duplicates, done.already)),
-        )
+        answer = a.CommittedAnswer(producer, batch, done.published, done.unrouted, done.duplicates, done.already)
+        return Reply(200, a.encode(answer))
 
+    @ApiRoute("GET", "/producers", answers={200: a.ProducersAnswer})
+    async def list_producers(self, call: Call) -> Reply:
+        """The producers of this account, or all of them for an admin."""
+        is_admin = self._is_admin(call)
+        found: list[ProducerInfo] = await self._broker.ask(i.ListProducers())
+        seen = [info for info in found if is_admin or info.owner == call.account.name]
+        return Reply(200, a.encode(a.ProducersAnswer(producers=[self._answer(info) for info in seen])))
+
+    @ApiRoute("GET", "/producers/{producer}", answers={200: a.ProducerAnswer}, refusals=(404,))
     async def get_producer(self, call: Call) -> Reply:
-        info = self._broker.producers.info(call.head.plan.names["producer"])
+        """The last batch that a producer has committed, and what it has staged."""
+        info: ProducerInfo = await self._broker.ask(i.DescribeProducer(call.head.plan.names["producer"]))
         if info.owner != call.account.name:
             self._access.check_admin(call.account)
-        return Reply(200, encode(self._answer(info)))
+        return Reply(200, a.encode(self._answer(info)))
 
-    async def list_producers(self, call: Call) -> Reply:
-        """One's own; an admin sees all."""
-        is_admin = self._is_admin(call)
-        seen = [info for info in self._broker.producers.list() if is_admin or info.owner == call.account.name]
-        return Reply(200, encode(ProducersAnswer(producers=[self._answer(info) for info in seen])))
-
+    @ApiRoute("DELETE", "/producers/{producer}", answers={204: None}, refusals=(404,))
     async def delete_producer(self, call: Call) -> Reply:
+        """Forget a producer's last batch: it may begin again with any number."""
         producer = call.head.plan.names["producer"]
-        self._check_owner(call, producer)
-        await self._broker.producers.forget(producer)
+        await self._check_owner(call, producer)
+        await self._broker.ask(i.ForgetProducer(producer))
         return Reply(204)
 
-    def _answer(self, info: ProducerInfo) -> ProducerAnswer:
-        return ProducerAnswer(
+    def _answer(self, info: ProducerInfo) -> a.ProducerAnswer:
+        return a.ProducerAnswer(
             info.name,
             info.owner,
             info.last_batch,
             self._writer.times.text_or_none(info.committed_at_ms),
-            StagedTotals(info.staged_parts, info.staged_messages, info.staged_bytes),
+            a.StagedTotals(info.staged_parts, info.staged_messages, info.staged_bytes),
         )
 
 
-def _is_json(plan: Plan) -> bool:
+def _is_json(plan: HeadPlan) -> bool:
     if plan.is_json:
         return True
     if plan.content_type.partition(";")[0].strip().lower() not in MSGPACK_TYPES:
-        raise HttpError(
-            415,
-            "unsupported_media_type",
-            f"the body is {plan.content_type[:80]!r}, {MSGPACK_TYPES[0]} or application/json is expected",
-            field="Content-Type",
-        )
+        raise unsupported_media_type(plan.content_type, f"{MSGPACK_TYPES[0]} or application/json")
     return False
 
 
@@ -251,64 +266,3 @@ def _batch_of(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
         raise InvalidInput(f"a batch is a number from 0 on, not {text[:80]!r}", field="batch")
     return int(text)
-
-
-def producer_routes(producers: Producers) -> list[Route]:
-    return [
-        Route(
-            method="PUT",
-            pattern="/producers/{producer}/stages/{stage}/parts/{part}",
-            name="stage_part",
-            summary="Stage messages of a batch: checked and kept, not published yet",
-            slow=producers.stage,
-            request=StagedPart,
-            takes_msgpack=True,
-            answers={201: StagedAnswer},
-            refusals=(404, 409, 429, 507),
-        ),
-        Route(
-            method="DELETE",
-            pattern="/producers/{producer}/stages/{stage}",
-            name="give_up_stage",
-            summary="Forget what is staged",
-            slow=producers.give_up,
-            answers={204: None},
-        ),
-        Route(
-            method="POST",
-            pattern="/producers/{producer}/batches/{batch}/commit",
-            name="commit_batch",
-            summary="Publish staged parts as one batch, once, however often it is asked for",
-            slow=producers.commit,
-            request=CommitRequest,
-            body_optional=True,
-            answers={200: CommittedAnswer},
-            refusals=(404, 409, 429, 507),
-        ),
-        Route(
-            method="GET",
-            pattern="/producers",
-            name="list_producers",
-            summary="The producers of this account, or all of them for an admin",
-            slow=producers.list_producers,
-            answers={200: ProducersAnswer},
-        ),
-        Route(
-            method="GET",
-            pattern="/producers/{producer}",
-            name="get_producer",
-            summary="The last batch that a producer has committed, and what it has staged",
-            slow=producers.get_producer,
-            answers={200: ProducerAnswer},
-            refusals=(404,),
-        ),
-        Route(
-            method="DELETE",
-            pattern="/producers/{producer}",
-            name="delete_producer",
-            summary="Forget a producer's last batch: it may begin again with any number",
-            slow=producers.delete_producer,
-            answers={204: None},
-            refusals=(404,),
-        ),
-    ]

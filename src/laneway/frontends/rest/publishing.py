@@ -1,37 +1,34 @@
-"""Messages as they are published over the wire: one or many, as JSON or as any bytes, and how they become drafts."""
+"""Messages as they are published over the wire: one or many, as JSON or as any bytes, and how they become columns."""
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from operator import add, attrgetter
-from typing import Annotated, Any
+from operator import attrgetter
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from laneway.core.message import JSON_TYPE, PLAIN, Draft, Properties
+from laneway.core.message import JSON_TYPE, PLAIN, Draft, Messages, Properties, messages_of
 from laneway.core.settings import RANGES
 from laneway.errors import InvalidInput
+from laneway.frontends.rest.attributes import Attributes, attribute_values
 from laneway.frontends.rest.errors import InvalidRequest, invalid_json
+from laneway.frontends.rest.props import TEXTS, encode_blocks
 from laneway.frontends.rest.times import at_ms_of
 from laneway.frontends.rest.wire import check_names_once
 from laneway.frontends.rest.words import milliseconds
 
 BYTES_TYPE = "application/octet-stream"
 
+_T = TypeVar("_T")
+
 Text = Annotated[str, Meta(max_length=1024)]
 ShortText = Annotated[str, Meta(max_length=255)]
-
-
-class Binary(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """Bytes as an attribute's value."""
-
-    binary: bytes
-
-
-Attributes = dict[str, str | int | float | bool | Binary]
+Priority = Annotated[int, Meta(ge=0, le=255)]
+DelaySeconds = Annotated[float, Meta(ge=0, le=900)]
+TtlSeconds = Annotated[float, Meta(gt=0, le=RANGES["message_ttl_ms"][1] / 1000)]
 
 
 class MessageProperties(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False, omit_defaults=True):
@@ -45,16 +42,16 @@ class MessageProperties(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     app_id: ShortText | None = None
 
 
-class PublishRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+class PublishRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False, omit_defaults=True):
     """A message to publish. Either payload or payload_base64 is required; null counts as a payload."""
 
     payload: Annotated[msgspec.Raw, Meta(description="any JSON, kept byte for byte")] | UnsetType = UNSET
     payload_base64: bytes | None = None
     content_type: Text | None = None
-    priority: Annotated[int, Meta(ge=0, le=255)] | None = None
-    delay_seconds: Annotated[float, Meta(ge=0, le=900)] | None = None
+    priority: Priority | None = None
+    delay_seconds: DelaySeconds | None = None
     deliver_at: Annotated[datetime, Meta(tz=True, description="at most 90 days ahead")] | None = None
-    ttl_seconds: Annotated[float, Meta(gt=0, le=RANGES["message_ttl_ms"][1] / 1000)] | None = None
+    ttl_seconds: TtlSeconds | None = None
     attributes: Attributes | None = None
     properties: MessageProperties | None = None
     correlation_id: Text | None = None
@@ -73,10 +70,10 @@ class RoutedRequest(PublishRequest, kw_only=True, gc=False):
 class PublishOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What goes into the query string when the body is the message itself."""
 
-    priority: Annotated[int, Meta(ge=0, le=255)] | UnsetType = UNSET
-    delay_seconds: Annotated[float, Meta(ge=0, le=900)] | UnsetType = UNSET
+    priority: Priority | UnsetType = UNSET
+    delay_seconds: DelaySeconds | UnsetType = UNSET
     deliver_at: Annotated[datetime, Meta(tz=True)] | UnsetType = UNSET
-    ttl_seconds: Annotated[float, Meta(gt=0, le=RANGES["message_ttl_ms"][1] / 1000)] | UnsetType = UNSET
+    ttl_seconds: TtlSeconds | UnsetType = UNSET
     correlation_id: Text | UnsetType = UNSET
     group: Text | UnsetType = UNSET
     key: Text | UnsetType = UNSET
@@ -86,10 +83,29 @@ class PublishOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 PublishBody = PublishRequest | list[PublishRequest]
 
+
+class _UsualRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False, omit_defaults=True):
+    """What most messages are: the same fields, only fewer, so that decoding them takes less time."""
+
+    payload: msgspec.Raw
+    priority: Priority | None = None
+
+
 _routed_decoder = msgspec.json.Decoder(RoutedRequest)
+_usual_decoder = msgspec.json.Decoder(_UsualRequest | list[_UsualRequest])
 _publish_decoder = msgspec.json.Decoder(PublishBody)
 _raw_decoder = msgspec.json.Decoder(msgspec.Raw)
 _text_decoder = msgspec.json.Decoder(str)
+_encode = msgspec.json.Encoder().encode
+
+#: The fields of requests that become columns without a look at each message.
+_IN_COLUMNS = {"priority", "delay_seconds", "deliver_at", "ttl_seconds", "attributes", *TEXTS} - {"content_type"}
+_DESCRIBING = {"attributes", *TEXTS}
+_SHORTEST_REPEAT = len('"":0,')  # of an attribute
+_PAYLOAD_BYTES = len('"payload":,')  # what stands around a payload, at least
+_BOTH_BYTES = len('{"payload":,"priority":5}')
+_FLOAT = b"\xcb"  # begins one in the props
+_deliver_at_of = attrgetter("deliver_at")
 
 
 def colons_of(text: bytes) -> int:
@@ -117,171 +133,139 @@ def is_text_type(content_type: str) -> bool:
     return content_type[:5].lower() == "text/"
 
 
-class PlainBatch(msgspec.Struct, gc=False):
-    """A list of the usual messages: bodies that are valid JSON, perhaps with priorities."""
+def are_json_texts(bodies: Sequence[bytes]) -> bool:
+    """Hot: whether is_json_text is true of all of them."""
+    if not all(map(bytes.isascii, bodies)):
+        return all(map(is_json_text, bodies))
+    try:
+        for _ in map(_raw_decoder.decode, bodies):
+            pass
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
 
-    bodies: list[bytes]
-    priorities: list[int | None]
 
-    def drafts(self) -> list[Draft]:
-        return list(map(Draft, self.bodies, self.priorities))
-
-
-def decode_publish(body: bytes) -> PlainBatch | list[Draft] | Draft:
-    """One message or a list of them; a list with an entry that cannot be meant is refused as a whole, by its place.
-
-    msgspec lets two things pass that are refused here: bad UTF-8 inside a payload, and a name that comes twice.
-    """
+def decode_publish(body: bytes) -> Messages:
+    """One message or a list of them. A list with an entry that makes no sense is refused as a whole; the error names
+    the entry by its index."""
     try:
         if not body.isascii():
-            body.decode()
-        plain = _decode_plain_one(body) if body.startswith(b"{") else _decode_plain(body)
-        if plain is not None:
-            return plain
-        decoded = _publish_decoder.decode(body)
+            body.decode()  # msgspec does not check the UTF-8 inside a payload
+        try:
+            decoded: Any = _usual_decoder.decode(body)
+        except msgspec.ValidationError:
+            decoded = _publish_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise invalid_json(error, body) from None
-    _check_names(decoded if isinstance(decoded, list) else [decoded], body)
-    if not isinstance(decoded, list):
-        return to_draft(decoded)
-    drafts: list[Draft] = []
-    for at, one in enumerate(decoded):
-        try:
-            drafts.append(to_draft(one))
-        except InvalidInput as error:
-            raise InvalidRequest(error.message, field=f"[{at}].{error.field}") from None
-    return drafts
+    requests = decoded if isinstance(decoded, list) else [decoded]
+    if not requests:
+        return Messages([], [])
+    if type(decoded) is _UsualRequest:
+        return _single(decoded, body)
+    messages = _columns(requests)
+    again = _encode(decoded)
+    if messages is None or not _is_as_short(body, again, messages):
+        _check_names(requests, again, body)
+    return _one_by_one(requests, is_list=requests is decoded) if messages is None else messages
 
 
-def decode_routed(body: bytes) -> tuple[str, Draft]:
-    """One message for an exchange, and its routing key."""
+def _single(request: _UsualRequest, body: bytes) -> Messages:
+    """Hot: one message that is no more than its payload and perhaps its priority."""
+    payload, priority = bytes(request.payload), request.priority
+    usual_bytes = len(payload) + (_PAYLOAD_BYTES if priority is None else _BOTH_BYTES)
+    if len(body) - usual_bytes >= _PAYLOAD_BYTES:  # there is room for a name that comes twice
+        check_names_once(body)
+    return Messages([payload], [b""], None if priority is None else [priority])
+
+
+def decode_routed(body: bytes) -> RoutedRequest:
+    """One message for an exchange."""
     try:
         if not body.isascii():
             body.decode()
         decoded = _routed_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise invalid_json(error, body) from None
-    _check_names([decoded], body)
-    return decoded.routing_key, to_draft(decoded)
+    _check_names([decoded], _encode(decoded), body)
+    return decoded
 
 
-class _Plain(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """The usual message: a payload, perhaps a priority, nothing else."""
-
-    payload: msgspec.Raw
-    priority: Annotated[int, Meta(ge=0, le=255)] | None = None
+# A name that comes twice in one object is refused. msgspec keeps the last one, so what it decoded is shorter than the
+# body when it is encoded again, and has fewer colons. Most bodies pass one of these two tests, without a closer look.
 
 
-_plain_decoder = msgspec.json.Decoder(_Plain | list[_Plain])
-_plain_many_decoder = msgspec.json.Decoder(list[_Plain])
-_plain_one_decoder = msgspec.json.Decoder(_Plain)
-#: priority -> bytes of the shortest JSON of a message around its payload, with the comma after it
-_AROUND: dict[int | None, int] = {
-    None: len('{"payload":},'),
-    **{n: len(f'{{"priority":{n},"payload":}},') for n in range(256)},
-}
-_payload_of, _priority_of = attrgetter("payload"), attrgetter("priority")
-_SHORTEST_REPEAT = len('"payload":0,')
+def _is_as_short(body: bytes, again: bytes, messages: Messages) -> bool:
+    """Hot: whether the body is too short to have a name twice. Times and floats may be encoded longer than they came:
+    then this cannot tell."""
+    if len(body) - len(again) >= _SHORTEST_REPEAT:
+        return False
+    has_times = messages.delays_ms or messages.visible_at_ms or messages.ttls_ms
+    return not has_times and _FLOAT not in b"".join(messages.props)
 
 
-def decode_singles(bodies: list[bytes]) -> PlainBatch | None:
-    """Hot: messages that came one by one, if all are the usual ones in the usual form; None if one is not.
-
-    They are decoded as one list. No entry is shorter than its shortest text, and together they are as long as the
-    list; so if each body is as long as the shortest text of the entry in its place, it is that text. Longer ones are
-    compared with what they should be.
-    """
-    text = b"[%b]" % b",".join(bodies)
-    try:
-        if not text.isascii():
-            text.decode()
-        messages = _plain_many_decoder.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    payloads = list(map(bytes, map(_payload_of, messages)))
-    priorities = list(map(_priority_of, messages))
-    shortest = map(add, map(len, payloads), map(_AROUND.__getitem__, priorities))
-    if [size - 1 for size in shortest] != list(map(len, bodies)):
-        if len(messages) != len(bodies) or not all(map(_says, bodies, payloads, priorities)):
-            return None
-    return PlainBatch(payloads, priorities)
-
-
-def _says(body: bytes, payload: bytes, priority: int | None) -> bool:
-    """Whether a body is a message with this payload and priority and nothing else, as programs write it: with a blank
-    after commas and colons, or with none."""
-    if priority is None:
-        return body in (b'{"payload":%b}' % payload, b'{"payload": %b}' % payload)
-    return body in (
-        b'{"priority":%d,"payload":%b}' % (priority, payload),
-        b'{"priority": %d, "payload": %b}' % (priority, payload),
-        b'{"payload":%b,"priority":%d}' % (payload, priority),
-        b'{"payload": %b, "priority": %d}' % (payload, priority),
-    )
-
-
-def _decode_plain_one(body: bytes) -> Draft | None:
-    """As _decode_plain, of one message."""
-    try:
-        message = _plain_one_decoder.decode(body)
-    except msgspec.ValidationError:
-        return None
-    payload, priority = bytes(message.payload), message.priority
-    if len(body) - len(payload) - _AROUND[priority] + 1 >= _SHORTEST_REPEAT:
-        if colons_of(payload) + (1 if priority is None else 2) != colons_of(body):
-            check_names_once(body)
-    return Draft(payload, priority)
-
-
-def _decode_plain(body: bytes) -> PlainBatch | Draft | None:
-    """The frequent case, in as few steps as it takes; None if it is another case, or not right.
-
-    A name that comes twice makes the text longer than it needs to be, so a text that is nearly as short as it can be
-    has none. Where it is longer, because of blanks or a repeated name, counting the colons tells.
-    """
-    try:
-        decoded = _plain_decoder.decode(body)
-    except msgspec.ValidationError:
-        return None
-    is_list = isinstance(decoded, list)
-    messages = decoded if isinstance(decoded, list) else (decoded,)
-    bodies = list(map(bytes, map(_payload_of, messages)))
-    priorities = list(map(_priority_of, messages))
-    shortest = 1 if is_list else -1  # a list has its brackets, and no comma after its last entry
-    shortest += sum(map(len, bodies)) + sum(map(_AROUND.__getitem__, priorities))
-    if len(body) - shortest >= _SHORTEST_REPEAT:
-        colons = sum(map(colons_of, bodies)) + 2 * len(bodies) - priorities.count(None)
-        if colons != colons_of(body):
-            check_names_once(body)
-    return PlainBatch(bodies, priorities) if is_list else Draft(bodies[0], priorities[0])
-
-
-def _check_names(messages: Sequence[PublishRequest], body: bytes) -> None:
-    if sum(map(_colons_in, messages)) != colons_of(body):
+def _check_names(requests: Sequence[Any], again: bytes, body: bytes) -> None:
+    if colons_of(again) != colons_of(body) or not _keeps_colons(requests, body):
         check_names_once(body)
 
 
-def _colons_in(message: PublishRequest) -> int:
-    """How many colons the JSON of a message has if each of its names comes once and no string is escaped."""
-    colons = 0
-    for field in message.__struct_fields__:
-        value = getattr(message, field)
-        if value is None or value is UNSET:
-            continue
-        colons += 1
-        if isinstance(value, msgspec.Raw):
-            colons += colons_of(bytes(value))
-        elif isinstance(value, str):
-            colons += value.count(":")
-        elif isinstance(value, MessageProperties):
-            colons += sum(
-                1 + str(held).count(":") for held in msgspec.structs.asdict(value).values() if held is not None
-            )
-        elif isinstance(value, dict):
-            for name, held in value.items():
-                colons += 1 + name.count(":")
-                colons += held.count(":") if isinstance(held, str) else isinstance(held, Binary)
-    return colons
+def _keeps_colons(requests: Sequence[Any], body: bytes) -> bool:
+    """Whether encoding adds no colons. It does where one was escaped, and may in a time with an offset from UTC."""
+    if type(requests[0]) is _UsualRequest:
+        return True  # a payload is encoded as it came
+    if b"\\" in body and (b"\\u003a" in body or b"\\u003A" in body):
+        return False
+    return not any(moment.utcoffset() for moment in filter(None, map(_deliver_at_of, requests)))
+
+
+def _columns(requests: Sequence[Any]) -> Messages | None:
+    """Hot: messages with JSON payloads. None if other content is among them, or something is wrong: then each must be
+    looked at."""
+    count = len(requests)
+    values = zip(*map(msgspec.structs.astuple, requests), strict=True)
+    columns = dict(zip(requests[0].__struct_fields__, values, strict=True))
+    payloads = columns.pop("payload")
+    given: dict[str, Any] = {name: column for name, column in columns.items() if column.count(None) != count}
+    if not given.keys() <= _IN_COLUMNS or UNSET in payloads:
+        return None
+    messages = Messages(list(map(bytes, payloads)), [b""] * count)
+    if "priority" in given:
+        messages.priorities = list(given["priority"])
+    if len(given) > ("priority" in given):
+        try:
+            messages.delays_ms = _times(given.get("delay_seconds"), delay_ms_of)
+            messages.visible_at_ms = _times(given.get("deliver_at"), _deliver_at_ms)
+            messages.ttls_ms = _times(given.get("ttl_seconds"), ttl_ms_of)
+        except InvalidInput:
+            return None
+        if not given.keys().isdisjoint(_DESCRIBING):
+            blocks = encode_blocks(count, given, given.get("attributes"))
+            if blocks is None:
+                return None
+            messages.props = blocks
+            messages.groups = _texts(given.get("group"))
+            messages.dedup_ids = _texts(given.get("dedup_id"))
+            messages.tenants = _texts(given.get("tenant"))
+    return messages
+
+
+def _times(column: Sequence[_T | None] | None, to_ms: Callable[[_T], int]) -> list[int | None] | None:
+    return None if column is None else [None if given is None else to_ms(given) for given in column]
+
+
+def _texts(column: Sequence[str | None] | None) -> dict[int, str]:
+    return {} if column is None else {i: text for i, text in enumerate(column) if text}
+
+
+def _one_by_one(requests: Sequence[PublishRequest], *, is_list: bool) -> Messages:
+    drafts: list[Draft] = []
+    for i, request in enumerate(requests):
+        try:
+            drafts.append(to_draft(request))
+        except InvalidInput as error:
+            if not is_list:
+                raise
+            raise InvalidRequest(error.message, field=f"[{i}].{error.field}") from None
+    return messages_of(drafts)
 
 
 def to_draft(message: PublishRequest) -> Draft:
@@ -290,30 +274,18 @@ def to_draft(message: PublishRequest) -> Draft:
         body, content_type = _body_of(message)
     else:
         body, content_type = bytes(payload), JSON_TYPE
-    delay = message.delay_seconds
     return Draft(
         body,
         message.priority,
         _properties_of(message, content_type),
-        None if delay is None else milliseconds(delay, "delay_seconds"),
-        None if message.deliver_at is None else at_ms_of(message.deliver_at, "deliver_at"),
-        None if message.ttl_seconds is None else _ttl_ms(message.ttl_seconds),
+        None if message.delay_seconds is None else delay_ms_of(message.delay_seconds),
+        None if message.deliver_at is None else _deliver_at_ms(message.deliver_at),
+        None if message.ttl_seconds is None else ttl_ms_of(message.ttl_seconds),
     )
 
 
 def _properties_of(m: PublishRequest, content_type: str) -> Properties:
-    if (
-        m.attributes is None
-        and m.properties is None
-        and m.correlation_id is None
-        and m.group is None
-        and m.key is None
-        and m.tenant is None
-        and m.dedup_id is None
-        and content_type == JSON_TYPE
-    ):
-        return PLAIN
-    return Properties(
+    made = Properties(
         content_type,
         m.group or "",
         m.key or "",
@@ -323,6 +295,7 @@ def _properties_of(m: PublishRequest, content_type: str) -> Properties:
         attributes=attribute_values(m.attributes) if m.attributes else {},
         extra=extra_of(m.properties) if m.properties is not None else {},
     )
+    return PLAIN if made == PLAIN else made
 
 
 def extra_of(properties: MessageProperties) -> dict[str, Any]:
@@ -332,32 +305,6 @@ def extra_of(properties: MessageProperties) -> dict[str, Any]:
         if isinstance(value, str) and len(value.encode("utf-8", "surrogatepass")) > 255:
             raise InvalidInput(f"{name} has more than 255 bytes", field=f"properties.{name}")
     return extra
-
-
-def attribute_values(attributes: Attributes) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, value in attributes.items():
-        if type(value) is Binary:
-            values[name] = value.binary
-        elif type(value) is int and not -(2**63) <= value < 2**64:
-            raise InvalidInput(f"attribute {name!r} is an integer of more than 64 bits", field=f"attributes.{name}")
-        else:
-            values[name] = value
-    return values
-
-
-def attribute_from_wire(value: Any) -> Any:
-    """The inverse of how attributes are shown: {"binary": base64} is bytes, at any depth."""
-    if isinstance(value, dict):
-        if value.keys() == {"binary"} and isinstance(value["binary"], str):
-            try:
-                return base64.b64decode(value["binary"], validate=True)
-            except ValueError:
-                raise InvalidInput("binary is base64", field="binary") from None
-        return {name: attribute_from_wire(held) for name, held in value.items()}
-    if isinstance(value, list):
-        return [attribute_from_wire(held) for held in value]
-    return value
 
 
 def _body_of(message: PublishRequest) -> tuple[bytes, str]:
@@ -390,7 +337,15 @@ def _body_of(message: PublishRequest) -> tuple[bytes, str]:
     return text.encode(), content_type
 
 
-def _ttl_ms(seconds: float) -> int:
+def delay_ms_of(seconds: float) -> int:
+    return milliseconds(seconds, "delay_seconds")
+
+
+def _deliver_at_ms(moment: datetime) -> int:
+    return at_ms_of(moment, "deliver_at")
+
+
+def ttl_ms_of(seconds: float) -> int:
     return milliseconds(seconds, "ttl_seconds") or 1  # a millisecond is the shortest life there is
 
 
@@ -399,7 +354,7 @@ def draft_of_bytes(body: bytes, content_type: str, o: PublishOptions) -> Draft:
         body,
         None if o.priority is UNSET else o.priority,
         Properties(content_type, o.group or "", o.key or "", o.tenant or "", o.dedup_id or "", o.correlation_id or ""),
-        None if o.delay_seconds is UNSET else milliseconds(o.delay_seconds, "delay_seconds"),
-        None if o.deliver_at is UNSET else at_ms_of(o.deliver_at, "deliver_at"),
-        None if o.ttl_seconds is UNSET else _ttl_ms(o.ttl_seconds),
+        None if o.delay_seconds is UNSET else delay_ms_of(o.delay_seconds),
+        None if o.deliver_at is UNSET else _deliver_at_ms(o.deliver_at),
+        None if o.ttl_seconds is UNSET else ttl_ms_of(o.ttl_seconds),
     )

@@ -12,13 +12,13 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from laneway.access import Access
-from laneway.broker.broker import Broker
+from laneway.broker.interface import Broker, PutDocument, RemoveDocument
 from laneway.errors import InvalidInput, NotFound, QueueNotFound
 from laneway.frontends.http.protocol import Call
 from laneway.frontends.rest.answers import Answer, Time, encode
-from laneway.frontends.rest.routing import Reply, Route
+from laneway.frontends.rest.routing import ApiRoute, Reply
 from laneway.frontends.rest.wire import check_names_once, decoder
-from laneway.frontends.rest.writing import Writer
+from laneway.frontends.rest.writing import AnswerWriter
 
 COLLECTION = "rebalancing"
 KEY = "plan"
@@ -37,24 +37,25 @@ class PartitionLoad(msgspec.Struct, forbid_unknown_fields=True):
     is_hot: bool
 
 
-class Move(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """A queue, or one key of it, and the partitions it goes from and to."""
+class LoadUnit(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """A queue, or one key of it."""
 
     vhost: Name
     queue_name: Name
     key: Annotated[str, Meta(max_length=1024)] | UnsetType = UNSET
     per_second: Rate
+
+
+class Move(LoadUnit, kw_only=True):
+    """A queue, or one key of it, and the partitions it goes from and to."""
+
     here: Number = msgspec.field(name="from")
     there: Number = msgspec.field(name="to")
 
 
-class Split(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+class Split(LoadUnit, kw_only=True):
     """A queue, or one key of it, that alone makes its partition hot."""
 
-    vhost: Name
-    queue_name: Name
-    key: Annotated[str, Meta(max_length=1024)] | UnsetType = UNSET
-    per_second: Rate
     partition: Number
 
 
@@ -108,13 +109,15 @@ def check_plan(plan: RebalancingPlan) -> None:
 
 
 class Rebalancing:
-    def __init__(self, broker: Broker, access: Access, writer: Writer) -> None:
+    def __init__(self, broker: Broker, access: Access, writer: AnswerWriter) -> None:
         self._broker = broker
         self._access = access
         self._writer = writer
         self._decode = decoder(RebalancingPlan)
 
-    async def put_plan(self, call: Call) -> Reply:
+    @ApiRoute("PUT", "/rebalancing", request=RebalancingPlan, answers={200: RebalancingAnswer}, refusals=(404, 507))
+    async def put_rebalancing(self, call: Call) -> Reply:
+        """Keep a rebalancing plan, in place of the one there is."""
         self._access.check_admin(call.account)
         plan: RebalancingPlan = self._decode(call.body)
         check_names_once(call.body)
@@ -124,12 +127,12 @@ class Rebalancing:
         for at, split in enumerate(plan.splits):
             self._check_queue(split, f"splits[{at}].queue_name")
         answer = RebalancingAnswer(self._writer.times.text(self._broker.now()), call.account.name, plan)
-        await self._broker.put_document(COLLECTION, KEY, encode(answer))
+        await self._broker.ask(PutDocument(COLLECTION, KEY, encode(answer)))
         return Reply(200, encode(answer))
 
-    def _check_queue(self, unit: Move | Split, field: str) -> None:
+    def _check_queue(self, unit: LoadUnit, field: str) -> None:
         try:
-            self._broker.find_queue(unit.vhost, unit.queue_name)
+            self._broker.topology.find_queue(unit.vhost, unit.queue_name)
         except QueueNotFound:
             raise QueueNotFound(
                 f"there is no queue {unit.queue_name!r} in the virtual host {unit.vhost!r}: the plan is of another "
@@ -138,47 +141,19 @@ class Rebalancing:
                 queue=unit.queue_name,
             ) from None
 
-    async def get_plan(self, call: Call) -> Reply:
+    @ApiRoute("GET", "/rebalancing", answers={200: RebalancingAnswer}, refusals=(404,))
+    async def get_rebalancing(self, call: Call) -> Reply:
+        """The rebalancing plan that is kept."""
         self._access.check_admin(call.account)
-        stored = self._broker.documents(COLLECTION).get(KEY)
+        stored = self._broker.topology.documents(COLLECTION).get(KEY)
         if stored is None:
             raise NotFound("there is no rebalancing plan; the job hotkeys makes one")
         return Reply(200, stored)
 
-    async def delete_plan(self, call: Call) -> Reply:
+    @ApiRoute("DELETE", "/rebalancing", answers={204: None})
+    async def delete_rebalancing(self, call: Call) -> Reply:
+        """Forget the rebalancing plan, if there is one."""
         self._access.check_admin(call.account)
-        if KEY in self._broker.documents(COLLECTION):
-            await self._broker.remove_document(COLLECTION, KEY)
+        if KEY in self._broker.topology.documents(COLLECTION):
+            await self._broker.ask(RemoveDocument(COLLECTION, KEY))
         return Reply(204)
-
-
-def rebalancing_routes(rebalancing: Rebalancing) -> list[Route]:
-    return [
-        Route(
-            method="PUT",
-            pattern="/rebalancing",
-            name="put_rebalancing",
-            summary="Keep a rebalancing plan, in place of the one there is",
-            slow=rebalancing.put_plan,
-            request=RebalancingPlan,
-            answers={200: RebalancingAnswer},
-            refusals=(404, 507),
-        ),
-        Route(
-            method="GET",
-            pattern="/rebalancing",
-            name="get_rebalancing",
-            summary="The rebalancing plan that is kept",
-            slow=rebalancing.get_plan,
-            answers={200: RebalancingAnswer},
-            refusals=(404,),
-        ),
-        Route(
-            method="DELETE",
-            pattern="/rebalancing",
-            name="delete_rebalancing",
-            summary="Forget the rebalancing plan, if there is one",
-            slow=rebalancing.delete_plan,
-            answers={204: None},
-        ),
-    ]

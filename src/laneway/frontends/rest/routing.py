@@ -3,9 +3,10 @@ OpenAPI document all take it from there."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
@@ -34,6 +35,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 FastHandler = Callable[[Call], None]
 SlowHandler = Callable[[Call], Awaitable[Reply]]
+_Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 
 #: What stands for a path that has several forms. `/vhosts/{vhost}/…` always works.
@@ -46,6 +48,8 @@ _FORMS = {
 }
 #: Where it could as well be a plain path (/queues/{queue}/stats), it is the plain one.
 SHORT_FORM = "/queues/{vhost}/{queue}"
+#: What is another one in most requests.
+_VARIED = ("message_id", "task_id", "stage", "part", "batch", "segment")
 
 
 class Each(msgspec.Struct, frozen=True):
@@ -54,17 +58,17 @@ class Each(msgspec.Struct, frozen=True):
     kinds: tuple[Any, ...]
 
 
-class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """One method on one path. `fast` handlers answer through callbacks, the others are awaited in a task."""
+class ApiRoute(msgspec.Struct, frozen=True):
+    """One method on one path. As a decorator it marks a method as its handler: routes_of() takes the name from the
+    method, and the summary from the first line of its docstring. A route that shares its handler with others gives
+    name, summary and handler itself."""
 
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
     pattern: str  # "{Q}" and its like stand for several paths: see paths()
+    name: str = ""
+    summary: str = ""
     short: bool = False  # also at /queues/{vhost}/{queue}
     has_head: bool = True  # of a GET: HEAD does the same without the body
-    name: str
-    summary: str
-    fast: FastHandler | None = None
-    slow: SlowHandler | None = None
     public: bool = False  # no account is needed
     request: Any = None  # type of the body
     body_optional: bool = False
@@ -73,6 +77,17 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     options: type[msgspec.Struct] | None = None  # of the query string
     answers: dict[int, Any] = {}  # status -> type or Each, bytes: a body that is not JSON, None: no body
     refusals: tuple[int, ...] = ()  # statuses of errors, beside those that every route has
+    fast: FastHandler | None = None  # answers through callbacks
+    slow: SlowHandler | None = None  # is awaited in a task
+
+    def __call__(self, handler: _Handler) -> _Handler:
+        handler.__dict__["api_route"] = self
+        return handler
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether clients ask for the same target again and again, so that remembering it pays."""
+        return not any(f"{{{name}}}" in self.pattern for name in _VARIED)
 
     def paths(self) -> list[str]:
         """The pattern in full, once for each form of a path."""
@@ -83,15 +98,26 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
         return [form + rest for form in (*forms, *([SHORT_FORM] if self.short else []))]
 
 
+def routes_of(api: object) -> list[ApiRoute]:
+    """The routes of this object's methods, in the order in which its class has them."""
+    routes: list[ApiRoute] = []
+    for name, function in vars(type(api)).items():
+        route: ApiRoute | None = getattr(function, "api_route", None)
+        if route is not None:
+            summary = (inspect.getdoc(function) or "").partition("\n")[0].removesuffix(".")
+            kind = "slow" if inspect.iscoroutinefunction(function) else "fast"
+            handler = {kind: getattr(api, name)}
+            routes.append(msgspec.structs.replace(route, name=name, summary=summary, **handler))
+    return routes
+
+
 class Match(msgspec.Struct, frozen=True):
     """What a method and a target lead to: a route with the names from its path, or why there is none."""
 
-    route: Route | None
+    route: ApiRoute | None
     vhost: str = DEFAULT_VHOST
     queue: str = ""
     exchange: str = ""
-    item: str = ""  # the path's own thing: a message id, a task id, the name of an account
-    part: str = ""  # the id of a key of that account, the exchange that a binding leads to
     query: bytes = b""
     refusal: HttpError | None = None
     queue_json: str = '""'
@@ -99,10 +125,9 @@ class Match(msgspec.Struct, frozen=True):
 
 
 class Router:
-    def __init__(self, routes: Sequence[Route]) -> None:
-        self.routes = tuple(routes)
-        self._by_length: dict[int, list[tuple[list[str], Route]]] = {}
-        self._short_by_length: dict[int, list[tuple[list[str], Route]]] = {}
+    def __init__(self, routes: Sequence[ApiRoute]) -> None:
+        self._by_length: dict[int, list[tuple[list[str], ApiRoute]]] = {}
+        self._short_by_length: dict[int, list[tuple[list[str], ApiRoute]]] = {}
         self._matches: dict[tuple[str, bytes], Match] = {}
         for route in routes:
             for path in route.paths():
@@ -112,13 +137,15 @@ class Router:
 
     def match(self, method: str, target: bytes) -> Match:
         found = self._matches.get((method, target))
-        if found is None:
+        if found is not None:
+            return found
+        try:
+            found = self._find(method, target)
+        except HttpError as refusal:
+            return Match(None, refusal=refusal)
+        if found.route is not None and found.route.is_repeated:
             if len(self._matches) >= _REMEMBERED_TARGETS:
                 self._matches.clear()
-            try:
-                found = self._find(method, target)
-            except HttpError as refusal:
-                found = Match(None, refusal=refusal)
             self._matches[method, target] = found
         return found
 
@@ -138,24 +165,24 @@ class Router:
         return _match_of(route, names, query)
 
 
-def _allowed(candidates: Sequence[tuple[list[str], Route]], segments: list[str]) -> dict[str, tuple[list[str], Route]]:
+def _allowed(
+    candidates: Sequence[tuple[list[str], ApiRoute]], segments: list[str]
+) -> dict[str, tuple[list[str], ApiRoute]]:
     """By method, the routes whose path these segments are."""
-    allowed: dict[str, tuple[list[str], Route]] = {}
+    allowed: dict[str, tuple[list[str], ApiRoute]] = {}
     for pattern, route in candidates:
         if all(p == s or (s and p[:1] == "{") for p, s in zip(pattern, segments, strict=True)):
             allowed.setdefault(route.method, (pattern, route))
     return allowed
 
 
-def _match_of(route: Route, names: dict[str, str], query: bytes) -> Match:
+def _match_of(route: ApiRoute, names: dict[str, str], query: bytes) -> Match:
     queue = names.get("{queue}", "")
     return Match(
         route,
         vhost=names.get("{vhost}", DEFAULT_VHOST),
         queue=queue,
         exchange=names.get("{exchange}", ""),
-        item=names.get("{message_id}") or names.get("{task_id}") or names.get("{name}") or "",
-        part=names.get("{key_id}") or names.get("{destination}") or "",
         query=query,
         queue_json=msgspec.json.encode(queue).decode(),
         names={name[1:-1]: value for name, value in names.items()},
@@ -183,7 +210,7 @@ def _decode_segment(raw: bytes) -> str:
         raise HttpError(400, "malformed_target", f"the path is not valid UTF-8: {raw[:80]!r}") from None
 
 
-def _wrong_method(method: str, allowed: dict[str, tuple[list[str], Route]]) -> HttpError:
+def _wrong_method(method: str, allowed: dict[str, tuple[list[str], ApiRoute]]) -> HttpError:
     has_head = "GET" in allowed and allowed["GET"][1].has_head
     methods = sorted({*allowed, *(["HEAD"] if has_head else [])})
     return HttpError(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from laneway.access import Access
-from laneway.broker.broker import Broker
+from laneway.broker.interface import Broker
 from laneway.frontends.http.server import HttpServer
 from laneway.frontends.rest.api import RestApi
 from laneway.frontends.rest.limits import RestLimits

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -20,6 +20,8 @@ from laneway.core.settings import RANGES
 from laneway.errors import InvalidInput
 from laneway.frontends.rest.errors import invalid_json
 from laneway.frontends.rest.words import BY_WIRE, milliseconds
+
+_T = TypeVar("_T")
 
 
 def _range(core: str) -> Meta:
@@ -44,26 +46,17 @@ class AckRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=Fa
     message_id: str | None = None
 
 
-class NackRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    receipt_handle: str
-    message_id: str | None = None
+class NackRequest(AckRequest, kw_only=True):
     delay_seconds: Annotated[float, _range("lease_ms")] | None = None
     backoff: Annotated[bool, Meta(description="wait 2^receives seconds, at most 900")] | None = None
 
 
-class RejectRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    receipt_handle: str
-    message_id: str | None = None
+class RejectRequest(AckRequest, kw_only=True):
     reason: Annotated[str, Meta(max_length=1024)] | None = None
 
 
-class VisibilityRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    receipt_handle: str
-    message_id: str | None = None
+class VisibilityRequest(AckRequest, kw_only=True):
     visibility_timeout: Annotated[float, _range("lease_ms")]
-
-
-SettleRequest = AckRequest | NackRequest | RejectRequest | VisibilityRequest
 
 
 def ack_of(request: AckRequest) -> Settlement:
@@ -179,26 +172,24 @@ class AttributeMatch(msgspec.Struct, forbid_unknown_fields=True):
     value: str | int | float | bool
 
 
-class RedriveBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class DeadLetterSelection(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     message_ids: Annotated[list[str], Meta(max_length=1000)] | None = None
     reason: Reason | None = None
     attribute: AttributeMatch | None = None
     older_than_seconds: Annotated[float, Meta(ge=0, le=1e10)] | None = None
     newer_than_seconds: Annotated[float, Meta(ge=0, le=1e10)] | None = None
+
+
+class RedriveBody(DeadLetterSelection, kw_only=True):
     target: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
     max_per_second: Annotated[int, Meta(ge=1, le=10_000_000)] | None = None
 
 
-class DeleteDeadLettersBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    message_ids: Annotated[list[str], Meta(max_length=1000)] | None = None
-    reason: Reason | None = None
-    attribute: AttributeMatch | None = None
-    older_than_seconds: Annotated[float, Meta(ge=0, le=1e10)] | None = None
-    newer_than_seconds: Annotated[float, Meta(ge=0, le=1e10)] | None = None
+class DeleteDeadLettersBody(DeadLetterSelection, kw_only=True):
     all: bool = False
 
 
-def filter_of(body: RedriveBody | DeleteDeadLettersBody) -> DeadLetterFilter:
+def filter_of(body: DeadLetterSelection) -> DeadLetterFilter:
     older, newer = body.older_than_seconds, body.newer_than_seconds
     return DeadLetterFilter(
         message_ids=None if body.message_ids is None else tuple(body.message_ids),
@@ -240,12 +231,20 @@ def decoder(kind: Any) -> Callable[[bytes], Any]:
 
     def decode_body(body: bytes) -> Any:
         try:
-            decoded = decode(body)
+            return decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise invalid_json(error, body) from None
-        return decoded
 
     return decode_body
+
+
+def read_body(body: bytes, kind: type[_T]) -> _T:
+    """The body of a rare request; an empty one means that nothing was said."""
+    if not body:
+        return kind()
+    decoded: _T = decoder(kind)(body)
+    check_names_once(body)
+    return decoded
 
 
 def check_names_once(body: bytes) -> None:

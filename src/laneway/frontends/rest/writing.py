@@ -4,47 +4,31 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Any, TypeVar
 
 from laneway.access import Account, KeyInfo
-from laneway.broker.values import QueueInfo, QueueStats, Task
-from laneway.core.digits import LEASE_DIGITS, LOW_DIGITS, SEQ_DIGITS, by_block, high_digits, low_digits
-from laneway.core.message import (
-    JSON_TYPE,
-    PLAIN,
-    Death,
-    Deliveries,
-    Delivery,
-    Glimpse,
-    Properties,
-    Receipt,
-    Receipts,
-    message_id_prefix,
-)
+from laneway.broker.values import Deliveries, QueueInfo, QueueStats, Task
+from laneway.core.digits import LEASE_DIGITS, SEQ_DIGITS, by_block, high_digits, low_digits
+from laneway.core.message import JSON_TYPE, Death, Glimpse, Properties, Receipt, Receipts, message_id_prefix
 from laneway.errors import LanewayError
-from laneway.frontends.rest.answers import (
-    AccountAnswer,
-    DeadLetterAnswer,
-    DeathAnswer,
-    KeyAnswer,
-    PropertiesAnswer,
-    QueueAnswer,
-    RatesAnswer,
-    StatsAnswer,
-    TaskAnswer,
-    encode,
-)
+from laneway.frontends.rest import answers as a
+from laneway.frontends.rest.answers import encode
 from laneway.frontends.rest.errors import encode_error
-from laneway.frontends.rest.publishing import Binary, is_json_text, is_json_type, is_text_type
+from laneway.frontends.rest.props import BlockReader, show
+from laneway.frontends.rest.publishing import are_json_texts, is_json_text, is_json_type, is_text_type
 from laneway.frontends.rest.times import Timestamps
 from laneway.frontends.rest.words import BY_CORE, seconds
 
 _K = TypeVar("_K")
 
-_ID_AT = len('{"message_id":"')  # where in a receipt
-_DUPLICATE = ',"duplicate":true}'
+Piece = bytes | memoryview
+Pieces = tuple[list[Piece], int]  # of a text, and how many bytes they are together
 
-Pieces = tuple[list[bytes | memoryview], int]  # of a text, and how many bytes they are together
+_MESSAGES = b'{"messages":['
+_NO_MESSAGES = _MESSAGES + b"]}"
+_NO_PROPERTIES = b'"attributes":{}'
+_HANDLE = b',"receipt_handle":"'
 
 
 def _column(keys: Sequence[_K], make: Callable[[_K], bytes]) -> list[bytes]:
@@ -55,190 +39,145 @@ def _column(keys: Sequence[_K], make: Callable[[_K], bytes]) -> list[bytes]:
     return list(map(made.__getitem__, keys))
 
 
-class Writer:
+def _digits(numbers: Sequence[int], width: int, before: bytes = b"") -> tuple[list[bytes], list[bytes]]:
+    """Numbers in hexadecimal, each in two pieces: its beginning, which neighbours share, and its end."""
+    highs: list[bytes] = []
+    lows: list[bytes] = []
+    for at, count in by_block(numbers):
+        highs += [before + high_digits(numbers[at], width)] * count
+        lows += low_digits(numbers[at], count)
+    return highs, lows
+
+
+class AnswerWriter:
     """Makes answers of the broker's values."""
 
     def __init__(self, times: Timestamps) -> None:
         self.times = times
         self._text = times.text
+        self._blocks = BlockReader()
 
     # --- the frequent ones, as text and bytes
 
-    @staticmethod
-    def numbers(seqs: Sequence[int]) -> tuple[list[bytes], list[bytes]]:
-        """The beginnings and ends of message numbers as they stand in ids."""
-        highs: list[bytes] = []
-        lows: list[bytes] = []
-        for at, count in by_block(seqs):
-            highs += [high_digits(seqs[at], SEQ_DIGITS)] * count
-            lows += low_digits(seqs[at], count)
-        return highs, lows
+    def receipts(self, receipts: Receipts, queue_json: str) -> bytes:
+        """What became of each message of a publish, as a list. queue_json is the queue's name as JSON."""
+        count = len(receipts)
+        keys = list(zip(receipts.priorities, receipts.visible_at_ms or repeat(0, count), strict=True))
+        columns = [_before_number(receipts.enqueued_at_ms, receipts.tag)] * (4 * count)
+        columns[1::4], columns[2::4] = _digits(receipts.seqs, SEQ_DIGITS)
+        columns[3::4] = _column(keys, lambda key: self._behind_number(receipts, *key, queue_json) + b",")
+        for i, other in receipts.others.items():
+            columns[4 * i : 4 * i + 4] = b"", b"", b"", self._other(other, queue_json) + b","
+        columns[-1] = columns[-1][:-1]
+        return b"[%b]" % b"".join(columns)
 
-    def plain_receipts(self, told: Receipts, queue_json: str) -> bytes:
-        """Hot: as receipts(), of columns."""
-        head = self._before_number(told)
+    def around_number(self, receipts: Receipts, queue_json: str) -> tuple[bytes, bytes]:
+        """What stands before and behind the number of a single message that is visible at once."""
+        start = _before_number(receipts.enqueued_at_ms, receipts.tag)
+        return start, self._behind_number(receipts, receipts.priorities[0], 0, queue_json)
 
-        def rest(priority: int) -> bytes:
-            return b"%b,%b" % (self.around_number(told, priority, queue_json)[1], head)
+    def _behind_number(self, receipts: Receipts, priority: int, visible_ms: int, queue_json: str) -> bytes:
+        at_ms = receipts.enqueued_at_ms
+        return self._behind_id(priority, at_ms, visible_ms or at_ms, queue_json) + b"}"
 
-        columns = [b""] * (3 * len(told.seqs))
-        columns[0::3], columns[1::3] = self.numbers(told.seqs)
-        columns[2::3] = _column(told.priorities, rest)
-        columns[-1] = columns[-1][: -len(head) - 1]  # there is none after the last one
-        return b"[%b%b]" % (head, b"".join(columns))
+    def _behind_id(self, priority: int, at_ms: int, visible_ms: int, queue_json: str) -> bytes:
+        return (
+            f'","queue_name":{queue_json},"priority":{priority},'
+            f'"enqueued_at":"{self._text(at_ms)}","visible_at":"{self._text(visible_ms)}"'
+        ).encode()
 
-    def around_number(self, told: Receipts, priority: int, queue_json: str) -> tuple[bytes, bytes]:
-        """What stands before and behind the number in the id of a message with this priority, when it is told of it."""
-        at = self._text(told.enqueued_at_ms)
-        end = f'","queue_name":{queue_json},"priority":{priority},"enqueued_at":"{at}","visible_at":"{at}"}}'
-        return self._before_number(told), end.encode()
+    def _other(self, other: Receipt | LanewayError, queue_json: str) -> bytes:
+        """A message that was refused, or was there already."""
+        if isinstance(other, LanewayError):
+            return encode_error(other)
+        end = self._behind_id(other.priority, other.enqueued_at_ms, other.visible_at_ms, queue_json)
+        duplicate = b',"duplicate":true' if other.duplicate else b""
+        return b'{"message_id":"%b%b%b}' % (other.message_id.encode(), end, duplicate)
 
-    @staticmethod
-    def _before_number(told: Receipts) -> bytes:
-        return b'{"message_id":"' + _prefix(told.enqueued_at_ms, told.tag)
+    def deliveries(self, d: Deliveries, *, with_handles: bool = True) -> Pieces:
+        """Hot: the pieces of an answer, to be joined once, with the head of the response in front of them. Messages
+        that are settled already are shown without handles."""
+        count = len(d)
+        if not count:
+            return [_NO_MESSAGES], len(_NO_MESSAGES)
+        ids = numbers = _digits(d.seqs, SEQ_DIGITS)
+        heads = _column(d.enqueued_at_ms, lambda at_ms: _before_number(at_ms, d.tag))
+        middles = _column(d.priorities, b'","priority":%d,"payload":'.__mod__)
+        bodies: Sequence[Piece] = d.bodies
+        members = [_NO_PROPERTIES] * count
+        if any(d.props):
+            bodies, members = self._described(d, middles)
+        if d.stories:
+            ids = self._tell_stories(d, members)
+        tails = self._tails(d, with_handles=with_handles)
+        columns: list[Piece] = [b","] * (12 * count)
+        columns[0::12], columns[1::12], columns[2::12] = heads, *ids
+        columns[3::12], columns[4::12], columns[6::12] = middles, bodies, members
+        size = len(_MESSAGES) + 1 + count * (len(heads[0]) + SEQ_DIGITS + 1)
+        if with_handles:
+            columns[7::12], columns[8::12] = _digits(d.leases, LEASE_DIGITS, _HANDLE)
+            columns[9::12], columns[10::12] = numbers
+            size += count * (len(_HANDLE) + LEASE_DIGITS + SEQ_DIGITS)
+        else:
+            columns[7::12] = columns[8::12] = columns[9::12] = columns[10::12] = [b""] * count
+        columns[11::12] = tails
+        for column in (middles, bodies, members, tails):
+            size += sum(map(len, column))
+        columns[0] = _MESSAGES + heads[0]
+        columns[-1] = tails[-1][:-1] + b"]}"
+        return columns, size
 
-    def around_id(self, r: Receipt, queue_json: str) -> tuple[bytes, bytes]:
-        """What stands before and behind the id when it is told what a message came to."""
-        text = self.receipts((r,), queue_json)[0].encode()
-        return text[:_ID_AT], text[_ID_AT + len(r.message_id) :]
-
-    def receipts(self, results: Sequence[Receipt | LanewayError], queue_json: str) -> list[str]:
-        """What each message of a publish came to. queue_json is the queue's name as JSON; ids need no escaping."""
-        texts: list[str] = []
-        last_ms, enqueued_at = -1, ""
-        for r in results:
-            if isinstance(r, LanewayError):
-                texts.append(encode_error(r).decode())
-                continue
-            if r.enqueued_at_ms != last_ms:
-                last_ms = r.enqueued_at_ms
-                enqueued_at = self._text(last_ms)
-            visible_at = enqueued_at if r.visible_at_ms == last_ms else self._text(r.visible_at_ms)
-            texts.append(
-                f'{{"message_id":"{r.message_id}","queue_name":{queue_json},"priority":{r.priority},'
-                f'"enqueued_at":"{enqueued_at}","visible_at":"{visible_at}"{_DUPLICATE if r.duplicate else "}"}'
-            )
-        return texts
-
-    def delivery_pieces(self, deliveries: Sequence[Delivery]) -> Pieces:
-        """Hot: as deliveries(), to be joined by whoever puts something in front of it."""
-        if isinstance(deliveries, Deliveries) and not any(deliveries.props):
-            return self._plain_deliveries(deliveries)
-        text = self.deliveries(deliveries)
-        return [text], len(text)
-
-    def deliveries(self, deliveries: Sequence[Delivery]) -> bytes:
-        """One text a message, encoded all at once. Neighbours mostly share their times, so those are kept."""
-        texts: list[str] = []
-        since_ms, since, until_ms, until = -1, "", -1, ""
-        for d in deliveries:
-            if d.enqueued_at_ms != since_ms:
-                since_ms, since = d.enqueued_at_ms, self._text(d.enqueued_at_ms)
-            if d.deadline_ms != until_ms:
-                until_ms, until = d.deadline_ms, self._text(d.deadline_ms)
-            if d.properties is PLAIN and not d.deaths:  # so the body is known to be valid JSON
-                texts.append(
-                    f'{{"message_id":"{d.message_id}","priority":{d.priority},"payload":{d.body.decode()},'
-                    f'"attributes":{{}},"receipt_handle":"{d.token}","enqueued_at":"{since}",'
-                    f'"receive_count":{d.receives},"visible_until":"{until}"}}'
-                )
-            else:
-                content = self._content(d.body, d.properties, d.deaths).decode()
-                texts.append(
-                    f'{{"message_id":"{d.message_id}","priority":{d.priority},{content},'
-                    f'"receipt_handle":"{d.token}","enqueued_at":"{since}",'
-                    f'"receive_count":{d.receives},"visible_until":"{until}"}}'
-                )
-        return f'{{"messages":[{",".join(texts)}]}}'.encode()
-
-    def _plain_deliveries(self, d: Deliveries) -> Pieces:
-        """Hot: bodies that are known to be JSON and have nothing else, with columns around them, run by run."""
-        until = self._text(d.deadline_ms)
-
-        def head(at_ms: int) -> bytes:
-            return b'{"message_id":"' + _prefix(at_ms, d.tag)
+    def _tails(self, d: Deliveries, *, with_handles: bool) -> list[bytes]:
+        quote, until = '"', f',"visible_until":"{self._text(d.deadline_ms)}"'
+        if not with_handles:
+            quote = until = ""
 
         def tail(key: tuple[int, int]) -> bytes:
-            at = self._text(key[0])
-            return f'","enqueued_at":"{at}","receive_count":{key[1]},"visible_until":"{until}"}},'.encode()
+            return f'{quote},"enqueued_at":"{self._text(key[0])}","receive_count":{key[1]}{until}}},'.encode()
 
-        pieces: list[bytes | memoryview] = [b'{"messages":[']
-        size = len(pieces[0]) + sum(map(len, d.bodies))
-        for at, count in by_block(d.seqs, d.first_lease):
-            here, seq, lease = slice(at, at + count), d.seqs[at], d.first_lease + at
-            since, number = d.enqueued_at_ms[here], high_digits(seq, SEQ_DIGITS)
-            handle = b',"attributes":{},"receipt_handle":"' + high_digits(lease, LEASE_DIGITS)
-            heads = _column(since, head)
-            middles = _column(d.priorities[here], b'","priority":%d,"payload":'.__mod__)
-            tails = _column(list(zip(since, d.receives[here], strict=True)), tail)
-            columns: list[bytes | memoryview] = [number] * (10 * count)
-            columns[0::10] = heads
-            columns[2::10] = columns[8::10] = low_digits(seq, count)
-            columns[3::10] = middles
-            columns[4::10] = d.bodies[here]
-            columns[5::10] = [handle] * count
-            columns[6::10] = low_digits(lease, count)
-            columns[9::10] = tails
-            pieces += columns
-            size += count * (2 * SEQ_DIGITS + len(handle) + LOW_DIGITS)
-            size += sum(map(len, heads)) + sum(map(len, middles)) + sum(map(len, tails))
-        pieces[-1] = bytes(pieces[-1])[:-1] + b"]}"
-        return pieces, size + 1
+        return _column(list(zip(d.enqueued_at_ms, d.receives, strict=True)), tail)
 
-    def gotten(self, deliveries: Sequence[Delivery], *, with_handles: bool) -> bytes:
-        """Deliveries, without their handles if they are settled already."""
-        if with_handles:
-            return self.deliveries(deliveries)
-        texts = [
-            b'{"message_id":"%b","priority":%d,%b,"enqueued_at":"%b","receive_count":%d}'
-            % (
-                d.message_id.encode(),
-                d.priority,
-                self._content(d.body, d.properties, d.deaths),
-                self._text(d.enqueued_at_ms).encode(),
-                d.receives,
-            )
-            for d in deliveries
-        ]
-        return b'{"messages":[%b]}' % b",".join(texts)
+    def _described(self, d: Deliveries, middles: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+        """(bodies, members behind them) of messages of which some have properties. Those without are known to be JSON;
+        of others, publishers of other protocols may have said so unchecked."""
+        members, types = self._blocks.describe(set(d.props))
+        bodies = list(map(bytes, d.bodies))
+        if types or not are_json_texts(bodies):
+            for i, block in enumerate(d.props):
+                if block:
+                    middles[i] = b'","priority":%d,' % d.priorities[i]
+                    bodies[i] = payload_of(bodies[i], types.get(block, JSON_TYPE))
+        return bodies, list(map(members.__getitem__, d.props))
 
-    def _content(self, body: bytes, p: Properties, deaths: Sequence[Death]) -> bytes:
-        """Body, properties and history of any message, as members of its JSON object."""
-        members: list[bytes] = []
-        if is_json_type(p.content_type) and is_json_text(body):
-            members += (b'"payload":', body)
-            if p.content_type != JSON_TYPE:
-                members += (b',"content_type":', encode(p.content_type))
-        else:
-            text = _utf8_or_none(body) if is_text_type(p.content_type) else None
-            if text is not None:
-                members += (b'"payload":', encode(text))
-            else:
-                members += (b'"payload_base64":"', base64.b64encode(body), b'"')
-            members += (b',"content_type":', encode(p.content_type))
-        members += (b',"attributes":', encode({name: attribute_to_wire(value) for name, value in p.attributes.items()}))
-        if p.extra:
-            told = {name: p.extra[name] for name in PropertiesAnswer.__struct_fields__ if name in p.extra}
-            if told:
-                members += (b',"properties":', encode({name: attribute_to_wire(value) for name, value in told.items()}))
-        for name in ("correlation_id", "group", "key", "tenant", "dedup_id", "exchange", "routing_key"):
-            value = getattr(p, name)
-            if value:
-                members += (b',"', name.encode(), b'":', encode(value))
+    def _tell_stories(self, d: Deliveries, members: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+        """Show what messages went through that died or moved. The numbers in all ids: these keep the one of their
+        record."""
+        seqs = list(d.seqs)
+        for i, seq in enumerate(d.seqs):
+            story = d.stories.get(seq)
+            if story is not None:
+                seqs[i] = story.record_seq
+                one = d[i]
+                members[i] = self._members(one.properties, one.deaths)
+        return _digits(seqs, SEQ_DIGITS)
+
+    def _members(self, p: Properties, deaths: Sequence[Death]) -> bytes:
+        """The properties and the history of a single message, as the members behind its payload."""
+        shown = show(p)
         if deaths:
-            members += (b',"dead_letter":', encode(self._dead_letter(deaths)))
-        return b"".join(members)
+            shown["dead_letter"] = self._dead_letter(deaths)
+        return encode(shown)[1:-1]
 
-    def _dead_letter(self, deaths: Sequence[Death]) -> DeadLetterAnswer:
+    def _dead_letter(self, deaths: Sequence[Death]) -> a.DeadLetterAnswer:
         last = deaths[-1]
-        return DeadLetterAnswer(
+        return a.DeadLetterAnswer(
             origin=last.queue,
             reason=last.reason,
             died_at=self._text(last.at_ms),
             receive_count=last.receives,
             detail=last.detail,
             deaths=[
-                DeathAnswer(
+                a.DeathAnswer(
                     queue_name=d.queue,
                     reason=d.reason,
                     died_at=self._text(d.at_ms),
@@ -263,15 +202,12 @@ class Writer:
             f',"enqueued_at":"{self._text(g.enqueued_at_ms)}","visible_at":"{self._text(g.visible_at_ms)}",'
             f'"receive_count":{g.receives}'
         )
-        return b"%b%b%b%b}" % (start.encode(), self._content(g.body, g.properties, g.deaths), end.encode(), consumer)
-
-    def results(self, entries: Sequence[bytes | LanewayError]) -> bytes:
-        """A batch's answer: what each entry came to, in order."""
-        return b"[%b]" % b",".join([e if isinstance(e, bytes) else encode_error(e) for e in entries])
+        payload, members = payload_of(g.body, g.properties.content_type), self._members(g.properties, g.deaths)
+        return b"%b%b,%b%b%b}" % (start.encode(), payload, members, end.encode(), consumer)
 
     # --- the rare ones, as structs
 
-    def queue(self, info: QueueInfo) -> QueueAnswer:
+    def queue(self, info: QueueInfo) -> a.QueueAnswer:
         values: dict[str, Any] = {}
         for core in info.settings.__struct_fields__:
             value = getattr(info.settings, core)
@@ -279,7 +215,7 @@ class Writer:
             if value is not None and core.endswith("_ms"):
                 value = seconds(value)
             values[word.wire if word else core] = value
-        return QueueAnswer(
+        return a.QueueAnswer(
             queue_name=info.name,
             vhost=info.vhost,
             created_at=self._text(info.created_at_ms),
@@ -287,8 +223,8 @@ class Writer:
             **values,
         )
 
-    def stats(self, queue: str, s: QueueStats) -> StatsAnswer:
-        return StatsAnswer(
+    def stats(self, queue: str, s: QueueStats) -> a.StatsAnswer:
+        return a.StatsAnswer(
             queue_name=queue,
             approximate_message_count=s.ready + s.delayed,
             messages_by_priority={str(p): s.ready_by_priority[p] for p in sorted(s.ready_by_priority, reverse=True)},
@@ -302,15 +238,12 @@ class Writer:
             noisy_tenants=s.noisy_tenants,
             totals=s.totals,
             rates={
-                name: RatesAnswer(
-                    per_second_1s=r.per_second_1s, per_second_1m=r.per_second_1m, per_second_5m=r.per_second_5m
-                )
-                for name, r in s.rates.items()
+                name: a.RatesAnswer(r.per_second_1s, r.per_second_1m, r.per_second_5m) for name, r in s.rates.items()
             },
         )
 
-    def task(self, t: Task) -> TaskAnswer:
-        return TaskAnswer(
+    def task(self, t: Task) -> a.TaskAnswer:
+        return a.TaskAnswer(
             task_id=t.task_id,
             kind=t.kind,
             queue_name=t.queue,
@@ -324,16 +257,16 @@ class Writer:
             error=t.error,
         )
 
-    def account(self, account: Account) -> AccountAnswer:
-        return AccountAnswer(
+    def account(self, account: Account) -> a.AccountAnswer:
+        return a.AccountAnswer(
             name=account.name,
             roles=list(account.roles),
             permissions=list(account.permissions),
             created_at=self._text(account.created_at_ms) if account.created_at_ms else None,
         )
 
-    def key(self, info: KeyInfo) -> KeyAnswer:
-        return KeyAnswer(
+    def key(self, info: KeyInfo) -> a.KeyAnswer:
+        return a.KeyAnswer(
             key_id=info.key_id,
             account=info.account,
             label=info.label,
@@ -342,23 +275,20 @@ class Writer:
         )
 
 
-def _prefix(at_ms: int, tag: int) -> bytes:
-    return message_id_prefix(at_ms, tag).encode()
+def _before_number(at_ms: int, tag: int) -> bytes:
+    return b'{"message_id":"' + message_id_prefix(at_ms, tag).encode()
 
 
-def _utf8_or_none(body: bytes) -> str | None:
-    try:
-        return body.decode()
-    except UnicodeDecodeError:
-        return None
-
-
-def attribute_to_wire(value: Any) -> Any:
-    """Bytes, also inside what other protocols nest, in the form that publishing takes."""
-    if isinstance(value, bytes):
-        return Binary(value)
-    if isinstance(value, dict):
-        return {str(name): attribute_to_wire(held) for name, held in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [attribute_to_wire(held) for held in value]
-    return value
+def payload_of(body: bytes, content_type: str) -> bytes:
+    """The member that shows a body: as JSON if it is JSON, as a string if it is text, else in base64."""
+    if is_json_type(content_type):
+        if is_json_text(body):
+            return b'"payload":' + body
+    elif is_text_type(content_type):
+        try:
+            return b'"payload":' + encode(body.decode())
+        except UnicodeDecodeError:
+            pass
+    member = b'"payload_base64":"%b"' % base64.b64encode(body)
+    # The type that is not shown elsewhere, because it goes without saying of a payload.
+    return member + b',"content_type":"%b"' % JSON_TYPE.encode() if content_type == JSON_TYPE else member

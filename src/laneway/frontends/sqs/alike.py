@@ -1,6 +1,6 @@
 """Hot: signed heads of one client differ in little: the date, the signature, an id, a length.
 
-What was made of one such head is kept as a Shape: a pattern of its bytes with those few values left open. The next
+What was made of one such head is kept as a HeadShape: a pattern of its bytes with those few values left open. The next
 head that fits is not parsed again: its values are put where the others stood, also in what is signed. Everything else
 in it is byte for byte what was parsed before.
 """
@@ -32,7 +32,7 @@ _SHAPES = 64
 _SHAPE_BYTES = 4096
 
 
-class Shape:
+class HeadShape:
     """A head that was parsed, and how to tell others like it."""
 
     __slots__ = (
@@ -94,13 +94,13 @@ class Shapes:
     lengths: so the shape that a head of the same length had is tried first."""
 
     def __init__(self) -> None:
-        self._known: list[Shape] = []  # the one found last by looking through them first
-        self._by_length: dict[int, Shape] = {}
+        self._known: list[HeadShape] = []  # the one found last by looking through them first
+        self._by_length: dict[int, HeadShape] = {}
 
     def learn(self, raw: bytes, head: Head, signature: Signature) -> None:
         if head.chunked or head.expects_continue or not head.keep_alive or len(raw) > _SHAPE_BYTES:
             return
-        shape = Shape(raw, head, signature)
+        shape = HeadShape(raw, head, signature)
         if min(shape.signature_at, shape.length_at, shape.date_at) < 0:
             return
         found = shape.fits(raw)
@@ -111,7 +111,7 @@ class Shapes:
             del self._known[_SHAPES:]
             self._by_length.clear()  # also of the one that went
 
-    def find(self, raw: bytes) -> tuple[Shape, tuple[bytes, ...]] | None:
+    def find(self, raw: bytes) -> tuple[HeadShape, tuple[bytes, ...]] | None:
         """The shape that a head has, and its own values in their order."""
         likely = self._by_length.get(len(raw))
         if likely is not None and (found := likely.fits(raw)) is not None:
@@ -131,7 +131,7 @@ def _nothing(values: tuple[bytes, ...]) -> tuple[()]:
     return ()
 
 
-def signature_of(shape: Shape, values: tuple[bytes, ...]) -> Signature:
+def signature_of(shape: HeadShape, values: tuple[bytes, ...]) -> Signature:
     """The signature of a head of this shape with these values."""
     return shape.signature.like(
         values[shape.date_at].decode(),

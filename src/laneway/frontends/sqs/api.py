@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from laneway.access import Access
-from laneway.broker.broker import Broker
+from laneway.broker.interface import Broker
 from laneway.errors import LanewayError, Unavailable
 from laneway.frontends.http.head import Head
 from laneway.frontends.http.protocol import Call
@@ -21,11 +21,11 @@ from laneway.frontends.sqs.ask import Action, Ask, Form, refuse
 from laneway.frontends.sqs.callers import Caller, Callers
 from laneway.frontends.sqs.errors import SqsError, sqs_error
 from laneway.frontends.sqs.json_form import TARGET_PREFIX, JsonForm
-from laneway.frontends.sqs.messages import Messages
+from laneway.frontends.sqs.messages import FrequentActions
 from laneway.frontends.sqs.moving import Moving
 from laneway.frontends.sqs.names import Names, SqsOptions
 from laneway.frontends.sqs.query_form import QueryForm
-from laneway.frontends.sqs.queues import Queues
+from laneway.frontends.sqs.queues import QueueActions
 from laneway.frontends.sqs.signing import Signature, is_signed, read_signature
 
 _QUEUE_PATH = re.compile(rb"/[0-9]{12}/[^/]+/?")
@@ -42,7 +42,7 @@ def _target(head: Head) -> tuple[bytes, bytes]:
     return path, query
 
 
-class Plan:
+class RequestPlan:
     """What can be said about a request from its head alone, and about others that differ in their signatures; the
     Signature is the head's own."""
 
@@ -78,8 +78,8 @@ class SqsApi:
         self._now_s = now_s
         self._json, self._query = JsonForm(), QueryForm()
         self._shapes = Shapes()
-        self._messages = Messages(broker)
-        self._actions = _actions(self._messages, Queues(broker), Moving(broker))
+        self._messages = FrequentActions(broker)
+        self._actions = _actions(self._messages, QueueActions(broker), Moving(broker))
         self._tasks: set[asyncio.Task[None]] = set()
         stem = secrets.token_hex(10)
         form = f"{stem[:8]}-{stem[8:12]}-{stem[12:16]}-{stem[16:]}-%012x"
@@ -97,11 +97,11 @@ class SqsApi:
             b"Action=" in query
         )
 
-    def plan(self, head: Head) -> Plan:
-        return Plan(head, self._options)
+    def plan(self, head: Head) -> RequestPlan:
+        return RequestPlan(head, self._options)
 
     def learn(self, raw: bytes, head: Head) -> None:
-        plan: Plan = head.plan
+        plan: RequestPlan = head.plan
         if head.own is not None and not plan.query:
             self._shapes.learn(raw, head, head.own)
 
@@ -117,7 +117,7 @@ class SqsApi:
         return shape.head.like(int(values[shape.length_at]), signature)
 
     def handle(self, call: Call) -> None:
-        plan: Plan = call.head.plan
+        plan: RequestPlan = call.head.plan
         request_id = next(self._request_ids)
         form: Form = self._json if plan.action else self._query
         try:
@@ -141,7 +141,7 @@ class SqsApi:
         body, headers = self._json.failure(told, "")
         return told.kind.status, body, headers
 
-    def _read(self, call: Call, plan: Plan) -> tuple[str, Action, Any]:
+    def _read(self, call: Call, plan: RequestPlan) -> tuple[str, Action, Any]:
         if plan.action:
             action = self._action(plan.action)
             return plan.action, action, self._json.decode(action.request, call.body)
@@ -162,7 +162,7 @@ class SqsApi:
 
     # --- who asks
 
-    def _caller(self, call: Call, plan: Plan) -> Caller:
+    def _caller(self, call: Call, plan: RequestPlan) -> Caller:
         signature: Signature | None = call.head.own
         known = None if signature is None else self._callers.signing(signature.credential)
         if signature is None or known is None:
@@ -191,7 +191,7 @@ async def _run(ask: Ask, action: Action, asked: Any) -> None:
         ask.refuse(error)
 
 
-def _actions(messages: Messages, queues: Queues, moving: Moving) -> dict[str, Action]:
+def _actions(messages: FrequentActions, queues: QueueActions, moving: Moving) -> dict[str, Action]:
     return {
         "AddPermission": Action(w.AddPermission, slow=queues.add_permission),
         "CancelMessageMoveTask": Action(w.CancelMessageMoveTask, slow=moving.cancel),

@@ -79,10 +79,7 @@ class Ask(msgspec.Struct, eq=False):
         return self.form.is_allowed(self.call.body)
 
     def answer(self, result: Any) -> None:
-        self.answer_with(self.form.result(self.action, result, self.request_id))
-
-    def answer_with(self, body: bytes | bytearray) -> None:
-        """With a result that is in this form already."""
+        body = self.form.result(self.action, result, self.request_id)
         self.call.answer(200, body, b"x-amzn-RequestId: %b\r\n" % self.request_id.encode(), self.form.content_type)
 
     def refuse(self, error: Exception) -> None:
@@ -98,13 +95,17 @@ def refuse(call: Call, form: Form, request_id: str, error: Exception) -> None:
     call.answer(told.kind.status, body, headers, form.content_type)
 
 
-def answers_anyway(callback: Callable[..., None]) -> Callable[..., None]:
-    """If an answer cannot be put together, its client is told so, and the log why."""
+def answering(callback: Callable[..., None]) -> Callable[..., None]:
+    """Make a method a callback of the broker, whose answer is its last argument. If that is an error, or the method
+    raises one, the client is told so, and the log why."""
 
     @wraps(callback)
     def guarded(self: object, ask: Ask, *rest: Any) -> None:
         try:
-            callback(self, ask, *rest)
+            if isinstance(rest[-1], LanewayError):
+                ask.refuse(rest[-1])
+            else:
+                callback(self, ask, *rest)
         except Exception as error:
             ask.refuse(error)
 

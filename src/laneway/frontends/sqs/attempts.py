@@ -1,18 +1,17 @@
 """ReceiveRequestAttemptId: a receive from a FIFO queue whose answer was lost is repeated, and gets the same messages.
 
-Remembered are the receipt handles, not the messages: those are read again. In memory, as a lost answer is asked for
-soon or never: after a restart a repeat is a receive like any other.
+Remembered are the receipt handles, not the messages: the broker reads those again. In memory, as a client asks for a
+lost answer soon or never: after a restart a repeat is a receive like any other.
 """
 
 from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from laneway.broker.broker import Broker
-from laneway.broker.values import Delivery
+from laneway.broker.interface import Broker, QueueId
+from laneway.broker.values import Deliveries
 from laneway.frontends.sqs.ask import Ask
 from laneway.frontends.sqs.errors import value_invalid
 from laneway.frontends.sqs.queue_attributes import View
@@ -23,8 +22,7 @@ _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class AttemptKey(NamedTuple):
-    vhost: str
-    queue: str
+    queue: QueueId
     account: str
     id: str
 
@@ -48,24 +46,23 @@ class Attempts:
                 "ReceiveRequestAttemptId",
                 "ReceiveRequestAttemptId can only include alphanumeric and punctuation characters. 1 to 128 in length.",
             )
-        return AttemptKey(ask.caller.vhost, view.name, ask.caller.account.name, attempt_id) if view.is_fifo else None
+        return AttemptKey(view.queue, ask.caller.account.name, attempt_id) if view.is_fifo else None
 
-    def again(self, key: AttemptKey, lease_ms: int | None) -> list[Delivery] | None:
-        """What it was answered with, held anew from now on; None if it is new, too old, or no longer held as it was."""
+    def find(self, key: AttemptKey) -> Attempt | None:
+        """None if it is new, or too old."""
         known = self._known.get(key)
-        if known is None or known.at_ms + LIFE_MS <= self._broker.now():
-            return None
-        return self._broker.lease_again(key.vhost, key.queue, known.tokens, known.deadline_ms, lease_ms)
+        return known if known is not None and known.at_ms + LIFE_MS > self._broker.now() else None
 
-    def note(self, key: AttemptKey, deliveries: Sequence[Delivery]) -> None:
-        """What is answered now, for the first time or again."""
+    def note(self, key: AttemptKey, deliveries: Deliveries) -> None:
+        """Remember what it is answered with now, for the first time or again."""
         now_ms = self._broker.now()
         known = self._known.pop(key, None)
-        if not deliveries:
+        if not len(deliveries):
             return
-        tokens = [d.token for d in deliveries]
-        is_repeat = known is not None and known.tokens == tokens
-        at_ms = known.at_ms if known is not None and is_repeat else now_ms
-        self._known[key] = Attempt(at_ms, tokens, deliveries[0].deadline_ms)
-        while len(self._known) > MOST_REMEMBERED or next(iter(self._known.values())).at_ms + LIFE_MS <= now_ms:
+        tokens = deliveries.tokens()
+        at_ms = known.at_ms if known is not None and known.tokens == tokens else now_ms
+        self._known[key] = Attempt(at_ms, tokens, deliveries.deadline_ms)
+        if len(self._known) > MOST_REMEMBERED:
+            self._known.popitem(last=False)
+        while self._known and next(iter(self._known.values())).at_ms + LIFE_MS <= now_ms:
             self._known.popitem(last=False)

@@ -27,23 +27,23 @@ _CORAL = "com.amazon.coral.service#"
 _QUERY = "AWS.SimpleQueueService."
 
 
-class Kind(NamedTuple):
+class ErrorKind(NamedTuple):
     type: str  # in the JSON form
     code: str  # in the Query form, and in the header that tells it to JSON's clients
     status: int = 400
     is_senders: bool = True
 
 
-def _plain(name: str) -> Kind:
-    return Kind(_SQS + name, name)
+def _plain(name: str) -> ErrorKind:
+    return ErrorKind(_SQS + name, name)
 
 
-def _prefixed(name: str, code: str = "") -> Kind:
-    return Kind(_SQS + name, _QUERY + (code or name))
+def _prefixed(name: str, code: str = "") -> ErrorKind:
+    return ErrorKind(_SQS + name, _QUERY + (code or name))
 
 
 #: By the names that AWS's models use.
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, ErrorKind] = {
     "BatchEntryIdsNotDistinct": _prefixed("BatchEntryIdsNotDistinct"),
     "BatchRequestTooLong": _prefixed("BatchRequestTooLong"),
     "EmptyBatchRequest": _prefixed("EmptyBatchRequest"),
@@ -54,28 +54,28 @@ KINDS: dict[str, Kind] = {
     "InvalidMessageContents": _plain("InvalidMessageContents"),
     "InvalidSecurity": _plain("InvalidSecurity"),
     "MessageNotInflight": _prefixed("MessageNotInflight"),
-    "OverLimit": Kind(_SQS + "OverLimit", "OverLimit", 403),
+    "OverLimit": ErrorKind(_SQS + "OverLimit", "OverLimit", 403),
     "QueueDoesNotExist": _prefixed("QueueDoesNotExist", "NonExistentQueue"),
-    "QueueNameExists": Kind(_SQS + "QueueNameExists", "QueueAlreadyExists"),
+    "QueueNameExists": ErrorKind(_SQS + "QueueNameExists", "QueueAlreadyExists"),
     "ReceiptHandleIsInvalid": _plain("ReceiptHandleIsInvalid"),
     "ResourceNotFoundException": _plain("ResourceNotFoundException"),
     "TooManyEntriesInBatchRequest": _prefixed("TooManyEntriesInBatchRequest"),
     "UnsupportedOperation": _prefixed("UnsupportedOperation"),
     # Of no one service.
-    "AccessDenied": Kind(_CORAL + "AccessDeniedException", "AccessDenied", 403),
-    "IncompleteSignature": Kind(_CORAL + "IncompleteSignatureException", "IncompleteSignature"),
-    "InternalFailure": Kind(_CORAL + "InternalFailure", "InternalFailure", 500, False),
-    "InvalidAction": Kind(_CORAL + "UnknownOperationException", "InvalidAction"),
-    "InvalidClientTokenId": Kind(_CORAL + "UnrecognizedClientException", "InvalidClientTokenId", 403),
-    "InvalidParameterValue": Kind(_CORAL + "InvalidParameterValueException", "InvalidParameterValue"),
-    "MissingAuthenticationToken": Kind(
+    "AccessDenied": ErrorKind(_CORAL + "AccessDeniedException", "AccessDenied", 403),
+    "IncompleteSignature": ErrorKind(_CORAL + "IncompleteSignatureException", "IncompleteSignature"),
+    "InternalFailure": ErrorKind(_CORAL + "InternalFailure", "InternalFailure", 500, False),
+    "InvalidAction": ErrorKind(_CORAL + "UnknownOperationException", "InvalidAction"),
+    "InvalidClientTokenId": ErrorKind(_CORAL + "UnrecognizedClientException", "InvalidClientTokenId", 403),
+    "InvalidParameterValue": ErrorKind(_CORAL + "InvalidParameterValueException", "InvalidParameterValue"),
+    "MissingAuthenticationToken": ErrorKind(
         _CORAL + "MissingAuthenticationTokenException", "MissingAuthenticationToken", 403
     ),
-    "MissingParameter": Kind(_CORAL + "MissingRequiredParameterException", "MissingParameter"),
-    "RequestExpired": Kind(_CORAL + "RequestExpired", "RequestExpired"),
-    "SerializationException": Kind(_CORAL + "SerializationException", "MalformedInput"),
-    "ServiceUnavailable": Kind(_CORAL + "ServiceUnavailableException", "ServiceUnavailable", 503, False),
-    "SignatureDoesNotMatch": Kind(_CORAL + "InvalidSignatureException", "SignatureDoesNotMatch", 403),
+    "MissingParameter": ErrorKind(_CORAL + "MissingRequiredParameterException", "MissingParameter"),
+    "RequestExpired": ErrorKind(_CORAL + "RequestExpired", "RequestExpired"),
+    "SerializationException": ErrorKind(_CORAL + "SerializationException", "MalformedInput"),
+    "ServiceUnavailable": ErrorKind(_CORAL + "ServiceUnavailableException", "ServiceUnavailable", 503, False),
+    "SignatureDoesNotMatch": ErrorKind(_CORAL + "InvalidSignatureException", "SignatureDoesNotMatch", 403),
 }
 
 

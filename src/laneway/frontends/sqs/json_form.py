@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -43,8 +42,3 @@ class JsonForm:
         fault = "Sender" if kind.is_senders else "Receiver"
         headers = f"x-amzn-query-error: {kind.code};{fault}\r\n".encode()
         return _encode({"__type": kind.type, "message": error.message}), headers
-
-
-def ids_json(ids: Sequence[str]) -> bytes:
-    """Hot: the answer to a batch that went well, of ids that were found to be letters, digits, hyphens, underscores."""
-    return b'{"Successful":[{"Id":"%b"}]}' % '"},{"Id":"'.join(ids).encode()

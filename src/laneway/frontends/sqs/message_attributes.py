@@ -1,4 +1,4 @@
-"""Message attributes: what is allowed in them, their MD5, and how they are kept so that the other protocols read them.
+"""Message attributes: what AWS allows in them, their MD5, and how Laneway keeps them so that other protocols read them.
 
 A String is kept as text, a Number as a number if that gives its text back, a Binary as bytes. What the kept value does
 not tell (a label as in String.json, a Number as 007) stands in extra["sqs"]["types"].
@@ -6,155 +6,176 @@ not tell (a label as in String.json, a Number as 007) stands in extra["sqs"]["ty
 
 from __future__ import annotations
 
-import hashlib
-import math
 import re
-from collections.abc import Mapping
+import struct
+from functools import lru_cache
+from hashlib import md5
 from typing import Any
 
 import msgspec
 
+from laneway.broker.values import Properties
 from laneway.frontends.sqs.errors import SqsError, invalid
 from laneway.frontends.sqs.wire import AttributeValues, MessageAttributeValue
 
-MOST = 10
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+MAX_COUNT = 10
+_NAME = re.compile(r"(?!(?i:aws|amazon)\.)[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
+_TYPE = re.compile(r"(String|Number|Binary)(\..+)?", re.DOTALL)
+_MAX_CHARS = 256  # of a name, and of a type
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _NOT_ALLOWED = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _CONTROL = bytes(code for code in range(32) if code not in (9, 10, 13))
+_MD5_OVERHEAD_BYTES = 13  # of each attribute: three lengths and a mark
+_pack_length = struct.Struct(">I").pack
 
 
 def has_only_allowed(text: str, encoded: bytes) -> bool:
-    """Whether a text has only characters that AWS lets through: those of XML. ASCII is told by one C loop."""
+    """Whether a text has only characters that AWS lets through: those of XML. One loop in C looks through ASCII."""
     if text.isascii():
         return len(encoded.translate(None, _CONTROL)) == len(encoded)
     return _NOT_ALLOWED.search(text) is None
 
 
-def check(attributes: AttributeValues, *, most: int = MOST) -> int:
-    """Raise unless all are as AWS wants them; how many bytes they take."""
-    if len(attributes) > most:
-        raise invalid(f"Number of message attributes [{len(attributes)}] exceeds the allowed maximum [{most}].")
-    return sum(_check_one(name, value) for name, value in attributes.items())
+def md5_text(content: bytes | memoryview) -> str:
+    return md5(content, usedforsecurity=False).hexdigest()
 
 
-def _check_one(name: str, value: MessageAttributeValue) -> int:
-    if (
-        not _NAME.fullmatch(name)
-        or name.lower().startswith(("aws.", "amazon."))
-        or name[0] == "."
-        or name[-1] == "."
-        or ".." in name
-    ):
+def _md5_head(name: str, kind: str) -> bytes:
+    """What the MD5 takes of an attribute before its value: name and type, lengths before each, then 2 for a Binary and
+    1 for others."""
+    parts = (name.encode(), kind.encode())
+    mark = b"\2" if kind.startswith("Binary") else b"\1"
+    return b"".join([_pack_length(len(part)) + part for part in parts]) + mark
+
+
+_known_head = lru_cache(maxsize=4096)(_md5_head)  # the messages of a program have the same few attributes
+
+
+# --- sent
+
+
+def read_attributes(
+    attributes: AttributeValues, *, is_allowed: bool
+) -> tuple[dict[str, Any], dict[str, str], str, int]:
+    """(values as Laneway keeps them, the types that these do not tell, the MD5, the bytes that AWS counts) of the
+    attributes of a message; raises for what AWS refuses. `is_allowed`: the caller knows that they have only characters
+    that AWS lets through."""
+    if len(attributes) > MAX_COUNT:
+        raise invalid(f"Number of message attributes [{len(attributes)}] exceeds the allowed maximum [{MAX_COUNT}].")
+    values: dict[str, Any] = {}
+    types: dict[str, str] = {}
+    hashed: list[bytes] = []
+    for name in sorted(attributes):
+        given = attributes[name]
+        kind = given.DataType
+        head = _checked_head(name, kind)
+        if kind == "String":
+            value: Any = given.StringValue or ""
+            content: bytes = value.encode()
+        else:
+            value, content = _typed_value(name, kind, given)
+            if kind != _usual_type(value):
+                types[name] = kind
+        if not content or given.StringListValues or given.BinaryListValues:
+            raise _no_value(name, given)
+        if not is_allowed and isinstance(value, str) and not has_only_allowed(value, content):
+            text = f"The value of message attribute '{name}' has characters not allowed."
+            raise SqsError("InvalidMessageContents", text)
+        values[name] = value
+        hashed += (head, _pack_length(len(content)), content)
+    whole = b"".join(hashed)
+    return values, types, md5_text(whole), len(whole) - _MD5_OVERHEAD_BYTES * len(values)
+
+
+@lru_cache(maxsize=4096)
+def _checked_head(name: str, kind: str) -> bytes:
+    """The head for the MD5; raises unless name and type are as AWS wants them."""
+    if not _NAME.fullmatch(name) or len(name) > _MAX_CHARS:
         raise invalid(
             f"The message attribute name '{name[:260]}' is invalid. Attribute name can contain A-Z, a-z, 0-9, "
             "underscore (_), hyphen (-), and period (.) characters, and must not start with AWS. or Amazon."
         )
-    kind = value.DataType
     if not kind:
         raise invalid(f"The message attribute '{name}' must contain non-empty message attribute type.")
-    prefix = kind.partition(".")[0]
-    if prefix not in ("String", "Number", "Binary") or len(kind) > 256 or kind == prefix + ".":
+    if not _TYPE.fullmatch(kind) or len(kind) > _MAX_CHARS:
         raise invalid(
             f"The message attribute '{name}' has an invalid message attribute type, the set of supported type "
             "prefixes is Binary, Number, and String."
         )
-    if value.StringListValues or value.BinaryListValues:
-        raise SqsError(
-            "UnsupportedOperation", f"Message attribute list values in SendMessage operation are not supported: {name}."
-        )
-    if prefix == "Binary":
-        if not value.BinaryValue:
-            raise _empty(name, kind)
-        return len(name) + len(kind) + len(value.BinaryValue)
-    text = value.StringValue
-    if not text:
-        raise _empty(name, kind)
-    if prefix == "Number" and (not _NUMBER.fullmatch(text) or len(text) > 60):
+    return _md5_head(name, kind)
+
+
+def _typed_value(name: str, kind: str, given: MessageAttributeValue) -> tuple[Any, bytes]:
+    """(the value as it is kept, as it is hashed). A number is kept as one if it is written as this text again."""
+    if kind.startswith("Binary"):
+        return given.BinaryValue, given.BinaryValue or b""
+    text = given.StringValue or ""
+    if not kind.startswith("Number") or not text:
+        return text, text.encode()
+    if not _NUMBER.fullmatch(text) or len(text) > 60:
         raise invalid(f"Can't cast the value of message (user) attribute '{name}' to a number.")
-    encoded = text.encode()
-    if not has_only_allowed(text, encoded):
-        raise SqsError("InvalidMessageContents", f"The value of message attribute '{name}' has characters not allowed.")
-    return len(name) + len(kind) + len(encoded)
+    number = int(text) if text.lstrip("+-").isdigit() else float(text)
+    is_kept = str(number) == text and (isinstance(number, float) or -(1 << 63) <= number < 1 << 64)
+    return number if is_kept else text, text.encode()
 
 
-def _empty(name: str, kind: str) -> SqsError:
+def _no_value(name: str, given: MessageAttributeValue) -> SqsError:
+    if given.StringListValues or given.BinaryListValues:
+        text = f"Message attribute list values in SendMessage operation are not supported: {name}."
+        return SqsError("UnsupportedOperation", text)
     return invalid(
         f"The message attribute '{name}' must contain non-empty message attribute value for message attribute type "
-        f"'{kind}'."
+        f"'{given.DataType}'."
     )
 
 
-def md5_of(attributes: AttributeValues) -> str:
-    """Of each, by name: name, type, a byte for the kind of value, value; lengths before all but that byte."""
-    digest = hashlib.md5(usedforsecurity=False)
-    for name in sorted(attributes):
-        value = attributes[name]
-        is_binary = value.DataType.startswith("Binary")
-        content = (value.BinaryValue or b"") if is_binary else (value.StringValue or "").encode()
-        for part in (name.encode(), value.DataType.encode()):
-            digest.update(len(part).to_bytes(4, "big") + part)
-        digest.update((b"\2" if is_binary else b"\1") + len(content).to_bytes(4, "big") + content)
-    return digest.hexdigest()
-
-
-def kept(attributes: AttributeValues) -> tuple[dict[str, Any], dict[str, str]]:
-    """(attributes as Laneway keeps them, the types that these do not tell)"""
-    values: dict[str, Any] = {}
-    types: dict[str, str] = {}
-    for name, given in attributes.items():
-        prefix = given.DataType.partition(".")[0]
-        text = given.StringValue or ""
-        value: Any = given.BinaryValue if prefix == "Binary" else text
-        if prefix == "Number":
-            value = _number(text)
-        values[name] = value
-        if given.DataType != _usual_type(value):
-            types[name] = given.DataType
-    return values, types
-
-
-def _number(text: str) -> int | float | str:
-    """The number, if it is written as this text again; else the text."""
-    try:
-        whole = int(text)
-        return whole if str(whole) == text and -(1 << 63) <= whole < 1 << 64 else text
-    except ValueError:
-        pass
-    number = float(text)
-    return number if math.isfinite(number) and repr(number) == text else text
-
-
 def _usual_type(value: Any) -> str:
+    if isinstance(value, str):
+        return "String"
     if isinstance(value, bytes):
         return "Binary"
     return "Number" if isinstance(value, int | float) and not isinstance(value, bool) else "String"
 
 
-def shown(values: Mapping[str, Any], types: Mapping[str, str], wanted: Wanted) -> AttributeValues:
-    """What a receiver who wants these gets of what was kept, whichever protocol it came by."""
-    return {
-        name: _shown_one(value, types.get(name))
-        for name, value in values.items()
-        if value is not None and value != "" and value != b"" and wanted(name)
-    }
+# --- received
 
 
-def _shown_one(value: Any, kind: str | None) -> MessageAttributeValue:
-    if isinstance(value, bytes):
-        return MessageAttributeValue(DataType=kind or "Binary", BinaryValue=value)
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        text = msgspec.json.encode(value).decode()
-    else:
-        text = value if isinstance(value, str) else str(value)
-    return MessageAttributeValue(DataType=kind or _usual_type(value), StringValue=text)
+def show_attributes(properties: Properties, wanted: Wanted) -> tuple[str | None, AttributeValues]:
+    """(MD5, attributes) of a message as a receiver who wants these gets them, whichever protocol it came by."""
+    values = properties.attributes
+    types: dict[str, str] = properties.extra.get("sqs", {}).get("types", {})
+    shown: AttributeValues = {}
+    hashed: list[bytes] = []
+    for name in sorted(values if wanted.all else filter(wanted, values)):
+        value = values[name]
+        kind = types.get(name) or _usual_type(value)
+        if isinstance(value, bytes):
+            content = value
+            one = MessageAttributeValue(kind, None, value)
+        else:
+            text = value if isinstance(value, str) else _text(value)
+            content = text.encode()
+            one = MessageAttributeValue(kind, text)
+        if content:
+            shown[name] = one
+            head = _known_head(name, kind) if len(name) <= _MAX_CHARS else _md5_head(name, kind)
+            hashed += (head, _pack_length(len(content)), content)
+    return (md5_text(b"".join(hashed)) if shown else None), shown
+
+
+def _text(value: Any) -> str:
+    """How a value of another protocol is shown that is neither text nor bytes."""
+    if value is None:
+        return ""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(value) if is_number else msgspec.json.encode(value).decode()
 
 
 class Wanted:
     """Which attributes a receiver asked for: names, All, or the beginning of names followed by .*"""
 
     def __init__(self, names: list[str]) -> None:
-        self._all = "All" in names or ".*" in names
+        self.all = "All" in names or ".*" in names
         self._names = frozenset(names)
         self._beginnings = tuple(name[:-1] for name in names if name.endswith(".*"))
 
@@ -162,7 +183,7 @@ class Wanted:
         return bool(self._names)
 
     def __call__(self, name: str) -> bool:
-        return self._all or name in self._names or name.startswith(self._beginnings)
+        return self.all or name in self._names or name.startswith(self._beginnings)
 
 
 def sequence_number(message_id: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 
-from laneway.broker.broker import Broker
+from laneway.broker.interface import Broker, CancelTask, GetTask, ListTasks, StartRedrive
 from laneway.broker.values import RedriveRequest, Task
 from laneway.errors import TaskNotFound
 from laneway.frontends.sqs import wire as w
@@ -19,13 +19,14 @@ MOST_LISTED = 10
 class Moving:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._topology = broker.topology
 
     def _source(self, ask: Ask, arn: str) -> str:
         name = ask.queue_of_arn(arn)
         if name is None:
             raise value_invalid(arn, "SourceArn", "It is no queue of this account and region.")
         ask.check(name, "configure")
-        if self._broker.queues.find(ask.caller.vhost, name) is None:
+        if self._topology.queue(ask.caller.vhost, name) is None:
             raise SqsError(
                 "ResourceNotFoundException",
                 "The resource that you specified for the SourceArn parameter doesn't exist.",
@@ -34,13 +35,13 @@ class Moving:
 
     async def start(self, ask: Ask, asked: w.StartMessageMoveTask) -> w.TaskHandleResult:
         name = self._source(ask, asked.SourceArn)
-        infos = self._broker.queues.list(vhost=ask.caller.vhost, limit=self._broker.limits.max_queues)
+        infos = self._topology.queues(vhost=ask.caller.vhost, limit=self._broker.limits.max_queues)
         if not any(info.settings.dead_letter_queue == name for info in infos):
             raise invalid("Source queue must be configured as a Dead Letter Queue.")
         target = None
         if asked.DestinationArn is not None:
             target = ask.queue_of_arn(asked.DestinationArn)
-            if target is None or self._broker.queues.find(ask.caller.vhost, target) is None:
+            if target is None or self._topology.queue(ask.caller.vhost, target) is None:
                 raise SqsError(
                     "ResourceNotFoundException",
                     "The resource that you specified for the DestinationArn parameter doesn't exist.",
@@ -49,25 +50,23 @@ class Moving:
         rate = asked.MaxNumberOfMessagesPerSecond
         if rate is not None and not 1 <= rate <= MOST_A_SECOND:
             raise value_invalid(rate, "MaxNumberOfMessagesPerSecond", f"Must be from 1 to {MOST_A_SECOND}.")
-        if any(task.state == "running" for task in self._broker.tasks(ask.caller.vhost, name)):
+        if any(task.state == "running" for task in await self._tasks(ask, name)):
             raise SqsError(
                 "UnsupportedOperation",
                 "There is already a task running. Only one active task is allowed for a source queue arn at a given "
                 "time.",
             )
-        task = await self._broker.start_redrive(
-            ask.caller.vhost, name, RedriveRequest(target=target, max_per_second=rate)
-        )
-        return w.TaskHandleResult(TaskHandle=_handle(task))
+        redrive = StartRedrive(ask.caller.vhost, name, RedriveRequest(target=target, max_per_second=rate))
+        return w.TaskHandleResult(TaskHandle=_handle(await self._broker.ask(redrive)))
 
     async def cancel(self, ask: Ask, asked: w.CancelMessageMoveTask) -> w.CancelMessageMoveTaskResult:
-        task = self._task(asked.TaskHandle)
+        task = await self._task(asked.TaskHandle)
         if task is None or task.vhost != ask.caller.vhost:
             raise SqsError("ResourceNotFoundException", "Task does not exist.")
         ask.check(task.queue, "configure")
         if task.state != "running":
             raise SqsError("UnsupportedOperation", "Only active tasks can be cancelled.")
-        task = await self._broker.cancel_task(task.task_id)
+        task = await self._broker.ask(CancelTask(task.task_id))
         return w.CancelMessageMoveTaskResult(ApproximateNumberOfMessagesMoved=task.moved)
 
     async def list_tasks(self, ask: Ask, asked: w.ListMessageMoveTasks) -> w.ListMessageMoveTasksResult:
@@ -75,14 +74,20 @@ class Moving:
         most = 1 if asked.MaxResults is None else asked.MaxResults
         if not 1 <= most <= MOST_LISTED:
             raise value_invalid(most, "MaxResults", f"Must be from 1 to {MOST_LISTED}.")
-        tasks = self._broker.tasks(ask.caller.vhost, name)[:most]
+        tasks = (await self._tasks(ask, name))[:most]
         return w.ListMessageMoveTasksResult(Results=[_told(ask, task) for task in tasks])
 
-    def _task(self, handle: str) -> Task | None:
+    async def _tasks(self, ask: Ask, name: str) -> list[Task]:
+        tasks: list[Task] = await self._broker.ask(ListTasks(ask.caller.vhost, name))
+        return tasks
+
+    async def _task(self, handle: str) -> Task | None:
         try:
-            return self._broker.task(base64.urlsafe_b64decode(handle.encode("ascii")).decode())
+            task_id = base64.urlsafe_b64decode(handle.encode("ascii")).decode()
+            task: Task = await self._broker.ask(GetTask(task_id))
         except (TaskNotFound, binascii.Error, UnicodeError, ValueError):
             return None
+        return task
 
 
 def _handle(task: Task) -> str:

@@ -65,13 +65,14 @@ NameOf = Callable[[str], str | None]  # and back; None if it is none of this acc
 class View:
     """What the frequent actions want to know about a queue, worked out once for its settings."""
 
-    __slots__ = ("dedups_content", "dedups_group", "is_fifo", "max_bytes", "name", "settings", "wait_ms")
+    __slots__ = ("dedups_content", "dedups_group", "is_fifo", "lease_ms", "max_bytes", "queue", "wait_ms")
 
-    def __init__(self, name: str, settings: QueueSettings) -> None:
-        own: dict[str, str] = settings.arguments.get(SQS, {}).get("attributes", {})
-        self.name = name
-        self.settings = settings
-        self.is_fifo = is_fifo(name)
+    def __init__(self, info: QueueInfo) -> None:
+        settings = info.settings
+        own: dict[str, str] = own_of(settings).get("attributes", {})
+        self.queue = info.queue
+        self.lease_ms = settings.lease_ms
+        self.is_fifo = is_fifo(info.name)
         self.dedups_content = own.get("ContentBasedDeduplication") == "true"
         self.dedups_group = own.get("DeduplicationScope") == "messageGroup"
         default = MAX_MESSAGE_BYTES if SQS in settings.arguments else settings.max_message_bytes
@@ -207,7 +208,7 @@ def _everything(info: QueueInfo, stats: QueueStats, arn_of: ArnOf) -> dict[str, 
         "CreatedTimestamp": str(info.created_at_ms // 1000),
         "LastModifiedTimestamp": str(info.changed_at_ms // 1000),
         "ReceiveMessageWaitTimeSeconds": "0",
-        "MaximumMessageSize": str(View(info.name, settings).max_bytes),
+        "MaximumMessageSize": str(View(info).max_bytes),
         "SqsManagedSseEnabled": "false",
     }
     attributes |= {name: str(getattr(stats, count)) for name, count in _COUNTS.items()}
@@ -241,7 +242,7 @@ def difference(info: QueueInfo, wanted: QueueSettings, given: Mapping[str, str])
         elif attribute == "FifoQueue":
             same = True  # the name says it
         elif attribute == "MaximumMessageSize":
-            same = View(info.name, have).max_bytes == int(given[attribute])
+            same = View(info).max_bytes == int(given[attribute])
         else:
             default = {"ContentBasedDeduplication": "false", "SqsManagedSseEnabled": "false"}.get(attribute, "")
             default = {"DeduplicationScope": "queue", "FifoThroughputLimit": "perQueue"}.get(attribute, default)

@@ -10,8 +10,16 @@ from typing import Any
 import msgspec
 
 from laneway.access import OPERATOR
-from laneway.broker.broker import Broker
-from laneway.broker.values import QueueInfo, QueueSettings
+from laneway.broker.interface import (
+    Broker,
+    ChangeQueue,
+    CreateVhost,
+    DeclareQueue,
+    DeleteQueue,
+    DescribeQueue,
+    PurgeQueue,
+)
+from laneway.broker.values import QueueDeclared, QueueInfo, QueueSettings, QueueStats
 from laneway.errors import Forbidden
 from laneway.frontends.sqs import queue_attributes as qa
 from laneway.frontends.sqs import wire as w
@@ -38,22 +46,28 @@ _ACTIONS = frozenset(
 )
 
 
-class Queues:
+class QueueActions:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._topology = broker.topology
 
     def _info(self, ask: Ask, name: str) -> QueueInfo:
-        info = self._broker.queues.find(ask.caller.vhost, name)
+        info = self._topology.queue(ask.caller.vhost, name)
         if info is None:
             raise no_such_queue()
         return info
 
-    async def _put(self, ask: Ask, name: str, settings: QueueSettings) -> None:
-        most = self._broker.limits.max_message_bytes
-        if settings.max_message_bytes > most:
-            settings = msgspec.structs.replace(settings, max_message_bytes=most)
-        self._broker.queues.put_now(ask.caller.vhost, name, settings)
-        await self._broker.durable()
+    def _within_limits(self, settings: QueueSettings) -> QueueSettings:
+        most = min(settings.max_message_bytes, self._broker.limits.max_message_bytes)
+        return msgspec.structs.replace(settings, max_message_bytes=most)
+
+    async def _change(self, ask: Ask, name: str, settings: QueueSettings) -> None:
+        """Give an existing queue these settings. Only what differs is changed, so that a change of something else that
+        comes at the same time is kept."""
+        have, want = self._info(ask, name).settings, self._within_limits(settings)
+        fields = QueueSettings.__struct_fields__
+        changes = {field: getattr(want, field) for field in fields if getattr(want, field) != getattr(have, field)}
+        await self._broker.ask(ChangeQueue(ask.caller.vhost, name, changes))
 
     # --- create, find, list
 
@@ -61,27 +75,29 @@ class Queues:
         name, given = asked.QueueName, asked.Attributes
         check_new_name(name, given.get("FifoQueue") == "true")
         ask.check(name, "configure")
-        info = self._broker.queues.find(ask.caller.vhost, name)
-        settings = qa.changed(name, qa.new_queue(name) if info is None else info.settings, given, ask.queue_of_arn)
-        if info is not None:
-            other = qa.difference(info, settings, given)
+        found = self._topology.queue(ask.caller.vhost, name)
+        if found is None:
+            settings = qa.changed(name, qa.new_queue(name), given, ask.queue_of_arn)
+            self._check_target(ask, name, settings)
+            if asked.tags:
+                settings = qa.with_own(settings, {**qa.own_of(settings), "tags": _check_tags(asked.tags)})
+            await self._create_region(ask)
+            request = DeclareQueue(ask.caller.vhost, name, self._within_limits(settings))
+            declared: QueueDeclared = await self._broker.ask(request)
+            found = None if declared.is_new else declared.info  # another request has just created it
+        if found is not None:
+            settings = qa.changed(name, found.settings, given, ask.queue_of_arn)
+            other = qa.difference(found, settings, given)
             if other is not None:
                 raise SqsError(
                     "QueueNameExists",
                     f"A queue already exists with the same name and a different value for attribute {other}",
                 )
-            return w.QueueUrlResult(QueueUrl=ask.url(name))
-        self._check_target(ask, name, settings)
-        self._create_region(ask)
-        own: dict[str, Any] = {**qa.own_of(settings)}
-        if asked.tags:
-            own["tags"] = _check_tags(asked.tags)
-        await self._put(ask, name, qa.with_own(settings, own))
         return w.QueueUrlResult(QueueUrl=ask.url(name))
 
-    def _create_region(self, ask: Ask) -> None:
+    async def _create_region(self, ask: Ask) -> None:
         """A region comes to be with its first queue, if whoever creates that one may create virtual hosts."""
-        if not self._broker.vhosts.exists(ask.caller.vhost):
+        if not self._topology.has_vhost(ask.caller.vhost):
             try:
                 ask.caller.access.check_role(ask.caller.account, OPERATOR)
             except Forbidden as refused:
@@ -89,14 +105,14 @@ class Queues:
                     "AccessDenied",
                     f"There are no queues in {ask.caller.region} yet, and to begin there {refused.message}.",
                 ) from None
-            self._broker.vhosts.create(ask.caller.vhost)
+            await self._broker.ask(CreateVhost(ask.caller.vhost))
 
     def _check_target(self, ask: Ask, name: str, settings: QueueSettings) -> None:
         target = settings.dead_letter_queue
         if target is None:
             return
         ask.check(target, "write")
-        info = self._broker.queues.find(ask.caller.vhost, target)
+        info = self._topology.queue(ask.caller.vhost, target)
         policy = ask.arn(target)
         if info is None:
             raise value_invalid(policy, "RedrivePolicy", "Dead letter target does not exist.")
@@ -118,28 +134,24 @@ class Queues:
         return w.QueueUrlResult(QueueUrl=ask.url(asked.QueueName))
 
     async def list_queues(self, ask: Ask, asked: w.ListQueues) -> w.ListQueuesResult:
-        names = self._names(ask, asked.QueueNamePrefix, asked.NextToken)
-        page, token = _page(names, asked.MaxResults)
+        infos = self._visible(ask, asked.QueueNamePrefix, asked.NextToken)
+        page, token = _page([info.name for info in infos], asked.MaxResults)
         return w.ListQueuesResult(QueueUrls=[ask.url(name) for name in page], NextToken=token)
 
-    def _names(self, ask: Ask, prefix: str, token: str | None) -> list[str]:
+    def _visible(self, ask: Ask, prefix: str, token: str | None) -> list[QueueInfo]:
         after = None if token is None else (ask.caller.vhost, _read_token(token))
-        infos = self._broker.queues.list(
+        infos = self._topology.queues(
             vhost=ask.caller.vhost, prefix=prefix, limit=self._broker.limits.max_queues, after=after
         )
-        return [
-            info.name for info in infos if ask.caller.access.may_see(ask.caller.account, ask.caller.vhost, info.name)
-        ]
+        may_see, account, vhost = ask.caller.access.may_see, ask.caller.account, ask.caller.vhost
+        return [info for info in infos if may_see(account, vhost, info.name)]
 
     async def list_sources(self, ask: Ask, asked: w.ListDeadLetterSourceQueues) -> w.ListDeadLetterSourceQueuesResult:
         name = ask.queue(asked.QueueUrl, "stats")
         self._info(ask, name)
-        names = [
-            source
-            for source in self._names(ask, "", asked.NextToken)
-            if self._info(ask, source).settings.dead_letter_queue == name
-        ]
-        page, token = _page(names, asked.MaxResults)
+        infos = self._visible(ask, "", asked.NextToken)
+        sources = [info.name for info in infos if info.settings.dead_letter_queue == name]
+        page, token = _page(sources, asked.MaxResults)
         return w.ListDeadLetterSourceQueuesResult(queueUrls=[ask.url(source) for source in page], NextToken=token)
 
     # --- attributes
@@ -147,7 +159,7 @@ class Queues:
     async def get_attributes(self, ask: Ask, asked: w.GetQueueAttributes) -> w.AttributesResult:
         name = ask.queue(asked.QueueUrl, "stats")
         info = self._info(ask, name)
-        stats = self._broker.queues.stats(ask.caller.vhost, name)
+        stats: QueueStats = await self._broker.ask(DescribeQueue(ask.caller.vhost, name))
         return w.AttributesResult(Attributes=qa.told(info, stats, asked.AttributeNames, ask.arn))
 
     async def set_attributes(self, ask: Ask, asked: w.SetQueueAttributes) -> None:
@@ -158,24 +170,24 @@ class Queues:
         settings = qa.changed(name, info.settings, asked.Attributes, ask.queue_of_arn)
         if settings.dead_letter_queue != info.settings.dead_letter_queue:
             self._check_target(ask, name, settings)
-        await self._put(ask, name, settings)
+        await self._change(ask, name, settings)
 
     # --- the end of messages, and of queues
 
     async def purge(self, ask: Ask, asked: w.QueueRequest) -> None:
         """AWS deletes those in flight as well."""
         name = ask.queue(asked.QueueUrl, "configure")
-        await self._broker.queues.purge(ask.caller.vhost, name, leased=True)
+        await self._broker.ask(PurgeQueue(ask.caller.vhost, name, leased=True))
 
     async def delete(self, ask: Ask, asked: w.QueueRequest) -> None:
         """AWS deletes a dead-letter queue whoever uses it; its sources then keep their messages."""
-        name = ask.queue(asked.QueueUrl, "configure")
+        name, vhost = ask.queue(asked.QueueUrl, "configure"), ask.caller.vhost
         self._info(ask, name)
-        for info in self._broker.queues.list(vhost=ask.caller.vhost, limit=self._broker.limits.max_queues):
+        for info in self._topology.queues(vhost=vhost, limit=self._broker.limits.max_queues):
             if info.settings.dead_letter_queue == name:
-                kept = msgspec.structs.replace(info.settings, dead_letter_queue=None, max_receives=None)
-                self._broker.queues.put_now(ask.caller.vhost, info.name, kept)
-        await self._broker.queues.delete(ask.caller.vhost, name)
+                keep = {"dead_letter_queue": None, "max_receives": None}
+                await self._broker.ask(ChangeQueue(vhost, info.name, keep))
+        await self._broker.ask(DeleteQueue(vhost, name))
 
     # --- tags and permissions: kept, and shown again
 
@@ -183,7 +195,7 @@ class Queues:
         name = ask.queue(asked.QueueUrl, "configure")
         settings = self._info(ask, name).settings
         own = qa.own_of(settings)
-        await self._put(
+        await self._change(
             ask, name, qa.with_own(settings, {**own, "tags": _check_tags({**own.get("tags", {}), **asked.Tags})})
         )
 
@@ -192,7 +204,7 @@ class Queues:
         settings = self._info(ask, name).settings
         own = qa.own_of(settings)
         tags = {key: value for key, value in own.get("tags", {}).items() if key not in asked.TagKeys}
-        await self._put(ask, name, qa.with_own(settings, {**own, "tags": tags}))
+        await self._change(ask, name, qa.with_own(settings, {**own, "tags": tags}))
 
     async def list_tags(self, ask: Ask, asked: w.QueueRequest) -> w.TagsResult:
         name = ask.queue(asked.QueueUrl, "stats")
@@ -229,7 +241,7 @@ class Queues:
             raise SqsError(
                 "OverLimit", f"{len(statements)} statements were found, maximum allowed is {MOST_STATEMENTS}."
             )
-        await self._put(ask, name, _with_statements(settings, ask.arn(name), statements))
+        await self._change(ask, name, _with_statements(settings, ask.arn(name), statements))
 
     async def remove_permission(self, ask: Ask, asked: w.RemovePermission) -> None:
         name = ask.queue(asked.QueueUrl, "configure")
@@ -238,7 +250,7 @@ class Queues:
         kept = [statement for statement in statements if statement.get("Sid") != asked.Label]
         if len(kept) == len(statements):
             raise value_invalid(asked.Label, "Label", "can't find label.")
-        await self._put(ask, name, _with_statements(settings, ask.arn(name), kept))
+        await self._change(ask, name, _with_statements(settings, ask.arn(name), kept))
 
 
 def _statements(settings: QueueSettings) -> list[dict[str, Any]]:

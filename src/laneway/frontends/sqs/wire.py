@@ -1,20 +1,21 @@
 """Requests and results of every action, with AWS's names: the JSON form is these structs as they stand, the Query form
-is made from them (query.py)."""
+is made from them (query_form.py)."""
 
 from __future__ import annotations
 
 import msgspec
 
 
-class Request(msgspec.Struct, kw_only=True, gc=False):
-    """Unknown members are passed over, as AWS does."""
+class SqsRequest(msgspec.Struct, kw_only=True, gc=False):
+    """The decoder passes over unknown members, as AWS does."""
 
 
-class Result(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
-    """What is empty is left out, as AWS does: clients ask whether "Failed" is in an answer."""
+class SqsResult(msgspec.Struct, omit_defaults=True, gc=False):
+    """The encoder leaves out what is empty, as AWS does: clients ask whether "Failed" is in an answer. The frequent
+    results are made without naming their members, which is faster."""
 
 
-class MessageAttributeValue(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+class MessageAttributeValue(msgspec.Struct, omit_defaults=True, gc=False):
     DataType: str = ""
     StringValue: str | None = None
     BinaryValue: bytes | None = None
@@ -28,32 +29,32 @@ AttributeValues = dict[str, MessageAttributeValue]
 # --- queues
 
 
-class QueueRequest(Request, kw_only=True):
+class QueueRequest(SqsRequest, kw_only=True):
     QueueUrl: str
 
 
-class CreateQueue(Request, kw_only=True):
+class CreateQueue(SqsRequest, kw_only=True):
     QueueName: str
     Attributes: dict[str, str] = {}
     tags: dict[str, str] = {}
 
 
-class QueueUrlResult(Result, kw_only=True):
+class QueueUrlResult(SqsResult, kw_only=True):
     QueueUrl: str
 
 
-class GetQueueUrl(Request, kw_only=True):
+class GetQueueUrl(SqsRequest, kw_only=True):
     QueueName: str
     QueueOwnerAWSAccountId: str | None = None
 
 
-class ListQueues(Request, kw_only=True):
+class ListQueues(SqsRequest, kw_only=True):
     QueueNamePrefix: str = ""
     NextToken: str | None = None
     MaxResults: int | None = None
 
 
-class ListQueuesResult(Result, kw_only=True):
+class ListQueuesResult(SqsResult, kw_only=True):
     QueueUrls: list[str] = []
     NextToken: str | None = None
 
@@ -62,7 +63,7 @@ class GetQueueAttributes(QueueRequest, kw_only=True):
     AttributeNames: list[str] = []
 
 
-class AttributesResult(Result, kw_only=True):
+class AttributesResult(SqsResult, kw_only=True):
     Attributes: dict[str, str] = {}
 
 
@@ -88,7 +89,7 @@ class UntagQueue(QueueRequest, kw_only=True):
     TagKeys: list[str]
 
 
-class TagsResult(Result, kw_only=True):
+class TagsResult(SqsResult, kw_only=True):
     Tags: dict[str, str] = {}
 
 
@@ -105,7 +106,7 @@ class RemovePermission(QueueRequest, kw_only=True):
 # --- messages
 
 
-class MessageEntry(Request, kw_only=True):
+class MessageEntry(SqsRequest, kw_only=True):
     """What SendMessage and an entry of its batch have in common."""
 
     MessageBody: str
@@ -120,12 +121,13 @@ class SendMessage(MessageEntry, kw_only=True):
     QueueUrl: str
 
 
-class SendMessageResult(Result, kw_only=True):
+class SendMessageResult(SqsResult):
     MD5OfMessageBody: str
+    MessageId: str
     MD5OfMessageAttributes: str | None = None
     MD5OfMessageSystemAttributes: str | None = None
-    MessageId: str
     SequenceNumber: str | None = None
+    Id: str | None = None  # of an entry of a batch
 
 
 class SendMessageBatchEntry(MessageEntry, kw_only=True):
@@ -136,10 +138,6 @@ class SendMessageBatch(QueueRequest, kw_only=True):
     Entries: list[SendMessageBatchEntry]
 
 
-class SendMessageBatchResultEntry(SendMessageResult, kw_only=True):
-    Id: str
-
-
 class BatchResultErrorEntry(msgspec.Struct, kw_only=True):
     Id: str
     SenderFault: bool
@@ -147,21 +145,9 @@ class BatchResultErrorEntry(msgspec.Struct, kw_only=True):
     Message: str
 
 
-class SendMessageBatchResult(Result, kw_only=True):
-    Successful: list[SendMessageBatchResultEntry] = []
+class SendMessageBatchResult(SqsResult):
+    Successful: list[SendMessageResult] = []
     Failed: list[BatchResultErrorEntry] = []
-
-
-class PlainSentEntry(msgspec.Struct, gc=False):
-    """Hot: of a message with nothing but a body, made without naming its members."""
-
-    Id: str
-    MD5OfMessageBody: str
-    MessageId: str
-
-
-class PlainSentResult(msgspec.Struct, gc=False):
-    Successful: list[PlainSentEntry]
 
 
 class ReceiveMessage(QueueRequest, kw_only=True):
@@ -174,7 +160,7 @@ class ReceiveMessage(QueueRequest, kw_only=True):
     ReceiveRequestAttemptId: str | None = None
 
 
-class Message(Result, kw_only=True):
+class ReceivedMessage(SqsResult):
     MessageId: str
     ReceiptHandle: str
     MD5OfBody: str
@@ -184,28 +170,15 @@ class Message(Result, kw_only=True):
     MessageAttributes: AttributeValues = {}
 
 
-class ReceiveMessageResult(Result, kw_only=True):
-    Messages: list[Message] = []
-
-
-class PlainMessage(msgspec.Struct, gc=False):
-    """Hot: a message of which nothing but the body is wanted, made without naming its members."""
-
-    MessageId: str
-    ReceiptHandle: str
-    MD5OfBody: str
-    Body: str
-
-
-class PlainReceiveResult(msgspec.Struct, gc=False):
-    Messages: list[PlainMessage]
+class ReceiveMessageResult(SqsResult):
+    Messages: list[ReceivedMessage] = []
 
 
 class DeleteMessage(QueueRequest, kw_only=True):
     ReceiptHandle: str
 
 
-class HandleEntry(Request, kw_only=True):
+class HandleEntry(SqsRequest, kw_only=True):
     Id: str
     ReceiptHandle: str
 
@@ -227,16 +200,13 @@ class ChangeMessageVisibilityBatch(QueueRequest, kw_only=True):
     Entries: list[ChangeEntry]
 
 
-class IdEntry(msgspec.Struct, kw_only=True):
+class IdEntry(msgspec.Struct, gc=False):
     Id: str
 
 
-class DeleteMessageBatchResult(Result, kw_only=True):
-    Successful: list[IdEntry] = []
-    Failed: list[BatchResultErrorEntry] = []
+class SettledBatchResult(SqsResult):
+    """Of DeleteMessageBatch and ChangeMessageVisibilityBatch."""
 
-
-class ChangeMessageVisibilityBatchResult(Result, kw_only=True):
     Successful: list[IdEntry] = []
     Failed: list[BatchResultErrorEntry] = []
 
@@ -244,17 +214,17 @@ class ChangeMessageVisibilityBatchResult(Result, kw_only=True):
 # --- message move tasks
 
 
-class StartMessageMoveTask(Request, kw_only=True):
+class StartMessageMoveTask(SqsRequest, kw_only=True):
     SourceArn: str
     DestinationArn: str | None = None
     MaxNumberOfMessagesPerSecond: int | None = None
 
 
-class TaskHandleResult(Result, kw_only=True):
+class TaskHandleResult(SqsResult, kw_only=True):
     TaskHandle: str
 
 
-class CancelMessageMoveTask(Request, kw_only=True):
+class CancelMessageMoveTask(SqsRequest, kw_only=True):
     TaskHandle: str
 
 
@@ -262,12 +232,12 @@ class CancelMessageMoveTaskResult(msgspec.Struct, kw_only=True):
     ApproximateNumberOfMessagesMoved: int
 
 
-class ListMessageMoveTasks(Request, kw_only=True):
+class ListMessageMoveTasks(SqsRequest, kw_only=True):
     SourceArn: str
     MaxResults: int | None = None
 
 
-class MoveTask(Result, kw_only=True):
+class MoveTask(SqsResult, kw_only=True):
     TaskHandle: str | None = None  # of a running one, which can be cancelled
     Status: str
     SourceArn: str
@@ -279,5 +249,5 @@ class MoveTask(Result, kw_only=True):
     StartedTimestamp: int
 
 
-class ListMessageMoveTasksResult(Result, kw_only=True):
+class ListMessageMoveTasksResult(SqsResult, kw_only=True):
     Results: list[MoveTask] = []

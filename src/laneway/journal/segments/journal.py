@@ -60,6 +60,8 @@ def monotonic_ms() -> int:
 
 
 class SegmentJournal:
+    writes_on_loop = True
+
     def __init__(
         self,
         folder: str | os.PathLike[str],

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from laneway.pipeline.report.charts import stack
 from laneway.pipeline.report.markup import Html, count, join, moment, shortened, tag
 from laneway.pipeline.report.tables import (
-    Column,
     Row,
+    TableColumn,
     Tables,
     badge,
     legend,
@@ -76,8 +76,8 @@ def _by_reason(rows: Sequence[Row]) -> Html:
         of_queue = counts.setdefault(queue_of(row), dict.fromkeys(reasons, 0))
         of_queue[row["reason"]] += row["letters"]
     most = max(sum(of_queue.values()) for of_queue in counts.values()) or 1
-    columns = [Column("queue", "head"), Column("", "draw"), Column("all", "n")]
-    columns += [Column(reason.replace("_", " "), "n") for reason in reasons]
+    columns = [TableColumn("queue", "head"), TableColumn("", "draw"), TableColumn("all", "n")]
+    columns += [TableColumn(reason.replace("_", " "), "n") for reason in reasons]
     body = [
         [
             queue,
@@ -98,8 +98,13 @@ def _by_signature(rows: Sequence[Row]) -> Html:
         groups.setdefault((queue_of(row), row["reason"], row["signature"] or ""), []).append(row)
     ordered = sorted(groups.items(), key=lambda pair: (-sum(row["letters"] for row in pair[1]), pair[0]))
     columns = [
-        *(Column("letters", "n"), Column("there still", "n"), Column("queue", "head"), Column("reason")),
-        *(Column("signature", "wide"), Column("first (UTC)", "when"), Column("last (UTC)", "when")),
+        *(
+            TableColumn("letters", "n"),
+            TableColumn("there still", "n"),
+            TableColumn("queue", "head"),
+            TableColumn("reason"),
+        ),
+        *(TableColumn("signature", "wide"), TableColumn("first (UTC)", "when"), TableColumn("last (UTC)", "when")),
     ]
     body = [
         [
@@ -144,7 +149,7 @@ def _fates(rows: Sequence[Row]) -> Html:
     if not rows:
         return nothing("No queue was in the history.")
     told = [name for name in (*BEGINNINGS, *FATES) if any(row[name] for row in rows)]
-    columns = [Column("queue", "head"), *(Column(name.replace("_", " "), "n") for name in told)]
+    columns = [TableColumn("queue", "head"), *(TableColumn(name.replace("_", " "), "n") for name in told)]
     body = [[queue_of(row), *(count(row[name]) if row[name] else "" for name in told)] for row in rows]
     if len(rows) > 1:
         body.append(["all", *(count(sum(row[name] for row in rows)) for name in told)])
@@ -156,13 +161,13 @@ def _violations(rows: Sequence[Row]) -> Html:
         return nothing("None.")
     columns = [
         *(
-            Column("commit", "n"),
-            Column("time (UTC)", "when"),
-            Column("what", "head"),
-            Column("queue"),
-            Column("message"),
+            TableColumn("commit", "n"),
+            TableColumn("time (UTC)", "when"),
+            TableColumn("what", "head"),
+            TableColumn("queue"),
+            TableColumn("message"),
         ),
-        Column("in words", "wide"),
+        TableColumn("in words", "wide"),
     ]
     body = [
         [

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from laneway.pipeline.report.charts import bar
 from laneway.pipeline.report.markup import Child, Html, count, join, moment, percent, tag
 from laneway.pipeline.report.tables import (
-    Column,
     Row,
+    TableColumn,
     Tables,
     badge,
     more,
@@ -62,9 +62,9 @@ def _ranking(caption: str, what: str, rows: Sequence[Row], name: Callable[[Row],
     ordered = sorted(rows, key=lambda row: -row["published"])
     most = ordered[0]["published"] or 1
     columns = [
-        Column(what, "head"),
-        Column("", "draw"),
-        *(Column(one, "n") for one in ("messages", "share", "a second")),
+        TableColumn(what, "head"),
+        TableColumn("", "draw"),
+        *(TableColumn(one, "n") for one in ("messages", "share", "a second")),
     ]
     body = [
         [
@@ -83,8 +83,13 @@ def _partitions(rows: Sequence[Row]) -> Html:
     """Each against the level above which it is hot; the level stands at the same place in every bar."""
     highest = max(HOT * 1.25, max((row["times_mean"] for row in rows), default=0.0))
     columns = [
-        *(Column("partition", "head"), Column("times the mean", "draw"), Column("", "n"), Column("messages", "n")),
-        *(Column("a second", "n"), Column("state"), Column("most of it is")),
+        *(
+            TableColumn("partition", "head"),
+            TableColumn("times the mean", "draw"),
+            TableColumn("", "n"),
+            TableColumn("messages", "n"),
+        ),
+        *(TableColumn("a second", "n"), TableColumn("state"), TableColumn("most of it is")),
     ]
     ordered = sorted(rows, key=lambda row: row["partition"])
     body = [
@@ -121,9 +126,18 @@ def capacity(tables: Tables) -> Html:
     if not rows:
         return section("capacity", title, lead, nothing("There are no queues yet."))
     columns = [
-        *(Column("queue", "head"), Column("arrivals a second, at most", "n"), Column("a consumer does", "n")),
-        *(Column("consumers", "n"), Column("needed", "n"), Column("partitions", "n")),
-        *(Column("backlog", "n"), Column("an hour", "n"), Column("limit", "n"), Column("exceeds (UTC)", "when")),
+        *(
+            TableColumn("queue", "head"),
+            TableColumn("arrivals a second, at most", "n"),
+            TableColumn("a consumer does", "n"),
+        ),
+        *(TableColumn("consumers", "n"), TableColumn("needed", "n"), TableColumn("partitions", "n")),
+        *(
+            TableColumn("backlog", "n"),
+            TableColumn("an hour", "n"),
+            TableColumn("limit", "n"),
+            TableColumn("exceeds (UTC)", "when"),
+        ),
     ]
     body = [
         [

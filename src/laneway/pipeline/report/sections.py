@@ -8,8 +8,8 @@ from datetime import datetime
 from laneway.pipeline.report.charts import COLOURS, LogScale, Mark, Series, bar, colours, spread, timeline
 from laneway.pipeline.report.markup import Child, Html, count, duration, join, moment, percent, tag, utc
 from laneway.pipeline.report.tables import (
-    Column,
     Row,
+    TableColumn,
     Tables,
     badge,
     figures,
@@ -37,7 +37,7 @@ def traffic(tables: Tables) -> Html:
     step_s = grid.step_s
     came = grid.series(lambda row: row["published"] / step_s)
     waiting = grid.series(lambda row: row["waiting"])
-    columns = [Column("time (UTC)", "head"), Column("queue"), *(Column(name, "n") for name in _FLOWS)]
+    columns = [TableColumn("time (UTC)", "head"), TableColumn("queue"), *(TableColumn(name, "n") for name in _FLOWS)]
     cells = (
         [moment(row["time"], seconds=True), queue_of(row), *(count(row[name]) for name in _FLOWS)]
         for row in sorted(rows, key=lambda row: (utc(row["time"]), queue_of(row)))
@@ -106,9 +106,9 @@ def waiting(tables: Tables) -> Html:
     ]
     scale = LogScale.around([max(1.0, value) for value in known if value is not None])
     columns = [
-        *(Column("queue", "head"), Column("tier"), Column("objective", "n")),
-        Column(f"{_ms(scale.lowest)} … {_ms(scale.highest)}", "draw"),
-        *(Column(rank, "n") for rank in _RANKS),
+        *(TableColumn("queue", "head"), TableColumn("tier"), TableColumn("objective", "n")),
+        TableColumn(f"{_ms(scale.lowest)} … {_ms(scale.highest)}", "draw"),
+        *(TableColumn(rank, "n") for rank in _RANKS),
     ]
     body = [
         [
@@ -196,9 +196,9 @@ def objectives(tables: Tables) -> Html:
         "Here the window holds only what the history holds, so a few bad minutes weigh as much as they did in it."
     )
     columns = [
-        *(Column("queue", "head"), Column("tier"), Column("in time", "draw"), Column("share", "n")),
-        *(Column(name, "n") for name in ("measured", "late", "missed", "overdue")),
-        Column("budget left", "n"),
+        *(TableColumn("queue", "head"), TableColumn("tier"), TableColumn("in time", "draw"), TableColumn("share", "n")),
+        *(TableColumn(name, "n") for name in ("measured", "late", "missed", "overdue")),
+        TableColumn("budget left", "n"),
     ]
     body = []
     for row in sorted(rows, key=_by_tier):

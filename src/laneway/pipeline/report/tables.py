@@ -33,7 +33,7 @@ def not_made(job: str) -> Html:
     )
 
 
-class Column:
+class TableColumn:
     """A column of an HTML table. `kind`: "" text · "n" numbers · "draw" a drawing · "wide" long text · "when" times ·
     "head" the row's name."""
 
@@ -42,7 +42,7 @@ class Column:
         self.kind = kind
 
 
-def table(caption: str, columns: Sequence[Column], rows: Iterable[Sequence[Child]]) -> Html:
+def table(caption: str, columns: Sequence[TableColumn], rows: Iterable[Sequence[Child]]) -> Html:
     """With a caption for those who listen, and in a box that scrolls on a narrow screen."""
     head = tag("tr", [tag("th", column.title, scope="col", class_=_class(column)) for column in columns])
     body = [tag("tr", [_cell(column, cell) for column, cell in zip(columns, cells, strict=True)]) for cells in rows]
@@ -50,18 +50,18 @@ def table(caption: str, columns: Sequence[Column], rows: Iterable[Sequence[Child
     return tag("div", whole, class_="scroll", tabindex="0", role="region", aria_label=caption)
 
 
-def _cell(column: Column, cell: Child) -> Html:
+def _cell(column: TableColumn, cell: Child) -> Html:
     if column.kind == "head":
         return tag("th", cell, scope="row")
     return tag("td", cell, class_=_class(column))
 
 
-def _class(column: Column) -> str | None:
+def _class(column: TableColumn) -> str | None:
     return column.kind if column.kind in ("n", "draw", "wide", "when") else None
 
 
 def figures(
-    caption: str, columns: Sequence[Column], rows: Iterable[Sequence[Child]], shown: str = "As a table"
+    caption: str, columns: Sequence[TableColumn], rows: Iterable[Sequence[Child]], shown: str = "As a table"
 ) -> Html:
     """A table that is folded away, beside a chart that shows the same."""
     return tag("details", tag("summary", shown), table(caption, columns, rows))

@@ -1,14 +1,13 @@
-"""Stretches of look-alikes and acks are cut out of a read many at a time: what comes out is what stands there."""
+"""Stretches of acks are cut out of a read many at a time: what comes out is what stands there."""
 
 from __future__ import annotations
 
 import random
 import struct
-from typing import Any, cast
 
 import pytest
 
-from laneway.frontends.amqp.lookalikes import Acks, LookAlikes
+from laneway.frontends.amqp.acks import Acks
 
 END = b"\xce"
 
@@ -51,35 +50,3 @@ def test_acks_end_where_something_else_begins(at: int, other: bytes) -> None:
     frames = [ack(tag) for tag in range(1, 101)]
     frames[at:at] = [other]
     assert acks_in(b"".join(frames)) == (at * 21, [(tag, False) for tag in range(1, at + 1)])
-
-
-def published(kind: int, body: bytes) -> bytes:
-    return b"prefix of kind %d" % kind + body + END
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_bodies_are_those_that_stand_there(seed: int) -> None:
-    chance = random.Random(seed)
-    alikes = LookAlikes()
-    channel = cast(Any, type("Channel", (), {"number": 1})())
-    runs = []
-    for kind in range(3):
-        run = alikes.run(channel, "", (kind,), (0,))
-        assert run is not None
-        runs.append(run)
-        alikes.learn(b"prefix of kind %d" % kind, 4 + kind, b"", run)
-    for _ in range(5):
-        said: list[list[bytes]] = [[], [], []]
-        frames: list[bytes] = []
-        for _ in range(40):
-            kind = chance.randrange(3)
-            for _ in range(chance.choice((1, 2, 7, 8, 9, 100))):
-                body = chance.randbytes(4 + kind)
-                said[kind].append(body)
-                frames.append(published(kind, body))
-        data = b"".join(frames)
-        rest = chance.choice((b"", published(0, b"1234")[:-2], published(1, b"12345")[:-1] + b"\0", b"something else"))
-        assert alikes.take(data + rest, 0) == len(data)
-        for run, bodies in zip(runs, said, strict=True):
-            assert run.bodies == bodies
-            run.clear()

@@ -1,5 +1,5 @@
-"""The property list of a message as bytes: finding, taking out and putting in single properties without touching the
-others, so that what a publisher sent reaches the consumer byte for byte.
+"""The property list of an AMQP message as bytes: finding, taking out and putting in single properties without touching
+the others, so that what a publisher sent reaches the consumer byte for byte.
 
     u16 flags, one bit a property from the highest down · the values of those present, in this order:
     content-type content-encoding headers delivery-mode priority correlation-id reply-to expiration message-id
@@ -9,10 +9,10 @@ others, so that what a publisher sent reaches the consumer byte for byte.
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from typing import Any
 
-from laneway.frontends.amqp.spec import encode_short_text
-from laneway.frontends.amqp.tables import Malformed, decode_table, encode_table, split_table
+from laneway.core.field_tables import Malformed, decode_table, encode_short_text, encode_table, split_table
 
 _TEXT, _TABLE, _OCTET, _TIME = range(4)
 
@@ -38,8 +38,6 @@ _UNUSED_FLAGS = 0b11  # of which the lowest would say that more flags follow; no
 _U16 = struct.Struct(">H")
 _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
-
-EMPTY = b"\0\0"
 
 
 def _spans(raw: bytes) -> dict[str, tuple[int, int]]:
@@ -75,17 +73,89 @@ def decode(raw: bytes) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, (at, end) in _spans(raw).items():
         kind = _KINDS[name]
-        if kind == _TEXT:
-            values[name] = raw[at + 1 : end].decode("utf-8", "backslashreplace")
-        elif kind == _OCTET:
-            values[name] = raw[at]
-        elif kind == _TIME:
-            values[name] = _U64.unpack_from(raw, at)[0]
-        else:
-            values[name], stop = decode_table(raw, at)
-            if stop != end:
-                raise Malformed("the headers end elsewhere than they say")
+        if kind != _TABLE:
+            values[name] = _decode_value(raw, kind, at, end)
+            continue
+        values[name], stop = decode_table(raw, at)
+        if stop != end:
+            raise Malformed("the headers end elsewhere than they say")
     return values
+
+
+def decode_leniently(raw: bytes) -> dict[str, Any]:
+    """As decode(), of a list that nobody has looked at closely: what cannot be decoded is left out."""
+    try:
+        return decode(raw)
+    except Malformed:
+        pass
+    try:
+        spans = _spans(raw)
+    except Malformed:
+        return {}
+    texts = {name: span for name, span in spans.items() if _KINDS[name] != _TABLE}
+    return {name: _decode_value(raw, _KINDS[name], *span) for name, span in texts.items()}
+
+
+def _decode_value(raw: bytes, kind: int, at: int, end: int) -> Any:
+    if kind == _TEXT:
+        return raw[at + 1 : end].decode("utf-8", "backslashreplace")
+    return raw[at] if kind == _OCTET else _U64.unpack_from(raw, at)[0]
+
+
+#: What a broker must know of a property list before it can take the message: priority, expiration, reply-to, user id.
+Needed = tuple[int | None, bytes | None, bytes, bytes | None]
+
+_from_bytes = int.from_bytes
+
+
+def needed(raw: bytes) -> Needed:
+    """Walk a list once for what the broker must know; raises Malformed if it ends too early. Hot: headers are skipped,
+    and text stays bytes."""
+    try:
+        flags = raw[0] << 8 | raw[1]
+        if flags & _UNUSED_FLAGS:
+            raise Malformed("properties that do not exist")
+        at = 2
+        priority = expiration = user_id = None
+        reply_to = b""
+        if flags & 0x8000:  # content type
+            at += 1 + raw[at]
+        if flags & 0x4000:  # content encoding
+            at += 1 + raw[at]
+        if flags & 0x2000:  # headers
+            at += 4 + _from_bytes(raw[at : at + 4], "big")
+        if flags & 0x1000:  # delivery mode
+            at += 1
+        if flags & 0x0800:
+            priority = raw[at]
+            at += 1
+        if flags & 0x0400:  # correlation id
+            at += 1 + raw[at]
+        if flags & 0x0200:
+            reply_to = raw[at + 1 : at + 1 + raw[at]]
+            at += 1 + raw[at]
+        if flags & 0x01FC:
+            if flags & 0x0100:
+                expiration = raw[at + 1 : at + 1 + raw[at]]
+                at += 1 + raw[at]
+            if flags & 0x0080:  # message id
+                at += 1 + raw[at]
+            if flags & 0x0040:  # timestamp
+                at += 8
+            if flags & 0x0020:  # type
+                at += 1 + raw[at]
+            if flags & 0x0010:
+                user_id = raw[at + 1 : at + 1 + raw[at]]
+                at += 1 + raw[at]
+            if flags & 0x0008:  # app id
+                at += 1 + raw[at]
+            if flags & 0x0004:  # cluster id
+                at += 1 + raw[at]
+    except IndexError:
+        raise Malformed("the properties end too early") from None
+    if at > len(raw):
+        raise Malformed("the properties end too early")
+    return priority, expiration, reply_to, user_id
 
 
 def encode(values: dict[str, Any]) -> bytes:
@@ -123,9 +193,13 @@ def change(raw: bytes, changes: dict[str, Any]) -> bytes:
 
 
 def change_headers(raw: bytes, without: tuple[str, ...], added: dict[str, Any]) -> bytes:
-    """The same list with some headers taken out and others put in front; the rest stays as it is."""
+    """The same list with some headers taken out and others put in front; the rest stays as it is. Headers that cannot
+    be decoded are left out."""
     spans = _spans(raw)
-    kept = split_table(raw, spans["headers"][0]) if "headers" in spans else []
+    kept: list[tuple[str, bytes]] = []
+    if "headers" in spans:
+        with suppress(Malformed):
+            kept = split_table(raw, spans["headers"][0])
     gone = set(without) | set(added)
     content = encode_table(added)[4:] + b"".join(entry for name, entry in kept if name not in gone)
     table = _U32.pack(len(content)) + content

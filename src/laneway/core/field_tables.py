@@ -151,6 +151,14 @@ def text_or_bytes(raw: bytes) -> str | bytes:
 # --- encoding
 
 
+def encode_short_text(text: str) -> bytes:
+    """Cut at 255 bytes, never within a character."""
+    raw = text.encode("utf-8", "surrogateescape")
+    if len(raw) > 255:
+        raw = raw[:255].decode("utf-8", "ignore").encode()
+    return bytes((len(raw),)) + raw
+
+
 def encode_table(table: dict[str, Any]) -> bytes:
     """Names longer than AMQP can carry are left out."""
     parts: list[bytes] = []

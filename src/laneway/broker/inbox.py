@@ -1,0 +1,456 @@
+"""The inbox of a partition: every request of every session is an entry of one list, in the order of arrival.
+
+The inbox is drained when a commit is sealed; at the end of this turn of the loop if an answer does not wait for a
+commit (a lease); and at once for requests that are rare. Draining carries out the entries in order. It merges
+neighbours of one kind that concern one queue into one batch, because a batch costs little more than a single message.
+Nothing else gathers anything, and nothing is carried out in the middle of something else: what an answer adds comes
+behind all that is there. So order is arrival by construction.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from laneway.broker.interface import Ack, IdempotencyKey, Lease, Publish, Settle, SettleHeld, Transact
+from laneway.broker.values import Arrival
+from laneway.broker.waiting import Waiter
+from laneway.core import commands, lease_commands
+from laneway.core.events import Event
+from laneway.core.message import Messages, Receipt, Receipts, Settlement, joined_messages, parse_message_id
+from laneway.core.queue import Queue
+from laneway.core.runs import joined
+from laneway.errors import LanewayError, QueueNotFound
+
+if TYPE_CHECKING:
+    from laneway.broker.partition import Partition
+
+log = logging.getLogger("laneway.broker")
+
+#: With more than this waiting to be carried out, it is done before the commit is sealed.
+MAX_WAITING_BYTES = 8 * 1024 * 1024
+
+Done = Callable[[Any], None]
+Results = list[int | LanewayError]
+
+
+class Entry:
+    """A request in the inbox. `done` is called once with its answer."""
+
+    __slots__ = ("arrivals", "at_ms", "done", "request")
+
+    def __init__(self, request: Any, done: Done, at_ms: int = 0) -> None:
+        self.request = request
+        self.done = done
+        self.at_ms = at_ms  # when it came
+        self.arrivals: list[Arrival]  # of a publish that is being carried out: what became of it so far
+
+
+#: What one queue gets of a publish: its messages, and which of the publish they are (None: all).
+_Share = tuple[Entry, Messages, Sequence[int] | None]
+
+
+class Inbox:
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self._entries: list[Entry] = []
+        self._bytes = 0
+        self._is_drain_planned = False
+        self._is_draining = False
+        self._is_drain_wanted = False  # something came meanwhile that is to be carried out at once
+        self._carry_out: dict[type, Callable[[list[Entry]], None]] = {
+            Publish: self._publish,
+            Transact: self._transact,
+            Settle: self._settle,
+            Ack: self._ack,
+            SettleHeld: self._settle_held,
+            Waiter: self._lease,
+            Lease: self._get,
+        }
+
+    def add(self, entry: Entry, size_bytes: int = 0) -> None:
+        """Carry it out when the next commit is sealed, and ask for that commit."""
+        self._entries.append(entry)
+        self._ask(self._partition.committer.touch)
+        if size_bytes:
+            self._bytes += size_bytes
+            if self._bytes > MAX_WAITING_BYTES:
+                self.drain()
+
+    def add_later(self, entry: Entry) -> None:
+        """Carry it out with whichever commit comes next, or after a while: nobody waits for it."""
+        self._entries.append(entry)
+        self._ask(self._partition.committer.touch_later)
+
+    def _ask(self, touch: Callable[[], None]) -> None:
+        """Ask for a commit. What comes while entries are carried out is for the one after that."""
+        if self._is_draining:
+            self._partition.next_turn(touch)
+        else:
+            touch()
+
+    def add_soon(self, entry: Entry) -> None:
+        """Carry it out when this turn of the loop has brought all it has: the answer waits for no commit."""
+        self._entries.append(entry)
+        if not self._is_drain_planned:
+            self._is_drain_planned = True
+            soon = self._partition.next_turn if self._is_draining else self._partition.committer.soon
+            soon(self._drain_soon)
+
+    def add_now(self, entry: Entry) -> None:
+        """Carry it out at once, behind all that came before it. From inside an answer: when that is done."""
+        self._entries.append(entry)
+        self.drain()
+
+    def _drain_soon(self) -> None:
+        self._is_drain_planned = False
+        self.drain()
+
+    def drain(self) -> None:
+        """Carry out all entries. Nothing is done if that is under way: whatever wants the entries before it carried out
+        is itself one of them then, and they are. What answers add is carried out when it is its time: else one that
+        gives back at once whatever it is given would keep everybody else waiting for ever."""
+        self._is_drain_wanted = True
+        if self._is_draining:
+            return
+        self._is_draining = True
+        try:
+            while self._is_drain_wanted and self._entries:
+                self._is_drain_wanted = False
+                entries, self._entries, self._bytes = self._entries, [], 0
+                for kind, group in groupby(entries, key=_kind):
+                    self._run_group(kind, list(group))
+        finally:
+            self._is_draining = False
+
+    def _run_group(self, kind: type, group: list[Entry]) -> None:
+        try:
+            self._carry_out.get(kind, self._change)(group)
+        except Exception as trouble:
+            answer = _told_of(trouble)
+            for entry in group:
+                done, entry.done = entry.done, _ignore  # some of them may be answered with a commit
+                tell(done, answer)
+
+    def _change(self, entries: list[Entry]) -> None:
+        """What is rare: each on its own."""
+        for entry in entries:
+            try:
+                answer = self._partition.carry_out(entry.request)
+            except Exception as trouble:
+                answer = _told_of(trouble)
+            tell(entry.done, answer)
+
+    # Publishing
+
+    def _publish(self, entries: list[Entry]) -> None:
+        by_queue: dict[int, list[_Share]] = {}
+        keys: set[tuple[int, str]] = set()
+        queues = self._partition.engine.state.queues
+        for entry in entries:
+            request: Publish = entry.request
+            entry.arrivals = []
+            for number, places in shares(request.targets):
+                queue = queues.get(number)
+                if queue is None:
+                    continue  # deleted since: the messages would have gone with it
+                if request.key is not None:
+                    name = (number, request.key[0])
+                    # A repeat comes behind its original, which may be of this drain, and behind all others before it.
+                    if name in keys or self._partition.engine.state.keys.get(*name) is not None:
+                        self._publish_shares(by_queue)
+                        by_queue, keys = {}, set()
+                    if self._is_repeated(queue, entry):
+                        continue
+                    keys.add(name)
+                messages = request.messages if places is None else request.messages.at(places)
+                share = (entry, messages, places)
+                if number in by_queue:
+                    by_queue[number].append(share)
+                else:
+                    by_queue[number] = [share]
+        self._publish_shares(by_queue)
+        self._partition.committer.when_durable(_tell_arrivals, entries)
+
+    def _publish_shares(self, by_queue: dict[int, list[_Share]]) -> None:
+        for number, some in by_queue.items():
+            queue = self._partition.engine.state.queues[number]
+            if len(some) == 1:
+                self._publish_into(queue, some)
+            else:
+                for _, same in groupby(some, key=_clamps):
+                    self._publish_into(queue, list(same))
+
+    def _publish_into(self, queue: Queue, some: list[_Share]) -> None:
+        """Publish shares of one queue as one batch, and note in each entry what became of its share."""
+        try:
+            receipts = self._partition.publish(queue, joined_messages([messages for _, messages, _ in some]))
+        except LanewayError as refusal:  # the journal takes no more
+            for entry, _, places in some:
+                entry.arrivals.append(Arrival(queue.number, places, refusal))
+            return
+        at = 0
+        has_keys = False
+        for entry, messages, places in some:
+            part = receipts
+            if len(some) > 1:
+                end = at + len(messages.bodies)
+                part, at = receipts.part(at, end), end
+            entry.arrivals.append(Arrival(queue.number, places, part))
+            has_keys = has_keys or entry.request.key is not None
+        if has_keys:
+            self._remember_keys(queue, some)
+
+    def _remember_keys(self, queue: Queue, some: list[_Share]) -> None:
+        self._partition.engine.run(chain.from_iterable([self._key_events(queue, entry) for entry, _, _ in some]))
+
+    def _key_events(self, queue: Queue, entry: Entry) -> Iterator[Event]:
+        key: IdempotencyKey | None = entry.request.key
+        receipts = entry.arrivals[-1].result
+        if key is not None and isinstance(receipts, Receipts):
+            ids = [one.message_id if isinstance(one, Receipt) else "" for one in receipts.each()]
+            if any(ids):
+                state, most = self._partition.engine.state, self._partition.limits.max_idempotency_keys
+                yield from commands.remember_key(state, queue, *key, ids, self._partition.now(), max_ids=most)
+
+    def _is_repeated(self, queue: Queue, entry: Entry) -> bool:
+        """Whether the idempotency key of an entry was used before; then its arrival is noted. A message that was
+        refused then is tried again now, and it alone."""
+        partition, state, request = self._partition, self._partition.engine.state, entry.request
+        key: IdempotencyKey = request.key
+        now_ms = partition.now()
+        try:
+            known = commands.check_key(state, queue, *key, now_ms)
+            if known is None:
+                return False
+            receipts = _repeated(state.tag, queue, request.messages, known)
+            missing = [i for i, text in enumerate(known) if not text]
+            if missing:
+                again = partition.publish(queue, request.messages.at(missing)).each()
+                for i, one in zip(missing, again, strict=True):
+                    receipts.others[i] = one
+                ids = [one.message_id if isinstance(one, Receipt) else "" for one in receipts.each()]
+                if ids != known:
+                    most = partition.limits.max_idempotency_keys
+                    partition.engine.run(commands.remember_key(state, queue, *key, ids, now_ms, max_ids=most))
+        except LanewayError as refusal:
+            entry.arrivals.append(Arrival(queue.number, None, refusal))
+        else:
+            entry.arrivals.append(Arrival(queue.number, None, receipts))
+        return True
+
+    def _transact(self, entries: list[Entry]) -> None:
+        """All that a transaction does is staged without letting anything else in between: it is in one commit."""
+        for entry in entries:
+            request: Transact = entry.request
+            inner = Entry(Publish(request.targets, request.messages), _ignore)
+            refusals: list[LanewayError] = []
+            self._publish([inner])
+            self._settle_held([Entry(settlement, refusals.append) for settlement in request.settlements])
+            for settlement in request.settlements:
+                self._partition.sessions.settled(settlement)
+            self._partition.committer.when_durable(entry.done, refusals[0] if refusals else inner.arrivals)
+
+    # Leasing
+
+    def _lease(self, entries: list[Entry]) -> None:
+        """In the order they came; those who want the same share a lease (waiting.py)."""
+        self._partition.tick_if_due()
+        waiting = self._partition.waiting
+        by_queue: dict[int, list[Waiter]] = {}
+        for entry in entries:
+            waiter: Waiter = entry.request
+            try:
+                waiting.add(waiter)
+            except LanewayError as refusal:
+                tell(waiter.fail, refusal)
+            else:
+                by_queue.setdefault(waiter.queue, []).append(waiter)
+        for number, some in by_queue.items():
+            try:
+                waiting.serve(number)
+            except LanewayError as refusal:  # the journal takes no more
+                for waiter in some:
+                    tell(waiter.fail, refusal)
+            for waiter in some:
+                tell(Waiter.begin_wait, waiter)
+
+    def _get(self, entries: list[Entry]) -> None:
+        """Single messages of a session."""
+        for entry in entries:
+            request: Lease = entry.request
+            try:
+                queue = self._partition.find_number(request.queue)
+                self._partition.sessions.get(queue, request.session, entry.done, no_ack=request.no_ack)
+            except LanewayError as refusal:
+                tell(entry.done, refusal)
+
+    # Settling
+
+    def _settle(self, entries: list[Entry]) -> None:
+        for number, group in _by_queue(entries).items():
+            queue = self._partition.engine.state.queues.get(number)
+            batch = list(chain.from_iterable([entry.request.settlements for entry in group]))
+            results: Results = []
+            if queue is None:
+                results = [_gone() for _ in batch]
+            else:
+                self._run(queue, batch, results, min([entry.at_ms for entry in group]))
+            at = 0
+            parts = []
+            for entry in group:
+                parts.append(results[at : at + len(entry.request.settlements)])
+                at += len(entry.request.settlements)
+            self._partition.committer.when_durable(_tell_all, (group, parts))
+
+    def _run(self, queue: Queue, batch: list[Settlement], results: Results, came_ms: int) -> None:
+        partition = self._partition
+        try:
+            events = partition.engine.run(
+                lease_commands.settle(partition.engine.state, queue, batch, partition.now(), results, came_ms=came_ms)
+            )
+        except LanewayError as refusal:  # the journal takes no more, whatever the command had promised
+            results[:] = [refusal] * len(batch)
+            return
+        partition.after(events)
+
+    def _ack(self, entries: list[Entry]) -> None:
+        for number, group in _by_queue(entries).items():
+            queue = self._partition.engine.state.queues.get(number)
+            tokens = [entry.request.tokens for entry in group]
+            if queue is None:
+                results: list[Results] = [[_gone()] * len(part) for part in tokens]
+            else:
+                results = self._ack_tokens(queue, tokens, min([entry.at_ms for entry in group]))
+            self._partition.committer.when_durable(_tell_all, (group, results))
+
+    def _ack_tokens(self, queue: Queue, parts: list[Sequence[str]], came_ms: int) -> list[Results]:
+        """All of them as one event, if every one is in order; else those of each request on their own."""
+        partition = self._partition
+        state, now_ms = partition.engine.state, partition.now()
+        results: list[Results] = []
+        events: list[Event] = []
+        try:
+            acked = lease_commands.ack_tokens(state, queue, parts, now_ms, came_ms=came_ms)
+            if acked is not None:
+                events = partition.engine.run(iter((acked,)))
+                results = [[0] * len(tokens) for tokens in parts]
+            else:
+                for tokens in parts:
+                    outcome: Results = []
+                    batch = [Settlement("ack", token) for token in tokens]
+                    settled = lease_commands.settle(state, queue, batch, now_ms, outcome, came_ms=came_ms)
+                    events += partition.engine.run(settled)
+                    results.append(outcome)
+        except LanewayError as refusal:  # the journal takes no more
+            results += [[refusal] * len(tokens) for tokens in parts[len(results) :]]
+        partition.after(events)
+        return results
+
+    def _settle_held(self, entries: list[Entry]) -> None:
+        partition = self._partition
+        state = partition.engine.state
+        for number, group in _by_queue(entries).items():
+            for (action, lease_ms), same in groupby(group, key=attrgetter("request.action", "request.lease_ms")):
+                queue = state.queues.get(number)
+                if queue is None or partition.engine.closed:
+                    continue  # they went with it; or the last commit is under way, and the next start gives them back
+                some = list(same)
+                seqs, leases = joined([e.request.seqs for e in some]), joined([e.request.leases for e in some])
+                lease_ms = queue.settings.lease_ms if lease_ms is None else lease_ms
+                try:
+                    partition.run_now(
+                        lease_commands.settle_held(state, queue, seqs, leases, action, partition.now(), lease_ms)
+                    )
+                except LanewayError as refusal:  # the journal takes no more: they stay leased
+                    for entry in some:
+                        tell(entry.done, refusal)
+
+
+def shares(targets: Any) -> Iterable[tuple[int, Sequence[int] | None]]:
+    """(number of a queue, which of the messages go there; None: all of them)"""
+    if type(targets) is list:
+        if not targets:
+            return ()
+        if targets.count(targets[0]) != len(targets):
+            places: dict[int, list[int]] = {}
+            for i, route in enumerate(targets):
+                for number in route:
+                    if number in places:
+                        places[number].append(i)
+                    else:
+                        places[number] = [i]
+            return places.items()
+        targets = targets[0]
+    return [(number, None) for number in targets]
+
+
+def _told_of(trouble: Exception) -> LanewayError:
+    """What a caller is told of an exception."""
+    if isinstance(trouble, LanewayError):
+        return trouble
+    log.error("requests could not be carried out", exc_info=trouble)
+    return LanewayError("something went wrong inside the server; its log says what")
+
+
+def _kind(entry: Entry) -> type:
+    return type(entry.request)
+
+
+def _by_queue(entries: list[Entry]) -> dict[int, list[Entry]]:
+    by_queue: dict[int, list[Entry]] = {}
+    for entry in entries:
+        by_queue.setdefault(entry.request.queue, []).append(entry)
+    return by_queue
+
+
+def _clamps(share: _Share) -> bool:
+    return share[1].clamps
+
+
+def _repeated(tag: int, queue: Queue, messages: Messages, known: list[str]) -> Receipts:
+    """What a publish that comes once more is answered with: as it was the first time."""
+    receipts = Receipts(tag, [0] * len(known), [0] * len(known), 0, None, {})
+    settings = queue.settings
+    for i, text in enumerate(known):
+        if text:
+            at_ms = parse_message_id(text)[0]
+            priority = messages.priorities[i] if messages.priorities is not None else None
+            delay_ms = messages.delays_ms[i] if messages.delays_ms is not None else None
+            visible_ms = messages.visible_at_ms[i] if messages.visible_at_ms is not None else None
+            visible_ms = visible_ms or at_ms + (settings.delay_ms if delay_ms is None else delay_ms)
+            priority = settings.priority_when_unset if priority is None else priority
+            receipts.others[i] = Receipt(text, priority, at_ms, max(at_ms, visible_ms), duplicate=True)
+    return receipts
+
+
+def _gone() -> LanewayError:
+    return QueueNotFound("the queue was deleted meanwhile", field="queue")
+
+
+def _tell_arrivals(entries: list[Entry]) -> None:
+    for entry in entries:
+        try:
+            entry.done(entry.arrivals)
+        except Exception:
+            log.exception("a caller failed to take its answer")
+
+
+def _tell_all(what: tuple[list[Entry], list[Results]]) -> None:
+    for entry, result in zip(*what, strict=True):
+        tell(entry.done, result)
+
+
+def _ignore(answer: object) -> None:
+    """Whoever caused this looks at the result itself."""
+
+
+def tell(done: Done, answer: Any) -> None:
+    """Give an answer. One that fails to take its answer keeps nobody else from theirs."""
+    try:
+        done(answer)
+    except Exception:
+        log.exception("a caller failed to take its answer")

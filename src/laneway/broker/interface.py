@@ -1,0 +1,538 @@
+"""The interface of the broker: what front ends may ask of it, as values that could cross a socket.
+
+A front end holds a `Broker` and nothing behind it. It looks names up in the broker's `Topology`, a read model that
+every node has and that answers at once; everything else is a request. A request is a value and so is its answer; what
+cannot be done is answered with a LanewayError. An answer that promises something leaves when that is durable.
+
+    send(request, done)   done(answer) is called later, or at once: for what is frequent
+    ask(request)          the same, to be awaited; raises the error: for what is rare
+    open_session(push)    a session is a connection as the broker sees it: a number, and a way to push values to it
+
+Requests of one session are carried out in the order in which they were sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from laneway.broker.values import (
+    Addressed,
+    Binding,
+    BrokerLimits,
+    DeadLetterFilter,
+    ExchangeInfo,
+    ExchangeSettings,
+    PeekQuery,
+    Place,
+    QueueInfo,
+    RedriveRequest,
+    Route,
+    Target,
+)
+from laneway.core.deliveries import Deliveries
+from laneway.core.message import Messages, Settlement
+from laneway.core.settings import QueueSettings
+
+QueueId = int  # names a queue and the partition it lives in; never used again after the queue is gone
+SessionId = int
+Targets = tuple[QueueId, ...]  # the queues that a message goes to
+IdempotencyKey = tuple[str, bytes]  # the key, and a fingerprint of what came with it
+
+
+class Request(msgspec.Struct, gc=False):
+    """Something asked of the broker. The docstring of each kind says what it is answered with."""
+
+
+# --- messages
+
+
+class Publish(Request):
+    """Messages for queues. Answer: list[Arrival], one for each queue that was still there."""
+
+    targets: Targets | list[Targets]  # the same for all messages, or for each its own
+    messages: Messages
+    key: IdempotencyKey | None = None
+
+
+class Lease(Request):
+    """Up to so many messages of a queue, as soon as there are some. Answer: Deliveries, none when the wait is over.
+    With a session the messages are its own, to be settled with SettleHeld; then nothing is waited for."""
+
+    queue: QueueId
+    max_messages: int
+    lease_ms: int | None = None  # None: the queue's
+    wait_ms: int = 0
+    consumer: str = ""
+    session: SessionId = 0
+    no_ack: bool = False  # of a session: they are acked as they are handed out
+
+
+class LeaseAgain(Request):
+    """The deliveries of these tokens once more, for one whose answer was lost; their deadline counts from now.
+    Answer: Deliveries, with none if one of them was settled, extended or ran out since they were given."""
+
+    queue: QueueId
+    tokens: Sequence[str]
+    deadline_ms: int
+    lease_ms: int | None = None
+
+
+class Settle(Request):
+    """Ack, release, reject or extend leases by their tokens. Answer: list[int | LanewayError], one for each: the time
+    that it is visible again, or leased until, where that is of interest."""
+
+    queue: QueueId
+    settlements: Sequence[Settlement]
+
+
+class Ack(Request):
+    """As Settle, with an ack of each of these tokens and nothing else: the frequent case."""
+
+    queue: QueueId
+    tokens: Sequence[str]
+
+
+class SettleHeld(Request):
+    """Settle what a session holds, by number and lease. What it no longer holds is passed over. Not answered."""
+
+    session: SessionId
+    queue: QueueId
+    seqs: Sequence[int]
+    leases: Sequence[int]
+    action: Literal["ack", "release", "reject", "extend"]
+    consumer: int = 0  # whose credit is given back; 0: nobody's
+    lease_ms: int | None = None  # extend: None is the queue's
+
+
+class Transact(Request):
+    """Publish and settle in one commit. Answer: list[Arrival] of all publishes together."""
+
+    targets: list[Targets]
+    messages: Messages
+    settlements: list[SettleHeld]
+
+
+# --- sessions
+
+
+class Subscribe(Request):
+    """Push messages of a queue to a consumer of a session. Answer: None."""
+
+    session: SessionId
+    consumer: int  # its number, chosen by the session
+    queue: QueueId
+    credit: int = 0  # messages that it may hold; 0: as many as there are
+    pool: int = 0  # the number of a limit that several consumers of the session share; 0: none
+    priority: int = 0
+    exclusive: bool = False
+    no_ack: bool = False
+    lease_ms: int | None = None
+
+
+class Unsubscribe(Request):
+    """Push nothing more to a consumer; what it holds it may still settle. Answer: None, behind its last push."""
+
+    session: SessionId
+    consumer: int
+
+
+class LimitPool(Request):
+    """So many messages may the consumers of a pool hold together; 0: as many as there are. Not answered."""
+
+    session: SessionId
+    pool: int
+    limit: int
+
+
+class Flow(Request):
+    """Stop pushing to a session, or go on. Not answered."""
+
+    session: SessionId
+    paused: bool
+
+
+class EndSession(Request):
+    """The connection is gone: its subscriptions end and its exclusive queues go. Not answered."""
+
+    session: SessionId
+
+
+# --- what a session is pushed
+
+
+class Delivered(msgspec.Struct, frozen=True, gc=False):
+    consumer: int
+    deliveries: Deliveries
+
+
+class ConsumerEnded(msgspec.Struct, frozen=True, gc=False):
+    """The queue went, and with it the subscription."""
+
+    consumer: int
+
+
+Push = Delivered | ConsumerEnded
+
+
+class Sync(Request):
+    """Answer: None, when all that was carried out so far is durable."""
+
+
+# --- queues
+
+
+class DeclareQueue(Request):
+    """Create a queue unless there is one, or find it as it is. Answer: QueueDeclared."""
+
+    vhost: str
+    name: str
+    settings: QueueSettings | None  # None: it must exist
+    session: SessionId = 0  # that has it for itself alone; 0: it is everybody's
+
+
+class PutQueue(Request):
+    """Create a queue, or give it these settings. Answer: QueueDeclared."""
+
+    vhost: str
+    name: str
+    settings: QueueSettings
+
+
+class ChangeQueue(Request):
+    """Change some settings of a queue. Answer: QueueInfo."""
+
+    vhost: str
+    name: str
+    changes: dict[str, Any]
+
+
+class DeleteQueue(Request):
+    """Answer: how many ready messages went with it."""
+
+    vhost: str
+    name: str
+    if_empty: bool = False
+    if_none_ready: bool = False  # as RabbitMQ understands "empty": what consumers hold does not count
+    if_unused: bool = False
+
+
+class PurgeQueue(Request):
+    """Answer: how many messages went: those that wait, and with `leased` also those that consumers hold."""
+
+    vhost: str
+    name: str
+    leased: bool = False
+
+
+class DescribeQueue(Request):
+    """Answer: QueueStats."""
+
+    vhost: str
+    name: str
+
+
+class Peek(Request):
+    """Answer: (list[Glimpse], the cursor of the next page or None)."""
+
+    vhost: str
+    name: str
+    query: PeekQuery
+
+
+# --- exchanges, virtual hosts, documents of other layers
+
+
+class DeclareExchange(Request):
+    """Create an exchange, or find it as it is; ExchangeExists if it has other settings. Answer: ExchangeInfo."""
+
+    vhost: str
+    name: str
+    settings: ExchangeSettings
+
+
+class DeleteExchange(Request):
+    """Answer: None."""
+
+    vhost: str
+    name: str
+    if_unused: bool = False
+
+
+class Bind(Request):
+    """Answer: whether the binding is new."""
+
+    vhost: str
+    binding: Binding
+
+
+class Unbind(Request):
+    """Answer: whether the binding was there."""
+
+    vhost: str
+    binding: Binding
+
+
+class CreateVhost(Request):
+    """Answer: whether it is new."""
+
+    name: str
+
+
+class DeleteVhost(Request):
+    """With its queues, exchanges and bindings, in one step. Answer: None."""
+
+    name: str
+
+
+class PutDocument(Request):
+    """Answer: None."""
+
+    collection: str
+    key: str
+    document: bytes
+
+
+class RemoveDocument(Request):
+    """Answer: None."""
+
+    collection: str
+    key: str
+
+
+# --- dead letters and tasks
+
+
+class DeleteDeadLetters(Request):
+    """Answer: how many went."""
+
+    vhost: str
+    name: str
+    filter: DeadLetterFilter
+
+
+class StartRedrive(Request):
+    """Answer: Task."""
+
+    vhost: str
+    name: str
+    request: RedriveRequest
+
+
+class ListTasks(Request):
+    """Answer: list[Task]."""
+
+    vhost: str | None = None
+    queue: str | None = None
+
+
+class GetTask(Request):
+    """Answer: Task."""
+
+    task_id: str
+
+
+class CancelTask(Request):
+    """Answer: Task."""
+
+    task_id: str
+
+
+# --- producers: batches that are published exactly once
+
+
+class StagePart(Request):
+    """Keep a part of a batch until it is committed. Answer: its size in bytes."""
+
+    producer: str
+    stage: str
+    part: str
+    messages: list[Addressed]
+    targets: list[Target]  # where they go, as permissions name it
+    owner: str
+
+
+class GiveUpStage(Request):
+    """Forget what is staged. Answer: whether there was something."""
+
+    producer: str
+    stage: str
+
+
+class DescribeStage(Request):
+    """Answer: StageInfo: whose it is, and where the messages of these parts go."""
+
+    producer: str
+    stage: str = ""
+    parts: Sequence[str] = ()
+
+
+class CommitBatch(Request):
+    """Publish these parts in this order, once, however often it is asked for. Answer: BatchOutcome."""
+
+    producer: str
+    batch: int
+    stage: str
+    parts: Sequence[str]
+    owner: str
+    temporary: bool = False
+    mandatory: bool = False
+
+
+class ListProducers(Request):
+    """Answer: list[ProducerInfo]."""
+
+
+class DescribeProducer(Request):
+    """Answer: ProducerInfo."""
+
+    producer: str
+
+
+class ForgetProducer(Request):
+    """Answer: None."""
+
+    producer: str
+
+
+# --- history for readers
+
+
+class DescribeHistory(Request):
+    """Answer: HistoryInfo."""
+
+
+class FindPlace(Request):
+    """Answer: Place: where a commit begins."""
+
+    position: int
+
+
+class AdvancePlace(Request):
+    """Answer: Place: so many events further at most, and one commit at least unless the end is reached."""
+
+    place: Place
+    max_events: int
+
+
+class ReadHistory(Request):
+    """Answer: bytes of a segment, as far as they are durable."""
+
+    segment: int
+    offset: int
+    size: int
+
+
+class NameQueues(Request):
+    """Answer: dict[int, QueueName]: the names of queues by their numbers in the history, of deleted ones too."""
+
+
+class ListCursors(Request):
+    """Answer: list[CursorInfo]."""
+
+
+class GetCursor(Request):
+    """Answer: CursorInfo."""
+
+    name: str
+
+
+class PutCursor(Request):
+    """Answer: (CursorInfo, whether it is new)."""
+
+    name: str
+    position: int
+    rewind: bool = False
+
+
+class DeleteCursor(Request):
+    """Answer: None."""
+
+    name: str
+
+
+# --- the two things that a front end holds
+
+
+class Topology(Protocol):
+    """Which virtual hosts, queues, exchanges and bindings there are. Answers at once, from this node's own copy; an
+    answer to a request that changes something leaves when the copy has it."""
+
+    @property
+    def version(self) -> int:
+        """Rises whenever a route or the settings of a queue may have changed."""
+
+    def vhosts(self) -> list[str]: ...
+
+    def has_vhost(self, name: str) -> bool: ...
+
+    def check_vhost(self, name: str) -> None:
+        """Raises VhostNotFound."""
+
+    def on_vhost_deleted(self, call: Callable[[str], None]) -> None:
+        """Have this called with the name of each virtual host that goes."""
+
+    def queue(self, vhost: str, name: str) -> QueueInfo | None: ...
+
+    def find_queue(self, vhost: str, name: str) -> QueueInfo:
+        """Raises QueueNotFound."""
+
+    def queue_at(self, queue: QueueId) -> QueueInfo | None: ...
+
+    def queues(
+        self, *, vhost: str | None, prefix: str = "", limit: int = 100, after: tuple[str, str] | None = None
+    ) -> list[QueueInfo]:
+        """In the order of (vhost, name), those after `after`."""
+
+    def queue_count(self, vhost: str) -> int: ...
+
+    def exchange(self, vhost: str, name: str) -> ExchangeInfo | None: ...
+
+    def exchanges(self, vhost: str) -> list[ExchangeInfo]: ...
+
+    def bindings(
+        self, vhost: str, *, source: str | None = None, destination: str | None = None, kind: str | None = None
+    ) -> list[Binding]:
+        """All of a virtual host, or those from an exchange, or to a queue or exchange. What the default exchange
+        implies is given only when it is asked for as the source."""
+
+    def route(self, vhost: str, exchange: str, routing_key: str, headers: Mapping[str, Any] | None = None) -> Targets:
+        """The queues that a message reaches; raises ExchangeNotFound, and InvalidInput for what is no routing key."""
+
+    def asks_headers(self, vhost: str, exchange: str, routing_key: str) -> bool:
+        """Whether the headers of a message have a say in where it goes."""
+
+    def explain(
+        self, vhost: str, exchange: str, routing_key: str, headers: Mapping[str, Any] | None = None
+    ) -> list[Route]:
+        """The queues a message would reach and the chain of bindings to each."""
+
+    def documents(self, collection: str) -> dict[str, bytes]: ...
+
+
+class Broker(Protocol):
+    topology: Topology
+    limits: BrokerLimits
+
+    def now(self) -> int:
+        """Milliseconds since 1970 on this node; never goes back."""
+
+    def health(self) -> dict[str, object]: ...
+
+    def send(self, request: Request, done: Callable[[Any], None]) -> int:
+        """Have a request carried out; `done(answer)` is called once, with a LanewayError if it was refused. The number
+        of a request that waits (a Lease with a wait), for `withdraw`."""
+
+    async def ask(self, request: Request) -> Any:
+        """The answer to a request; raises the LanewayError if it is refused."""
+
+    def withdraw(self, number: int, *, answer: bool = False) -> None:
+        """Whoever asked waits no longer. `answer`: it still wants what there is, perhaps nothing."""
+
+    def open_session(self, push: Callable[[Push], None]) -> SessionId:
+        """Pushes are values of the kinds above; they come on the loop's thread."""
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Call when all that can be answered now has been answered: what belongs together then leaves together."""

@@ -1,0 +1,280 @@
+"""The broker of a node with one partition of its own: takes requests, checks what can be told from them alone, and puts
+them into the partition's inbox."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from laneway.broker import interface as i
+from laneway.broker.inbox import Entry, tell
+from laneway.broker.partition import Partition
+from laneway.broker.topology import LocalTopology
+from laneway.broker.values import BatchOutcome, HistoryInfo, QueueName, Task
+from laneway.core import lease_commands
+from laneway.core.deliveries import Deliveries
+from laneway.errors import InvalidInput, LanewayError, LimitExceeded
+
+MAX_BATCH = 10_000
+MAX_WAIT_MS = 20_000
+
+Done = Callable[[Any], None]
+
+log = logging.getLogger("laneway.broker")
+
+
+class LocalBroker:
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self.limits = partition.limits
+        self.topology: i.Topology = LocalTopology(partition)
+        self.now = partition.now
+        self.health = partition.health
+        self.open_session = partition.sessions.open
+        self.call_soon = partition.call_soon
+        self._naming = asyncio.Lock()
+        self._asking: set[asyncio.Task[None]] = set()
+        p = partition
+        # Frequent: merged with their neighbours in the inbox.
+        self._frequent: dict[type, Callable[[Any, Done], int | None]] = {
+            i.Publish: self._publish,
+            i.Lease: self._lease,
+            i.Settle: self._settle,
+            i.Ack: self._ack,
+            i.SettleHeld: self._settle_held,
+            i.Transact: self._transact,
+        }
+        # Carried out at once, behind all that came before; answered when durable.
+        self._changes: dict[type, Callable[[Any], Any]] = {
+            i.Sync: lambda r: None,
+            i.LeaseAgain: self._lease_again,
+            i.Unsubscribe: lambda r: p.sessions.unsubscribe(r.session, r.consumer),
+            i.DeclareQueue: lambda r: p.queues.declare(r.vhost, r.name, r.settings, r.session),
+            i.PutQueue: lambda r: p.queues.put(r.vhost, r.name, r.settings),
+            i.ChangeQueue: lambda r: p.queues.change(r.vhost, r.name, r.changes),
+            i.DeleteQueue: self._delete_queue,
+            i.PurgeQueue: lambda r: p.queues.purge(r.vhost, r.name, leased=r.leased),
+            i.DeclareExchange: lambda r: p.exchanges.declare(r.vhost, r.name, r.settings),
+            i.DeleteExchange: lambda r: p.exchanges.delete(r.vhost, r.name, if_unused=r.if_unused),
+            i.Bind: lambda r: p.exchanges.bind(r.vhost, r.binding),
+            i.Unbind: lambda r: p.exchanges.unbind(r.vhost, r.binding),
+            i.CreateVhost: lambda r: p.vhosts.create(r.name),
+            i.DeleteVhost: lambda r: p.vhosts.delete(r.name),
+            i.PutDocument: lambda r: p.put_document(r.collection, r.key, r.document),
+            i.RemoveDocument: lambda r: p.remove_document(r.collection, r.key),
+        }
+        # The same, but answered at once: they promise nothing that could be lost.
+        self._looks: dict[type, Callable[[Any], Any]] = {
+            i.Subscribe: lambda r: p.sessions.subscribe(r),
+            i.LimitPool: lambda r: p.sessions.limit_pool(r.session, r.pool, r.limit),
+            i.Flow: lambda r: p.sessions.pause(r.session, r.paused),
+            i.EndSession: lambda r: p.sessions.end(r.session),
+            i.DescribeQueue: lambda r: p.queues.stats(r.vhost, r.name),
+            i.ListTasks: self._list_tasks,
+            i.GetTask: lambda r: p.redrives.task(r.task_id),
+            i.GiveUpStage: lambda r: p.producers.give_up(r.producer, r.stage),
+            i.DescribeStage: lambda r: p.producers.describe_stage(r.producer, r.stage, r.parts),
+            i.ListProducers: lambda r: p.producers.list(),
+            i.DescribeProducer: lambda r: p.producers.info(r.producer),
+            i.ListCursors: lambda r: p.cursors.all(),
+            i.GetCursor: lambda r: p.cursors.get(r.name),
+        }
+        # Those that take their time: they wait for something between their steps.
+        self._slow: dict[type, Callable[[Any], Awaitable[Any]]] = {
+            i.Peek: lambda r: p.peek(r.vhost, r.name, r.query),
+            i.DeleteDeadLetters: lambda r: p.delete_dead_letters(r.vhost, r.name, r.filter),
+            i.StartRedrive: lambda r: p.redrives.begin(p.open_queue(r.vhost, r.name), r.request),
+            i.CancelTask: lambda r: p.redrives.cancel(r.task_id),
+            i.StagePart: lambda r: p.producers.stage(r.producer, r.stage, r.part, r.messages, r.targets, r.owner),
+            i.CommitBatch: self._commit_batch,
+            i.ForgetProducer: lambda r: p.producers.forget(r.producer),
+            i.PutCursor: lambda r: p.cursors.put(r.name, r.position, rewind=r.rewind),
+            i.DeleteCursor: lambda r: p.cursors.delete(r.name),
+            i.DescribeHistory: self._describe_history,
+            i.FindPlace: lambda r: asyncio.to_thread(p.engine.journal.history.place, r.position),
+            i.AdvancePlace: lambda r: asyncio.to_thread(p.engine.journal.history.advance, r.place, r.max_events),
+            i.ReadHistory: lambda r: asyncio.to_thread(p.engine.journal.history.read, r.segment, r.offset, r.size),
+            i.NameQueues: self._name_queues,
+        }
+        partition.carry_out = self._carry_out
+
+    # Taking requests
+
+    def send(self, request: i.Request, done: Done) -> int:
+        kind = type(request)
+        frequent = self._frequent.get(kind)
+        if frequent is not None:
+            try:
+                return frequent(request, done) or 0
+            except LanewayError as refusal:
+                tell(done, refusal)
+        elif kind in self._slow:
+            task = asyncio.ensure_future(self._ask_for(request, done))
+            self._asking.add(task)  # nobody else holds it
+            task.add_done_callback(self._asking.discard)
+        elif kind in self._changes:
+            self._partition.inbox.add_now(Entry(request, lambda answer: self._when_durable(done, answer)))
+        else:
+            self._partition.inbox.add_now(Entry(request, done))
+        return 0
+
+    async def _ask_for(self, request: i.Request, done: Done) -> None:
+        try:
+            answer = await self.ask(request)
+        except LanewayError as refusal:
+            answer = refusal
+        except Exception:
+            log.exception("a request could not be carried out")
+            answer = LanewayError("something went wrong inside the server; its log says what")
+        tell(done, answer)
+
+    async def ask(self, request: i.Request) -> Any:
+        slow = self._slow.get(type(request))
+        if slow is not None:
+            return await slow(request)
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if type(request) in self._frequent:
+            number = self.send(request, lambda given: None if answer.done() else answer.set_result(given))
+            try:
+                given = await answer
+            except asyncio.CancelledError:
+                self.withdraw(number)
+                raise
+        else:
+            self._partition.inbox.add_now(Entry(request, answer.set_result))
+            given = await answer
+        if isinstance(given, LanewayError):
+            raise given
+        if type(request) in self._changes:
+            await self._partition.durable()
+        return given
+
+    def withdraw(self, number: int, *, answer: bool = False) -> None:
+        self._partition.waiting.withdraw(number, answer=answer)
+
+    def _carry_out(self, request: i.Request) -> Any:
+        kind = type(request)
+        return (self._changes.get(kind) or self._looks[kind])(request)
+
+    def _when_durable(self, done: Done, answer: Any) -> None:
+        if isinstance(answer, LanewayError):
+            done(answer)
+        else:
+            self._partition.when_durable(done, answer)
+
+    # The frequent ones
+
+    def _publish(self, request: i.Publish, done: Done) -> None:
+        partition, messages = self._partition, request.messages
+        partition.check_writable()
+        count = len(messages.bodies)
+        if not 1 <= count <= MAX_BATCH:
+            raise InvalidInput(f"a batch has 1 to {MAX_BATCH} messages, not {count}")
+        if request.key is not None:
+            if not self.limits.max_idempotency_keys:
+                raise LimitExceeded("this server remembers no idempotency keys; publish without one")
+            targets = request.targets
+            if isinstance(targets, list) and targets.count(targets[0]) != len(targets):
+                raise InvalidInput("a batch with an idempotency key goes to the same queues as a whole")
+        partition.inbox.add(Entry(request, done), sum(map(len, messages.bodies)))
+
+    def _transact(self, request: i.Transact, done: Done) -> None:
+        """Whether the disk has room is asked once, for all of it: it is all or nothing."""
+        self._partition.check_writable()
+        self._partition.inbox.add(Entry(request, done), sum(map(len, request.messages.bodies)))
+
+    def _lease(self, request: i.Lease, done: Done) -> int:
+        partition = self._partition
+        partition.check_open()
+        queue = partition.find_number(request.queue)
+        if request.session:
+            partition.inbox.add_now(Entry(request, done))
+            return 0
+        lease_commands.check_lease(request.lease_ms, request.consumer)
+        partition.check_shared(queue)
+        if not 1 <= request.max_messages <= MAX_BATCH:
+            raise InvalidInput(
+                f"max_messages is from 1 to {MAX_BATCH}, not {request.max_messages}", field="max_messages"
+            )
+        if not 0 <= request.wait_ms <= MAX_WAIT_MS:
+            raise InvalidInput(
+                f"a wait is from 0 to {MAX_WAIT_MS // 1000} seconds, not {request.wait_ms / 1000:g}", field="wait_ms"
+            )
+        if queue.settings.expires_ms is not None:
+            partition.sessions.used(queue)
+        waiter = partition.waiting.new(request, done)
+        partition.inbox.add_soon(Entry(waiter, waiter.fail))
+        return waiter.number
+
+    def _settle(self, request: i.Settle, done: Done) -> None:
+        self._check_settling(request.queue, len(request.settlements))
+        self._partition.inbox.add(Entry(request, done, self._partition.now()))
+
+    def _ack(self, request: i.Ack, done: Done) -> None:
+        self._check_settling(request.queue, len(request.tokens))
+        self._partition.inbox.add(Entry(request, done, self._partition.now()))
+
+    def _check_settling(self, queue: i.QueueId, count: int) -> None:
+        self._partition.check_open()
+        if not 1 <= count <= MAX_BATCH:
+            raise InvalidInput(f"a batch has 1 to {MAX_BATCH} entries, not {count}")
+        self._partition.find_number(queue)
+
+    def _settle_held(self, request: i.SettleHeld, done: Done) -> None:
+        """What is given back or rejected others may have, so that is done in this turn. Credit counts at once."""
+        inbox = self._partition.inbox
+        if request.action == "ack":
+            inbox.add_later(Entry(request, done))
+        else:
+            inbox.add_soon(Entry(request, done))
+        self._partition.sessions.settled(request)
+
+    # Others that are more than one call
+
+    def _lease_again(self, request: i.LeaseAgain) -> Deliveries:
+        partition = self._partition
+        partition.check_open()
+        queue = partition.find_number(request.queue)
+        partition.tick_if_due()
+        return partition.lease_again(queue, request.tokens, request.deadline_ms, request.lease_ms)
+
+    def _delete_queue(self, r: i.DeleteQueue) -> int:
+        return self._partition.queues.delete(
+            r.vhost, r.name, if_empty=r.if_empty, if_none_ready=r.if_none_ready, if_unused=r.if_unused
+        )
+
+    def _list_tasks(self, request: i.ListTasks) -> list[Task]:
+        return [
+            task
+            for task in self._partition.redrives.tasks()
+            if request.vhost in (None, task.vhost) and request.queue in (None, task.queue)
+        ]
+
+    async def _commit_batch(self, r: i.CommitBatch) -> BatchOutcome:
+        return await self._partition.producers.commit(
+            r.producer, r.batch, r.stage, r.parts, r.owner, temporary=r.temporary, mandatory=r.mandatory
+        )
+
+    async def _describe_history(self, request: i.DescribeHistory) -> HistoryInfo:
+        engine = self._partition.engine
+        history = engine.journal.history
+        named_position, end = history.named_position, history.end()
+        segments = await asyncio.to_thread(history.extents)
+        first = len(segments) - 1
+        while first > 0 and segments[first - 1].number + 1 == segments[first].number:
+            first -= 1
+        return HistoryInfo(
+            history.store(),
+            engine.state.tag,
+            segments[first].first_position if segments else end.position,
+            end,
+            named_position,
+            segments,
+            self._partition.cursors.alarms(),
+        )
+
+    async def _name_queues(self, request: i.NameQueues) -> dict[int, QueueName]:
+        async with self._naming:
+            return await asyncio.to_thread(self._partition.engine.journal.history.catalogue)

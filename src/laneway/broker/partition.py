@@ -1,0 +1,448 @@
+"""A partition: one journal, one state, and the one ordered inbox through which everything reaches them.
+
+It owns the engine, the committer, who waits, who is pushed to, timers and upkeep. Requests come in through
+`local.LocalBroker`; nothing else of it is public. Everything here runs on the loop's thread. A confirm leaves only
+through the committer, after its commit is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from laneway.broker import peeking
+from laneway.broker.committer import Committer, NewWriter, WriterThread
+from laneway.broker.cursors import Cursors
+from laneway.broker.engine import Engine, Recovery
+from laneway.broker.exchanges import Exchanges
+from laneway.broker.inbox import Inbox
+from laneway.broker.producers import Producers
+from laneway.broker.queues import Queues
+from laneway.broker.reading import NewReader, Reader, ReaderThread
+from laneway.broker.sessions import Sessions
+from laneway.broker.tasks import Redrives
+from laneway.broker.upkeep import Upkeep
+from laneway.broker.values import BrokerLimits, DeadLetterFilter, PeekQuery, QueueInfo
+from laneway.broker.vhosts import Vhosts
+from laneway.broker.waiting import NOTHING, Waiting
+from laneway.core import burial, commands, lease_commands, publishing
+from laneway.core.deliveries import Deliveries
+from laneway.core.events import DocumentPut, DocumentRemoved, Event, Extended, Kind, Leased, Published
+from laneway.core.message import Glimpse, Messages, Receipts
+from laneway.core.queue import Queue
+from laneway.core.runs import runs
+from laneway.core.table import SLAB_BITS, SLAB_MASK
+from laneway.errors import DiskFull, InvalidInput, LanewayError, QueueInUse, QueueNotFound, Unavailable
+
+log = logging.getLogger("laneway.broker")
+
+LOOK_AGAIN_MS = 30_000  # a timer waits no longer before it looks at the wall clock again
+MAX_STAGED_BYTES = 256 * 1024 * 1024
+
+_T = TypeVar("_T")
+
+
+class Partition:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        now_ms: Callable[[], int],
+        limits: BrokerLimits | None = None,
+        on_failed: Callable[[BaseException], None] | None = None,
+        idle_ms: int = 20,
+        new_writer: NewWriter = WriterThread,
+        new_reader: NewReader = ReaderThread,
+        staging_folder: Path | None = None,
+    ) -> None:
+        self.engine = engine
+        self.limits = limits or BrokerLimits()
+        self._now_ms = now_ms
+        self._last_ms = 0
+        self._on_failed = on_failed or (lambda _: None)
+        self._idle_ms = idle_ms
+        self._new_writer = new_writer
+        self._new_reader = new_reader
+        self._reader: Reader
+        self._phase = "starting"
+        self.carry_out: Callable[[Any], Any]  # carries out a request that is rare; local.py sets it
+        self.inbox = Inbox(self)
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
+        self.redrives = Redrives(self)
+        self.vhosts = Vhosts(self)
+        self.queues = Queues(self)
+        self.waiting = Waiting(self)
+        self.exchanges = Exchanges(self)
+        self.sessions = Sessions(self)
+        self.producers = Producers(self, staging_folder, self.limits.staging)
+        self.cursors = Cursors(self, limit_bytes=self.limits.history_limit_bytes, history_ms=self.limits.history_ms)
+
+    # Start and stop
+
+    async def start(self) -> Recovery:
+        self._loop = asyncio.get_running_loop()
+        recovery = self.engine.recover(self.now())
+        self._state = self.engine.state
+        self._state.wanted = self._demand
+        self._reader = self._new_reader(self.engine, self._loop)
+        self.queues.start()
+        self.upkeep = Upkeep(self.engine, self._loop, self.now, self.limits.snapshot_events)
+        self.committer = Committer(
+            self.engine,
+            self._loop,
+            before_seal=self.inbox.drain,
+            on_sealed=self.upkeep.sealed,
+            on_durable=self.upkeep.durable,
+            on_failed=self._fail,
+            idle_s=self._idle_ms / 1000,
+            new_writer=self._new_writer,
+        )
+        self.upkeep.start(recovery.event_count, self.committer.touch, self.cursors.look)
+        self.cursors.start()
+        await asyncio.to_thread(self.engine.journal.drop)  # finishes one that was interrupted
+        self.vhosts.start()
+        self.producers.start()
+        await self.committer.durable()
+        # Whatever the durability: were the new epoch lost in a power cut, its lease ids would be given twice.
+        await asyncio.to_thread(self.engine.journal.sync)
+        self._phase = "ready"
+        self.set_timer()
+        self.sessions.start()
+        self.redrives.resume()
+        return recovery
+
+    async def stop(self) -> None:
+        """Answer those who wait, make everything durable, keep a snapshot so that the next start is quick."""
+        self.inbox.drain()
+        self._phase = "stopping"
+        if self._timer is not None:
+            self._timer.cancel()
+        self.sessions.stop()
+        self.producers.stop()
+        await self.redrives.stop()
+        self.waiting.end_all()
+        await self.upkeep.stop()
+        await self._reader.close()
+        await self.committer.close()
+        if self.committer.failed is None and not self.committer.stuck:
+            await self.upkeep.final_snapshot()
+            await asyncio.to_thread(self.engine.journal.close)
+
+    def _fail(self, error: BaseException) -> None:
+        self._phase = "failed"
+        self._on_failed(error)
+
+    def now(self) -> int:
+        """Milliseconds since 1970; never goes back."""
+        now_ms = self._now_ms()
+        if now_ms > self._last_ms:
+            self._last_ms = now_ms
+        return self._last_ms
+
+    def health(self) -> dict[str, object]:
+        phase = self._phase
+        if phase == "ready" and not self.engine.journal.has_room():
+            phase = "disk_full"
+        return {"state": phase, "epoch": self.engine.state.epoch, "queues": len(self.engine.state.queues)}
+
+    async def durable(self) -> None:
+        """Return once everything done so far is durable."""
+        await self.committer.durable()
+
+    def when_durable(self, done: Callable[[_T], None], result: _T) -> None:
+        """Call done(result) once everything done so far is durable."""
+        self.committer.when_durable(done, result)
+
+    def call_later(self, delay_ms: int, call: Callable[..., None], *arguments: object) -> asyncio.TimerHandle:
+        return self._loop.call_later(delay_ms / 1000, call, *arguments)
+
+    def next_turn(self, call: Callable[[], None]) -> None:
+        self._loop.call_soon(call)
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Soon, when more of the same may have come together."""
+        self.committer.soon(call)
+
+    # Publishing and leasing
+
+    def publish(self, queue: Queue, messages: Messages) -> Receipts:
+        """Carry out a publish, and serve those who wait for it."""
+        results: list[Receipts] = []
+        self.after(self.engine.run(publishing.publish(self._state, queue, messages, self.now(), results)))
+        return results[0]
+
+    def lease(
+        self,
+        queue: Queue,
+        limit: int,
+        lease_ms: int | None,
+        consumer: str = "",
+        *,
+        of_session: bool = False,
+        durable_only: bool = False,
+    ) -> Leased | None:
+        """`durable_only`: pass over messages that are not durable yet, unless there are groups."""
+        below = self.committer.durable_next_seq if durable_only else 0
+        command = lease_commands.lease(
+            self._state, queue, limit, lease_ms, consumer, self.now(), of_session=of_session, below=below
+        )
+        for event in self.engine.run(command):
+            self.set_timer()
+            self.committer.touch_later()
+            return event  # type: ignore[return-value]
+        return None
+
+    def lease_again(self, queue: Queue, tokens: Sequence[str], deadline_ms: int, lease_ms: int | None) -> Deliveries:
+        """The deliveries of these tokens once more; none, and nothing is done, if they are not held as they were."""
+        found = NOTHING
+        command = lease_commands.hold_again(self._state, queue, tokens, deadline_ms, lease_ms, self.now())
+        for event in self.run_now(command):
+            assert isinstance(event, Extended)
+            slabs = [(self._state.table.slabs[seq >> SLAB_BITS], seq & SLAB_MASK) for seq in event.seqs]
+            receives = [slab.receives[i] for slab, i in slabs]
+            held = Leased(queue.number, event.at_ms, event.seqs, receives, 0, event.deadline_ms, "")
+            found = self.engine.deliveries(queue, held)
+            leases = dict(zip(event.seqs, [slab.lease[i] for slab, i in slabs], strict=True))
+            found.leases = [leases[seq] for seq in found.seqs]
+        return found
+
+    def read(self, queue: Queue, leased: Leased, then: Callable[[Deliveries], None]) -> None:
+        """Call `then` with what was leased: at once if it is in memory, else when it has been read from the journal,
+        which does not block the loop."""
+        kept = self.engine.kept(leased.seqs)
+        if kept is not None:
+            then(self.engine.deliveries(queue, leased, kept))
+        else:
+            self._reader.read(queue, leased, then)
+
+    @property
+    def all_is_durable(self) -> bool:
+        """Whether every message is, wherever it is."""
+        return self._state.table.next_seq <= self.committer.durable_next_seq
+
+    def is_durable(self, seqs: Sequence[int]) -> bool:
+        """Whether all of these messages are."""
+        return max([first + count for first, count in runs(seqs)], default=0) <= self.committer.durable_next_seq
+
+    def hand_over(self, deliver: Callable[[_T], None], what: _T, is_durable: bool) -> None:
+        """At once, unless one of the messages is itself not durable yet."""
+        if not is_durable:
+            self.committer.when_durable(deliver, what)
+            return
+        try:
+            deliver(what)
+        except Exception:  # of a consumer: whoever published or released the message has nothing to do with it
+            log.exception("a consumer failed to take its messages")
+
+    def run_now(self, command: Iterator[Event]) -> list[Event]:
+        """Carry out a command that nobody waits for, and serve those it makes happy."""
+        events = self.engine.run(command)
+        if events:
+            self.after(events)
+            self.committer.touch_later()
+        return events
+
+    def after(self, events: Sequence[Event]) -> None:
+        """What follows from events that were applied: those who wait are served, and the next deadline is minded. The
+        events stand, whatever becomes of that: if the journal takes no more now, those who wait are served later."""
+        if events:
+            try:
+                self._wake(events)
+            except LanewayError as refusal:
+                log.warning("those who wait are not served yet: %s", refusal)
+                self.committer.when_durable(self._serve_again, events)
+            self.set_timer()
+
+    def _serve_again(self, events: Sequence[Event]) -> None:
+        if not self.engine.closed:
+            self.after(events)
+
+    def _wake(self, events: Sequence[Event]) -> None:
+        """Serve those who wait for the queues that these events touched."""
+        if not self.waiting and not self.sessions.audiences:
+            return
+        for event in events:
+            if event.kind is Kind.PUBLISHED:
+                self._serve_published(event)  # type: ignore[arg-type]
+            else:
+                for number in dict.fromkeys((getattr(event, "queue", 0), getattr(event, "target", 0))):
+                    self.serve(number)
+
+    def _serve_published(self, event: Published) -> None:
+        """Messages are pushed when they are durable; before, if they may expire until then."""
+        self.waiting.serve(event.queue)
+        if event.queue in self.sessions.audiences:
+            if any(event.expires_at):
+                self.sessions.dispatch(event.queue, at_once=True)
+            else:
+                self.sessions.dispatch_when_durable(event.queue)
+
+    def _demand(self, number: int, enough: int) -> int:
+        """How many messages those who wait for a queue would take at once, counted no further than `enough`."""
+        total = self.waiting.demand(number, enough)
+        audience = self.sessions.audiences.get(number)
+        return total + (audience.room(enough - total) if audience is not None else 0)
+
+    def serve(self, number: int) -> None:
+        """First those who wait for an answer, then those that messages are pushed to."""
+        queue = self._state.queues.get(number)
+        if queue is None or not queue.ready:
+            return
+        self.waiting.serve(number)
+        if number in self.sessions.audiences:
+            self.sessions.dispatch(number)
+
+    # Time
+
+    def set_timer(self) -> None:
+        due_ms = self._state.deadlines.next_ms()
+        if due_ms is None or (self._timer is not None and self._timer_ms <= due_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ms = due_ms
+        # Looked at again from time to time: a wall clock that was set ahead brings deadlines nearer.
+        wait_ms = min(max(0, due_ms - self.now()), LOOK_AGAIN_MS)
+        self._timer = self._loop.call_later(wait_ms / 1000, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._phase != "ready":
+            return  # stopping, or failed: what is due waits for the next start
+        if not self.committer.stuck:
+            self.tick_if_due()
+        if self.committer.stuck:
+            self._timer_ms = self.now() + 250
+            self._timer = self._loop.call_later(0.25, self._on_timer)
+        else:
+            self.set_timer()
+
+    def tick_if_due(self) -> None:
+        due_ms = self._state.deadlines.next_ms()
+        if due_ms is None or due_ms > self.now():
+            return
+        self.inbox.drain()  # what came before the deadline did
+        events = self.engine.tick(self.now())
+        if events:
+            self.committer.touch()
+            self._wake(events)
+        ripened, self._state.ripened = self._state.ripened, set()  # a delay that ended is no event
+        for number in ripened:
+            self.serve(number)
+
+    # Looking and dead letters
+
+    async def peek(self, vhost: str, name: str, query: PeekQuery) -> tuple[list[Glimpse], str | None]:
+        return await peeking.peek(self.engine, self.queue_to_look_at(vhost, name), query, self.now())
+
+    async def delete_dead_letters(self, vhost: str, name: str, filter: DeadLetterFilter) -> int:
+        queue = self.open_queue(vhost, name)
+        if filter.message_ids is not None:
+            peeking.check_dead_letters(self.engine, queue, filter.message_ids)
+        deleted = 0
+        async for seqs in peeking.dead_letters(self.engine, queue, filter, self.now()):
+            before = len(queue.dead) + queue.ready + queue.delayed
+            self.engine.run(burial.delete_dead(self._state, queue, seqs, self.now()))
+            deleted += before - len(queue.dead) - queue.ready - queue.delayed
+            await self.committer.durable()
+        return deleted
+
+    async def redrive_batch(
+        self, queue: Queue, seqs: Sequence[int], target: Queue | None, progress: Callable[[int, int], Event]
+    ) -> int:
+        """How many were moved in one step of a redrive, once durable. What `progress(moved, failed)` makes of it is in
+        the same commit, so that a task's count is that of what was moved, also after a crash."""
+        failed: list[int] = []
+
+        def step() -> Iterator[Event]:
+            yield from burial.redrive(self._state, queue, seqs, target, self.now(), failed)
+            yield progress(len(seqs) - len(failed), len(failed))
+
+        self.after(self.engine.run(step()))
+        await self.committer.durable()
+        return len(seqs) - len(failed)
+
+    # Documents of other layers
+
+    def documents(self, collection: str) -> dict[str, bytes]:
+        return dict(self._state.documents.get(collection, {}))
+
+    def put_document(self, collection: str, key: str, document: bytes) -> None:
+        self.check_writable()
+        if len(document) > self.limits.max_document_bytes:
+            raise InvalidInput(
+                f"{collection} {key!r} has {len(document)} bytes, {self.limits.max_document_bytes} are allowed"
+            )
+        self.engine.run(iter([DocumentPut(self.now(), collection, key, document)]))
+        self.committer.touch_later()
+
+    def remove_document(self, collection: str, key: str) -> None:
+        self.check_open()
+        self.engine.run(iter([DocumentRemoved(self.now(), collection, key)]))
+        self.committer.touch_later()
+
+    # Guards
+
+    def begin_change(self, *, adds: bool) -> None:
+        """What a change of another part of the broker begins with: may it be, and what came before it is done."""
+        if adds:
+            self.check_writable()
+        else:
+            self.check_open()
+        self.inbox.drain()
+
+    def open_queue(self, vhost: str, name: str) -> Queue:
+        self.check_open()
+        self.inbox.drain()
+        return commands.find_queue(self._state, vhost, name)
+
+    def queue_to_look_at(self, vhost: str, name: str) -> Queue:
+        """For calls that change nothing: they are answered also while nothing can be written, with how things stand."""
+        if self._phase != "ready":
+            raise self._not_ready()
+        if not self.committer.stuck:
+            self.inbox.drain()
+            self.tick_if_due()
+        return commands.find_queue(self._state, vhost, name)
+
+    @staticmethod
+    def check_shared(queue: Queue) -> None:
+        if queue.settings.exclusive:
+            raise QueueInUse(f"queue {queue.name!r} belongs to the connection that declared it alone", field="queue")
+
+    def find_number(self, number: int) -> Queue:
+        queue = self._state.queues.get(number)
+        if queue is None:
+            raise QueueNotFound("the queue was deleted meanwhile", field="queue")
+        return queue
+
+    def info(self, queue: Queue) -> QueueInfo:
+        owner = self.sessions.owners.get(queue.number, 0)
+        created_ms, changed_ms = queue.created_at_ms, queue.changed_at_ms
+        return QueueInfo(queue.vhost, queue.name, queue.settings, created_ms, changed_ms, queue.number, owner)
+
+    def find_queue(self, vhost: str, name: str) -> Queue:
+        return commands.find_queue(self._state, vhost, name)
+
+    def _not_ready(self) -> Unavailable:
+        return Unavailable(f"the node is {self._phase}; try again later")
+
+    def check_open(self) -> None:
+        if self._phase != "ready":
+            raise self._not_ready()
+        if self.committer.stuck:
+            raise DiskFull("the disk is full and nothing can be written; free some space, then try again")
+
+    def check_writable(self) -> None:
+        self.check_open()
+        if self.engine.journal.staged_bytes() > MAX_STAGED_BYTES:
+            raise Unavailable(
+                f"{MAX_STAGED_BYTES >> 20} MiB wait to be written, the disk does not keep up; try again later"
+            )
+        if not self.engine.journal.has_room():
+            self.cursors.look_at_disk()
+            raise DiskFull("the disk is full: consuming and acking go on, publishing waits until there is space again")

@@ -1,0 +1,103 @@
+"""Reading messages back from the journal without blocking the loop: a thread of its own reads, the loop goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from laneway.broker.engine import Columns, Engine, filled
+from laneway.core.deliveries import Deliveries
+from laneway.core.events import Leased
+from laneway.core.queue import Queue
+
+log = logging.getLogger("laneway.broker")
+
+Then = Callable[[Deliveries], None]
+
+
+class Reader(Protocol):
+    def read(self, queue: Queue, leased: Leased, then: Then) -> None:
+        """Read what was leased, then call `then` with it on the loop."""
+
+    async def close(self) -> None:
+        """Return when nothing is being read any more, and all that was read has been handed out."""
+
+
+NewReader = Callable[[Engine, asyncio.AbstractEventLoop], Reader]
+
+
+class ReaderThread:
+    """Reads in a thread: the system call and the check of each record's checksum happen there."""
+
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+        self._engine = engine
+        self._loop = loop
+        self._pool = ThreadPoolExecutor(1, "laneway-reader")
+
+    def read(self, queue: Queue, leased: Leased, then: Then) -> None:
+        kept = [self._engine.kept((seq,)) for seq in leased.seqs]
+        missing = [i for i, content in enumerate(kept) if content is None]
+        locations, sizes = self._engine.locations([leased.seqs[i] for i in missing])
+        outline = self._engine.outline(queue, leased)  # the state may say something else when they have been read
+
+        def read() -> None:
+            columns = None
+            try:
+                columns = self._engine.read_columns(locations, sizes)
+                if columns is not None and len(missing) < len(kept):
+                    columns = _filled_in(kept, missing, columns)
+            except Exception:  # as the file went with the last of its messages: the loop knows more
+                log.info("messages could not be read back at once", exc_info=True)
+            self._loop.call_soon_threadsafe(self._done, queue, leased, outline, columns, then)
+
+        self._pool.submit(read)
+
+    def _done(self, queue: Queue, leased: Leased, outline: Deliveries, columns: Columns | None, then: Then) -> None:
+        seqs, left = leased.seqs, self._engine.left_of(queue, leased)
+        try:
+            if columns is None:  # something is damaged, has moved, or is gone: look at each record by itself
+                columns = self._again(seqs, left)
+        except Exception:
+            log.exception("messages could not be read back; their leases will expire")
+            columns = _nothing(len(seqs))
+        if left is not None:  # settled meanwhile: nobody gets a message whose end was confirmed
+            columns = *columns[:2], [body if is_left else None for body, is_left in zip(columns[2], left, strict=True)]
+        then(filled(outline, columns))
+
+    def _again(self, seqs: Sequence[int], left: list[bool] | None) -> Columns:
+        if left is None:
+            return self._engine.contents(seqs)
+        at_ms, props, bodies = _nothing(len(seqs))
+        for i in [i for i, is_left in enumerate(left) if is_left]:
+            (at_ms[i],), (props[i],), (bodies[i],) = self._engine.contents((seqs[i],))
+        return at_ms, props, bodies
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._pool.shutdown)  # what was read is on the loop by then, before whoever waits here
+
+
+def _filled_in(kept: list[Columns | None], missing: list[int], read: Columns) -> Columns:
+    """The contents of all messages, from those that were in memory and those that were read."""
+    for at, i in enumerate(missing):
+        kept[i] = ([read[0][at]], [read[1][at]], [read[2][at]])
+    return tuple([column[0] for column in columns] for columns in zip(*kept, strict=True))  # type: ignore[return-value]
+
+
+def _nothing(count: int) -> Columns:
+    return [0] * count, [b""] * count, [None] * count
+
+
+class InlineReader:
+    """Reads on the spot: for whoever wants everything to happen in one order."""
+
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+        self._engine = engine
+
+    def read(self, queue: Queue, leased: Leased, then: Then) -> None:
+        then(self._engine.deliveries(queue, leased))
+
+    async def close(self) -> None:
+        pass
