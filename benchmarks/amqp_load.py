@@ -1,8 +1,8 @@
 """What AMQP clients do, for the load generator: publish with confirms, consume with acks, as cheaply as Python can.
 
-All messages of a queue have one size, so a stretch of them is a table with rows of equal length. Numbers are written
-into it and read out of it a column of bytes at a time, with strided slices: that costs some tens of nanoseconds a
-message, and still every delivery is looked at: where its frames end, its tag, whether it was redelivered, which it is.
+Messages are encoded before the measurement (amqp_messages.py), so publishing is slicing a buffer. Every delivery is
+looked at: where its frames end, its tag, whether it was redelivered, which message it is. That takes about a
+microsecond.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from benchmarks import amqp_frames as amqp
+from benchmarks.amqp_messages import SERIAL_AT, SERIAL_DIGITS, Pool
 from benchmarks.load import Connection, LoadFailed
 
 WINDOW = 2_000  # messages that a publisher has on the way to their confirms
 LEAST_WRITE = 100  # it waits until it may send this many: a write for each confirm would measure system calls
 PREFETCH = 1_000
 ACK_EVERY = 100
-SERIAL_BYTES = 4
 _BUFFER_BYTES = 4 << 20
+_TAG = struct.Struct(">QB")  # of a delivery: its tag, and whether it is a redelivery
+_DELIVER = struct.pack(">HH", *amqp.DELIVER)
 
 Settings = Mapping[str, int | str]
 
@@ -70,6 +72,18 @@ class AmqpConnection(Connection):
         arguments = b"\0\0" + amqp.short_text(queue) + b"\x02" + amqp.table(settings)
         self.ask(amqp.method(amqp.DECLARE, arguments), amqp.DECLARE_OK)
 
+    def declare_exchange(self, exchange: str, kind: str) -> None:
+        arguments = b"\0\0" + amqp.short_text(exchange) + amqp.short_text(kind) + b"\x02" + amqp.table({})
+        self.ask(amqp.method(amqp.EXCHANGE_DECLARE, arguments), amqp.EXCHANGE_DECLARE_OK)
+
+    def delete_exchange(self, exchange: str) -> None:
+        arguments = b"\0\0" + amqp.short_text(exchange) + b"\0"
+        self.ask(amqp.method(amqp.EXCHANGE_DELETE, arguments), amqp.EXCHANGE_DELETE_OK)
+
+    def bind(self, queue: str, exchange: str, pattern: str) -> None:
+        names = amqp.short_text(queue) + amqp.short_text(exchange) + amqp.short_text(pattern)
+        self.ask(amqp.method(amqp.BIND, b"\0\0" + names + b"\0" + amqp.table({})), amqp.BIND_OK)
+
     def counts(self, queue: str) -> tuple[int, int]:
         """(messages that wait, consumers) of a queue, by a passive declare."""
         answer = self.ask(_passive_declare(queue), amqp.DECLARE_OK)
@@ -109,19 +123,16 @@ class AmqpConnection(Connection):
 
 
 class Publisher(AmqpConnection):
-    """Publishes to one queue, with a window of unconfirmed messages, until it is stopped.
-
-    Every message carries its serial number at the head of its body. The messages of a window are laid out beforehand;
-    before a write only the serials in it are renewed, which is safe since the write before it has wholly left.
-    """
+    """Publishes the messages of a pool from `first` to before `last`, over and over, with a window of unconfirmed ones,
+    until it is stopped."""
 
     def __init__(
         self,
         address: tuple[str, int],
-        queue: str,
-        bodies: Sequence[bytes],
+        pool: Pool,
         *,
-        priorities: Sequence[int] = (),
+        first: int = 0,
+        last: int | None = None,
         window: int = WINDOW,
         least_write: int = LEAST_WRITE,
         limit: int | None = None,
@@ -129,23 +140,18 @@ class Publisher(AmqpConnection):
     ) -> None:
         super().__init__(address)
         self.ask(amqp.method(amqp.SELECT, b"\0"), amqp.SELECT_OK)
+        self.pool, self.first, self.last = pool, first, pool.count if last is None else last
         self.window, self.least_write, self.limit = window, least_write, limit
         self.published = 0
         self.confirms = Confirms()
         self.stopped = False
         self._on_confirm = on_confirm
-        self._cycle = max(1, len(priorities))  # where a write begins in the layout keeps the priorities in turn
-        messages = [
-            amqp.published(queue, bodies[at % len(bodies)], priorities[at % len(priorities)] if priorities else None)
-            for at in range(window + self._cycle)
-        ]
-        self._size = len(messages[0])
-        if {len(message) for message in messages} != {self._size}:
-            raise LoadFailed("the messages of a publisher must have one size")
-        self._serial_at = self._size - len(bodies[0]) - 1
-        self._layout = bytearray(b"".join(messages))
-        self._view = memoryview(self._layout)
         self._buffer, self._filled = bytearray(1 << 18), 0
+
+    def serials(self) -> list[int]:
+        """Which messages of the pool were published, in order."""
+        length = self.last - self.first
+        return [self.first + number % length for number in range(self.published)]
 
     @property
     def confirmed(self) -> int:
@@ -175,12 +181,11 @@ class Publisher(AmqpConnection):
             self.send_messages(count)
 
     def send_messages(self, count: int) -> None:
-        first = self.published
-        at = first % self._cycle * self._size
-        end = at + count * self._size
-        write_numbers(self._layout, at + self._serial_at, end, self._size, first, count)
-        self.published += count
-        self.send(self._view[at:end])
+        """So many, or fewer where the pool ends: the rest goes with the next write."""
+        at = self.first + self.published % (self.last - self.first)
+        end = min(at + count, self.last)
+        self.published += end - at
+        self.send(self.pool.data[self.pool.starts[at] : self.pool.starts[end]])
 
     def writable(self) -> None:
         super().writable()
@@ -244,22 +249,21 @@ class Confirms:
 
 
 class Consumer(AmqpConnection):
-    """Consumes one queue with manual acks: with `multiple` one for every `ack_every` deliveries; if that is 1, each."""
+    """Consumes queues with manual acks: with `multiple` one for every `ack_every` deliveries; if that is 1, each."""
 
     def __init__(
         self,
         address: tuple[str, int],
-        queue: str,
+        queues: Sequence[str],
         *,
-        body_bytes: int,
         ack_every: int = ACK_EVERY,
         prefetch: int = PREFETCH,
         on_delivery: Callable[[int], None] | None = None,
     ) -> None:
         super().__init__(address)
-        self.queue = queue
+        self.queues = queues
         self.ask(amqp.method(amqp.QOS, struct.pack(">IHB", 0, prefetch, 0)), amqp.QOS_OK)
-        self.deliveries = Deliveries(body_bytes)
+        self.deliveries = Deliveries()
         self.acked = 0
         self.ack_every = ack_every
         self.synced = False
@@ -273,7 +277,9 @@ class Consumer(AmqpConnection):
         return self.deliveries.count
 
     def begin(self) -> None:
-        self.socket.sendall(consuming(self.queue, "bench"))
+        self.ask_all([consuming(queue, queue) for queue in self.queues], amqp.CONSUME_OK)
+        self._filled = len(self._early)  # deliveries of messages that waited
+        self._buffer[: self._filled] = self._early
         super().begin()
 
     def readable(self) -> None:
@@ -308,10 +314,10 @@ class Consumer(AmqpConnection):
             self.say(said)
 
     def finish(self) -> None:
-        """Ack what is left and ask for the queue's counts: the answer comes when all acks have reached the queue."""
+        """Ack what is left and ask for a queue's counts: the answer comes when all acks have reached that queue."""
         self.ack(self.deliveries.count, rest=True)
         self._syncing = True
-        self.say(_passive_declare(self.queue))
+        self.say(_passive_declare(self.queues[-1]))
 
     def say(self, said: bytes) -> None:
         if self.unsent is None:
@@ -327,81 +333,29 @@ class Consumer(AmqpConnection):
 
 
 class Deliveries:
-    """The deliveries that came, in order: tags rise by one, none is a redelivery, all have the first one's shape."""
+    """The deliveries that came: their tags rise by one, and none is a redelivery."""
 
-    def __init__(self, body_bytes: int) -> None:
+    def __init__(self) -> None:
         self.count = 0
-        self._body_bytes = body_bytes
-        self._serials: list[bytes] = []
-        self._size = 0
-        self._first = b""
-        self._fixed: list[tuple[int, int]] = []  # (offset, byte) of what must be the same in all
-        self._tag_at = 0
-        self._serial_at = 0
+        self.content_bytes = 0  # of header and body frames
+        self._serials: list[bytearray] = []
 
     def take(self, data: bytearray, filled: int) -> int:
         """Look at the whole deliveries at the head of these bytes; how many bytes that were."""
-        at = 0
-        if not self._size:
-            at = self._learn(data, filled)
-            if not self._size:
-                return at
-        size = self._size
-        count = (filled - at) // size
-        end = at + count * size
-        if count and not self._alike(data, at, end, count):
-            count = self._run(data, at, filled)
-            end = at + count * size
-        if count:
-            if read_numbers(data, at + self._tag_at, end, size) != numbers(self.count + 1, count):
-                raise LoadFailed(f"the {count} deliveries after {self.count} have wrong tags")
-            self._serials.append(read_numbers(data, at + self._serial_at, end, size))
-            self.count += count
-        self._check_rest(data, end, filled)
-        return end
-
-    def _learn(self, data: bytearray, filled: int) -> int:
-        """The shape of deliveries, from the first one; where it begins. consume-ok may come before it."""
-        begins, found = 0, []
-        for kind, at, end in amqp.frames(bytes(data[:filled])):
-            if kind == amqp.METHOD and amqp.which_method(data, at) == amqp.CONSUME_OK:
-                begins = end
-                continue
-            found.append((kind, at, end))
-            if len(found) == 3:
-                break
-        if found and (found[0][0] != amqp.METHOD or amqp.which_method(data, found[0][1]) != amqp.DELIVER):
-            if amqp.which_method(data, found[0][1]) == amqp.DECLARE_OK:
-                return begins
-            raise LoadFailed(f"expected a delivery, got {bytes(data[begins : found[0][2]])[:200]!r}")
-        if len(found) < 3:
-            return begins
-        (_, method_at, method_end), (_, _, header_end), (kind, body_at, body_end) = found
-        if kind != amqp.BODY or body_end - 1 - body_at != self._body_bytes:
-            raise LoadFailed(f"a delivery has a body of {body_end - 1 - body_at} bytes, not {self._body_bytes}")
-        self._size = body_end - begins
-        self._first = bytes(data[begins:body_end])
-        tag_at = method_at + 4 + 1 + data[method_at + 4] - begins
-        self._tag_at, self._serial_at = tag_at + 4, body_at - begins
-        # Frame types, sizes and ends, and that it is no redelivery.
-        offsets = [0, 5, 6, method_at + 3 - begins, tag_at + 8]
-        for _, at, _ in found[1:]:
-            offsets += [at - 7 - begins, at - 2 - begins, at - 1 - begins]
-        offsets += [method_end - 1 - begins, header_end - 1 - begins, body_end - 1 - begins]
-        if self._first[tag_at + 8]:
-            raise LoadFailed("the first delivery is a redelivery")
-        self._fixed = [(offset, self._first[offset]) for offset in offsets]
-        return begins
-
-    def _alike(self, data: bytearray, at: int, end: int, count: int) -> bool:
-        return all(data[at + offset : end : self._size] == bytes([byte]) * count for offset, byte in self._fixed)
-
-    def _run(self, data: bytearray, at: int, filled: int) -> int:
-        """How many deliveries there are before something else."""
-        count, size = 0, self._size
-        while filled - at >= size and self._alike(data, at, at + size, 1):
-            count, at = count + 1, at + size
-        return count
+        at, count, content_bytes = 0, self.count, self.content_bytes
+        find, unpack_tag, add = amqp.find_content, _TAG.unpack_from, self._serials.append
+        while data[at + 7 : at + 11] == _DELIVER and (found := find(data, at, filled)) is not None:
+            header_at, body_at, end = found
+            count += 1
+            tag, is_redelivery = unpack_tag(data, at + 12 + data[at + 11])
+            if tag != count or is_redelivery:
+                raise LoadFailed(f"delivery {count} has the tag {tag}" + " and is a redelivery" * is_redelivery)
+            add(data[body_at + SERIAL_AT : body_at + SERIAL_AT + SERIAL_DIGITS])
+            content_bytes += end - header_at
+            at = end
+        self.count, self.content_bytes = count, content_bytes
+        self._check_rest(data, at, filled)
+        return at
 
     def _check_rest(self, data: bytearray, at: int, filled: int) -> None:
         """What follows may be the part of a delivery that came already, or an answer that its consumer asked for."""
@@ -409,47 +363,23 @@ class Deliveries:
         if rest < 12 or rest < amqp.frame_length(data, at):
             return
         which = amqp.which_method(data, at + 7) if data[at] == amqp.METHOD else None
-        if rest >= self._size and which == amqp.DELIVER:
-            raise LoadFailed(f"a delivery has another shape than the first, or is a redelivery: {data[at : at + 80]!r}")
         if which not in (amqp.DELIVER, amqp.DECLARE_OK):
-            raise LoadFailed(f"expected deliveries, got {bytes(data[at : at + 200])!r}")
+            raise LoadFailed(f"expected deliveries, got {bytes(data[at : min(filled, at + 200)])!r}")
 
-    def serials(self) -> array[int]:
+    def serials(self) -> list[int]:
         """The serial numbers of the messages, in the order of delivery."""
-        found = array("I")
-        found.frombytes(b"".join(self._serials))
-        return _network_order(found)
-
-
-def numbers(first: int, count: int) -> bytes:
-    """`count` numbers from `first`, four bytes each, the highest byte first."""
-    return _network_order(array("I", range(first, first + count))).tobytes()
-
-
-def _network_order(values: array[int]) -> array[int]:
-    if sys.byteorder == "little":
-        values.byteswap()
-    return values
-
-
-def write_numbers(rows: bytearray, at: int, end: int, size: int, first: int, count: int) -> None:
-    """Put a number into each row of this size, four columns of bytes beginning at `at`."""
-    raw = numbers(first, count)
-    for column in range(SERIAL_BYTES):
-        rows[at + column : end : size] = raw[column::SERIAL_BYTES]
-
-
-def read_numbers(rows: bytearray, at: int, end: int, size: int) -> bytes:
-    raw = bytearray(SERIAL_BYTES * -(-(end - at) // size))
-    for column in range(SERIAL_BYTES):
-        raw[column::SERIAL_BYTES] = rows[at + column : end : size]
-    return bytes(raw)
+        return list(map(int, self._serials))
 
 
 def single_acks(first: int, count: int) -> bytes:
+    """An ack for each of so many deliveries; the tags are written a column of bytes at a time, which is cheap."""
     said = bytearray(amqp.ack(0, multiple=False) * count)
-    if count:
-        write_numbers(said, len(amqp.ACK_HEAD) + 4, len(said), amqp.ACK_FRAME.size, first, count)
+    tags = array("I", range(first, first + count))
+    if sys.byteorder == "little":
+        tags.byteswap()
+    raw, tag_at = tags.tobytes(), len(amqp.ACK_HEAD) + 8 - tags.itemsize
+    for column in range(tags.itemsize if count else 0):
+        said[tag_at + column :: amqp.ACK_FRAME.size] = raw[column :: tags.itemsize]
     return bytes(said)
 
 

@@ -17,12 +17,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import random
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from itertools import cycle, islice, repeat
+from itertools import cycle, islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,15 +34,21 @@ from benchmarks import amqp_frames as amqp
 from benchmarks import laneway_load as laneway
 from benchmarks import sqs_load
 from benchmarks.amqp_load import consuming, single_acks
+from benchmarks.amqp_messages import Kind, celery_like, look_alike
 from benchmarks.http_load import queue_path, request
 from benchmarks.load import LoadFailed
+from benchmarks.turns import is_chosen
 from laneway.access import Access
-from laneway.broker.broker import Broker
 from laneway.broker.committer import OnWritten, write_or_mark
+from laneway.broker.documents import Documents
 from laneway.broker.engine import Engine
+from laneway.broker.interface import Broker
+from laneway.broker.local import LocalBroker
+from laneway.broker.partition import Partition
+from laneway.broker.reading import InlineReader
 from laneway.frontends.amqp import connection as amqp_connection
 from laneway.frontends.amqp.limits import AmqpLimits
-from laneway.frontends.amqp.shared import Shared as AmqpShared
+from laneway.frontends.amqp.shared import AmqpShared
 from laneway.frontends.http import protocol
 from laneway.frontends.http.responses import Framer
 from laneway.frontends.rest.api import RestApi
@@ -55,7 +62,7 @@ KILOBYTE = 1024
 BATCH = 100
 SINGLES = 32  # connections with one request each under way
 READ_MESSAGES = 200  # of 1 KB: what one read from a busy publisher's socket holds, about
-SOURCES = str(Path(laneway.__file__).parent.parent / "src" / "laneway")
+SOURCES = str(Path(protocol.__file__).parents[2])
 
 Turn = Callable[[], Awaitable[int]]  # one repetition of a case; how many messages it was
 Prepare = Callable[["Server"], Awaitable[Turn]]
@@ -128,15 +135,15 @@ class Server:
         limits = RestLimits()
         applications = [SqsApi(broker, access, SqsOptions()), RestApi(broker, access, limits)]
         self.broker, self.access = broker, access
-        self._http = protocol.Shared(applications, limits, Framer(time.time), protocol.Ticks(limits, 1000))
+        self._http = protocol.HttpShared(applications, limits, Framer(time.time), protocol.Ticks(limits, 1000))
         self._amqp = AmqpShared(broker, access, AmqpLimits(), lambda: "any")
 
     def http(self, count: int) -> list[Transport]:
-        return [Transport(protocol.Connection(self._http)) for _ in range(count)]
+        return [Transport(protocol.HttpConnection(self._http)) for _ in range(count)]
 
     async def amqp(self) -> Transport:
         """A connection with one open channel."""
-        client = Transport(amqp_connection.Connection(self._amqp))
+        client = Transport(amqp_connection.AmqpConnection(self._amqp))
         start_ok = amqp.table({}) + amqp.short_text("PLAIN") + amqp.long_bytes(b"\0guest\0guest")
         for said in (
             amqp.PROTOCOL_HEADER,
@@ -152,12 +159,16 @@ class Server:
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[Server]:
     journal = SegmentJournal(folder)
-    broker = Broker(
-        Engine(journal, new_tag=lambda: 1), now_ms=lambda: time.time_ns() // 1_000_000, new_writer=OnTheLoop
+    partition = Partition(
+        Engine(journal, new_tag=lambda: 1),
+        now_ms=lambda: time.time_ns() // 1_000_000,
+        new_writer=OnTheLoop,
+        new_reader=InlineReader,
     )
-    await broker.start()
-    yield Server(broker, Access(broker, now_ms=lambda: 0))
-    await broker.stop()
+    await partition.start()
+    broker = LocalBroker(partition)
+    yield Server(broker, Access(Documents(broker), now_ms=lambda: 0))
+    await partition.stop()
 
 
 async def answers(clients: Sequence[Transport], said: Sequence[bytes]) -> list[bytes]:
@@ -222,12 +233,14 @@ def amqp_queues(
     single_acks_only: bool = False,
     settings: dict[str, int | str] | None = None,
     priorities: Sequence[int | None] = (None,),
+    kind: Kind = look_alike,
 ) -> Prepare:
     async def prepare(server: Server) -> Turn:
         publishers = [await server.amqp() for _ in range(queues)]
         consumers = [await server.amqp() for _ in range(queues)]
         names = [
-            f"amqp-{queues}-{single_acks_only}-{len(settings or ())}-{len(priorities)}-{at}" for at in range(queues)
+            f"{kind.__name__}-{queues}-{single_acks_only}-{len(settings or ())}-{len(priorities)}-{at}"
+            for at in range(queues)
         ]
         for client, name in zip(publishers, names, strict=True):
             declare = amqp.method(amqp.DECLARE, b"\0\0" + amqp.short_text(name) + b"\x02" + amqp.table(settings or {}))
@@ -237,8 +250,13 @@ def amqp_queues(
             await answers([client], [amqp.method(amqp.QOS, b"\0\0\0\0\x03\xe8\0")])
             await answers([client], [consuming(name, "bench")])
         bodies = [text.encode() for text in laneway.payload_texts(KILOBYTE, READ_MESSAGES)]
-        levels = list(islice(cycle(priorities), len(bodies)))
-        said = [b"".join(map(amqp.published, repeat(name), bodies, levels)) for name in names]
+        levels, chance = list(islice(cycle(priorities), len(bodies))), random.Random(1)
+        said = [
+            b"".join(
+                [amqp.published(name, body, kind(chance, level)) for body, level in zip(bodies, levels, strict=True)]
+            )
+            for name in names
+        ]
         done = 0
 
         async def turn() -> int:
@@ -337,6 +355,7 @@ CASES: dict[str, Prepare] = {
     "HTTP single publish, 1 KB": http_single,
     "HTTP end to end, 100 × 1 KB": http_end_to_end,
     "AMQP one queue": amqp_queues(1),
+    "AMQP celery-like": amqp_queues(1, kind=celery_like),
     "AMQP ten priorities": amqp_queues(1, settings={"x-max-priority": 10}, priorities=range(1, 11)),
     "AMQP two queues": amqp_queues(2),
     "AMQP ten queues": amqp_queues(10),
@@ -427,7 +446,7 @@ async def measure(prepare: Prepare, repetitions: int, warm_up: int = 20) -> tupl
 async def run(options: argparse.Namespace) -> None:
     print(f"{'per message':36} {'calls':>9} {'built-ins':>9} {'bytecodes':>9} {'CPU µs':>9}")
     for case, prepare in CASES.items():
-        if options.only in case:
+        if is_chosen(case, options):
             counter, n, least_us = await measure(prepare, options.repetitions)
             print(
                 f"{case:36} {counter.calls / n:9.2f} {counter.built_ins / n:9.2f} {counter.bytecodes / n:9.1f}"

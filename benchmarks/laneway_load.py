@@ -39,8 +39,15 @@ def single_publish(queue: str, payload: str, priority: int = 5) -> bytes:
     return request("POST", queue_path(queue, "/messages"), body.encode())
 
 
-def batch_publish(queue: str, payloads: Sequence[str], priorities: Sequence[int]) -> bytes:
-    entries = [f'{{"priority":{p},"payload":{text}}}' for text, p in zip(payloads, priorities, strict=True)]
+def batch_publish(
+    queue: str, payloads: Sequence[str], priorities: Sequence[int], fields: Sequence[str] | None = None
+) -> bytes:
+    """`fields` are the JSON of what else the messages have, each with a comma before it."""
+    others = fields or [""] * len(payloads)
+    entries = [
+        f'{{"priority":{priority},"payload":{payload}{other}}}'
+        for payload, priority, other in zip(payloads, priorities, others, strict=True)
+    ]
     return request("POST", queue_path(queue, "/messages"), f"[{','.join(entries)}]".encode())
 
 

@@ -127,7 +127,8 @@ def sync_ms(folder: Path, *, size_bytes: int = 4096, rounds: int = 100) -> float
     return statistics.median(taken)
 
 
-def describe(folder: Path, cores: Cores) -> dict[str, object]:
+def describe(folder: Path, cores: Cores, against: Path | None = None) -> dict[str, object]:
+    other = {} if against is None else {"against": _commit(against)}
     return {
         "cpu": _cpu_model(),
         "cores": len(cores.everything),
@@ -135,7 +136,8 @@ def describe(folder: Path, cores: Cores) -> dict[str, object]:
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "commit": _commit(),
+        "commit": _commit(Path(__file__).parent),
+        **other,
         "sync_ms": round(sync_ms(folder), 3),
     }
 
@@ -147,6 +149,7 @@ def _cpu_model() -> str:
     return platform.machine()
 
 
-def _commit() -> str:
-    said = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+def _commit(checkout: Path) -> str:
+    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
     return said.stdout.strip() or "unknown"

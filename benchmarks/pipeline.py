@@ -20,6 +20,7 @@ from benchmarks.following import Following
 from benchmarks.journals import ONE_QUEUE, write_journal
 from benchmarks.machine import assign_cores, describe
 from benchmarks.report import Goal, Report
+from benchmarks.turns import is_chosen
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -55,7 +56,7 @@ class Reading:
             file=sys.stderr,
         )
 
-    def run(self, spark: SparkSession, only: str) -> None:
+    def run(self, spark: SparkSession) -> None:
         everything, two, one_queue = CASES[:3]
         ours, theirs = spark.read.format("laneway"), spark.read
         journal, parquet = str(self._journal), str(self._parquet)
@@ -72,7 +73,7 @@ class Reading:
             ),
         }
         for case, frames in cases.items():
-            if only not in case:
+            if not is_chosen(case, self._options):
                 continue
             for make in frames:  # once for warming up; and what is read is the same
                 self._drain(make())
@@ -107,20 +108,20 @@ def measure(options: argparse.Namespace, folder: Path) -> Report:
     cores = assign_cores()
     report = Report("pipeline", {**describe(folder, cores), "spark": options.master, "events": options.events})
     report.goals = goals()
-    reads = [case for case in CASES[:3] if options.only in case]
+    reads = [case for case in CASES[:3] if is_chosen(case, options)]
     if reads:
         spark = session(options.master, "laneway-bench", **{"spark.driver.memory": "2g"})
         try:
             reading = Reading(options, report, folder)
             reading.prepare(spark)
-            reading.run(spark, options.only)
+            reading.run(spark)
         finally:
             spark.stop()
             shutil.rmtree(folder / "parquet", ignore_errors=True)
-    if options.only in CASES[4]:
+    if is_chosen(CASES[4], options):
         if not (folder / "journal").exists():
             write_journal(folder / "journal", options.events)
         Auditing(options, report, folder).run(CASES[4], folder / "journal")
-    if options.only in CASES[3]:
+    if is_chosen(CASES[3], options):
         Following(options, report, folder, cores).run(CASES[3])
     return report

@@ -60,9 +60,12 @@ class Goal:
 
 
 class Report:
-    def __init__(self, name: str, machine: dict[str, object]) -> None:
+    """`is_wide`: a row for each case and a column for each system; otherwise a row for each of both, with notes."""
+
+    def __init__(self, name: str, machine: dict[str, object], *, is_wide: bool = False) -> None:
         self.name = name
         self.machine = machine
+        self.is_wide = is_wide
         self.series: list[Series] = []
         self.goals: list[Goal] = []
         self._trial: list[Figure] | None = None
@@ -122,31 +125,55 @@ class Report:
     def markdown(self) -> str:
         machine = ", ".join(f"{key} {value}" for key, value in self.machine.items())
         lines = [f"Measured {time.strftime('%Y-%m-%d')} on: {machine}.", ""]
-        lines += ["| case | system | median | spread | |", "|---|---|---:|---:|---|"]
+        verdicts = self.verdicts()
+        lines += self._wide_rows(verdicts) if self.is_wide else self._rows()
+        others = [one for one in verdicts if not (self.is_wide and _is_between_systems(one[0]))]
+        if others:
+            lines += ["", "| to reach | figure | |", "|---|---:|---|"]
+        for goal, value, reached in others:
+            what = f"{goal.case}: {goal.system}"
+            if goal.beside is not None:
+                what += f" ÷ {goal.beside}" if goal.beside_case is None else f" ÷ {goal.beside_case}"
+            if aim := _aim(goal):
+                what += f", {aim}"
+            lines.append(f"| {what} | {self._figure(goal, value)} | {_verdict(goal, reached)} |")
+        return "\n".join(lines)
+
+    def _rows(self) -> list[str]:
+        lines = ["| case | system | median | spread | |", "|---|---|---:|---:|---|"]
         for one in self.series:
             spread = f"{_number(min(one.rounds))} – {_number(max(one.rounds))}" if len(one.rounds) > 1 else ""
             notes = ", ".join(
                 f"{key.replace('_', ' ')} {_number(statistics.median(values))}" for key, values in one.notes.items()
             )
             lines.append(f"| {one.case} | {one.system} | {_number(one.median)} {one.unit} | {spread} | {notes} |")
-        verdicts = self.verdicts()
-        if verdicts:
-            lines += ["", "| to reach | figure | |", "|---|---:|---|"]
-        for goal, value, reached in verdicts:
-            what, unit, figure = f"{goal.case}: {goal.system}", "", _number(value)
-            if goal.beside is not None:
-                ratios, unit = self.ratios(goal), "×"
-                what += f" ÷ {goal.beside}" if goal.beside_case is None else f" ÷ {goal.beside_case}"
-                figure = f"{value:.2f}× ({min(ratios):.2f} – {max(ratios):.2f})"
-            verdict = "reached" if reached else "**missed**"
-            if goal.at_least is not None:
-                what += f", at least {_number(goal.at_least)}{unit}"
-            elif goal.below is not None:
-                what += f", below {_number(goal.below)}{unit}"
-            else:
-                verdict = "for comparison"
-            lines.append(f"| {what} | {figure} | {verdict} |")
-        return "\n".join(lines)
+        return lines
+
+    def _wide_rows(self, verdicts: list[tuple[Goal, float, bool]]) -> list[str]:
+        systems = list(dict.fromkeys(one.system for one in self.series))
+        found = {(goal.case, goal.beside): (goal, value, reached) for goal, value, reached in verdicts}
+        besides = [
+            one for one in systems if any(_is_between_systems(goal) and goal.beside == one for goal, _, _ in verdicts)
+        ]
+        head = ["case", *systems, *(column for one in besides for column in (f"÷ {one}", "aim", ""))]
+        lines = [f"| {' | '.join(head)} |", "|---" + "|---:" * len(systems) + "|---:|---|---" * len(besides) + "|"]
+        for case in dict.fromkeys(one.case for one in self.series):
+            figures = [self.find(case, system) for system in systems]
+            cells = [case, *(f"{_number(one.median)} {one.unit}" if one else "" for one in figures)]
+            for beside in besides:
+                if (case, beside) not in found:
+                    cells += ["", "", ""]
+                    continue
+                goal, value, reached = found[case, beside]
+                cells += [self._figure(goal, value), _aim(goal), _verdict(goal, reached)]
+            lines.append(f"| {' | '.join(cells)} |")
+        return lines
+
+    def _figure(self, goal: Goal, value: float) -> str:
+        if goal.beside is None:
+            return _number(value)
+        ratios = self.ratios(goal)
+        return f"{value:.2f}× ({min(ratios):.2f} – {max(ratios):.2f})"
 
     def save(self) -> Path:
         RESULTS.mkdir(exist_ok=True)
@@ -167,6 +194,23 @@ class Report:
             raise ValueError(f"{page} has no marks for {self.name}")
         block = _BLOCK.format(self.name, self.markdown() + "\n", self.name)
         page.write_text(pattern.sub(lambda _: block, text))
+
+
+def _is_between_systems(goal: Goal) -> bool:
+    return goal.beside is not None and goal.beside_case is None
+
+
+def _aim(goal: Goal) -> str:
+    unit = "" if goal.beside is None else "×"
+    if goal.at_least is not None:
+        return f"at least {_number(goal.at_least)}{unit}"
+    return "" if goal.below is None else f"below {_number(goal.below)}{unit}"
+
+
+def _verdict(goal: Goal, reached: bool) -> str:
+    if goal.at_least is None and goal.below is None:
+        return "for comparison"
+    return "reached" if reached else "**missed**"
 
 
 def _number(value: float | None) -> str:

@@ -241,7 +241,7 @@ class Crowd:
                 raise LoadFailed(f"idle-{number:05d} has {messages} messages and {consumers} consumers, not {each}")
         last = len(self.clients) - 1
         publisher = AmqpConnection(self.address)
-        publisher.socket.sendall(amqp.published(f"idle-{last:05d}", b"hello", None))
+        publisher.socket.sendall(amqp.published(f"idle-{last:05d}", b"hello"))
         self.clients[last].answer(amqp.DELIVER)
         publisher.close()
 

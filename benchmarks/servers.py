@@ -19,6 +19,7 @@ from benchmarks.http_load import ask
 from benchmarks.load import LoadFailed
 
 ROOT = Path(__file__).parent.parent
+AGAINST = "against"  # what another version of Laneway is called in reports
 _START_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
 
@@ -127,9 +128,21 @@ class Server:
 class LanewayServer(Server):
     name = "Laneway"
 
-    def __init__(self, folder: Path, cores: frozenset[int], *, durability: str = "commit", amqp: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        cores: frozenset[int],
+        *,
+        durability: str = "commit",
+        amqp: bool = False,
+        checkout: Path | None = None,
+    ) -> None:
+        """`checkout` is where another version of Laneway is taken from."""
         super().__init__(folder, cores)
         self.durability = durability
+        self.checkout = checkout
+        if checkout is not None:
+            self.name = AGAINST
         self.amqp_address = ("127.0.0.1", free_port()) if amqp else None
 
     def command(self) -> Sequence[str]:
@@ -137,6 +150,11 @@ class LanewayServer(Server):
         where = ["--data", str(self.folder), "--http", f"127.0.0.1:{self.port}"]
         where += ["--amqp", "off" if self.amqp_address is None else "{}:{}".format(*self.amqp_address)]
         return [str(program), "serve", *where, "--durability", self.durability]
+
+    def environment(self) -> dict[str, str]:
+        if self.checkout is None:
+            return super().environment()
+        return {**super().environment(), "PYTHONPATH": str(self.checkout / "src")}
 
     def is_ready(self) -> bool:
         try:

@@ -10,7 +10,7 @@ import hmac
 import itertools
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks.http_load import Script
 from benchmarks.laneway_load import Tally
@@ -63,8 +63,12 @@ def send_body(queue_url: str, text: str) -> bytes:
     return json.dumps({"QueueUrl": queue_url, "MessageBody": text}).encode()
 
 
-def batch_body(queue_url: str, texts: Sequence[str]) -> bytes:
-    entries = [{"Id": str(at), "MessageBody": text} for at, text in enumerate(texts)]
+def batch_body(queue_url: str, texts: Sequence[str], attributes: Sequence[Mapping[str, str]] = ()) -> bytes:
+    """`attributes`, if any, are the String attributes of each message."""
+    entries: list[dict[str, object]] = [{"Id": str(at), "MessageBody": text} for at, text in enumerate(texts)]
+    for entry, values in zip(entries, attributes, strict=False):
+        shown = {name: {"DataType": "String", "StringValue": value} for name, value in values.items()}
+        entry["MessageAttributes"] = shown
     return json.dumps({"QueueUrl": queue_url, "Entries": entries}).encode()
 
 
@@ -87,8 +91,9 @@ def receiver(signer: Signer, asks: Iterator[bytes], queue_url: str, tally: Tally
         tally.acked += len(handles)
 
 
-def receive_body(queue_url: str, batch: int) -> bytes:
-    return json.dumps({"QueueUrl": queue_url, "MaxNumberOfMessages": batch, "VisibilityTimeout": 600}).encode()
+def receive_body(queue_url: str, batch: int, *, with_attributes: bool = False) -> bytes:
+    body = {"QueueUrl": queue_url, "MaxNumberOfMessages": batch, "VisibilityTimeout": 600}
+    return json.dumps({**body, "MessageAttributeNames": ["All"]} if with_attributes else body).encode()
 
 
 def deletion(signer: Signer, queue_url: str, handles: Sequence[str]) -> bytes:
