@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from laneway.broker.interface import Broker
+
 SOURCE = Path(__file__).parent.parent / "src" / "laneway"
 
 # What is stored, as bytes: whoever reads a journal may name these and no more of core.
@@ -122,17 +124,27 @@ def _impurities(tree: ast.AST) -> Iterator[tuple[int, str]]:
 # What a front end could reach around the interface with, were the broker that it holds not behind it.
 INNER_NAMES = {"engine", "journal", "committer", "inbox", "_partition", "_inbox", "_engine"}
 
+# All that it may ask of something that it calls a broker.
+BROKER_NAMES = {name for name in (*vars(Broker), *Broker.__annotations__) if not name.startswith("_")}
+
 
 def _ways_around(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Attributes of the broker's inside; `state` only of something that is called a broker, as others have one too."""
+    """Attributes of the broker's inside, also by getattr; and of a broker all that is not of its interface."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
-            owner = node.value
-            name = owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
-            if (node.attr in INNER_NAMES and name != "self") or (
-                node.attr == "state" and name in ("broker", "_broker")
-            ):
+            name = _called(node.value)
+            if node.attr in INNER_NAMES and name != "self":
                 yield node.lineno, node.attr
+            elif name in ("broker", "_broker") and node.attr not in BROKER_NAMES:
+                yield node.lineno, node.attr
+        elif isinstance(node, ast.Call) and _called(node.func) in ("getattr", "attrgetter"):
+            words = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+            yield from ((node.lineno, part) for word in words for part in word.split(".") if part in INNER_NAMES)
+
+
+def _called(node: ast.AST) -> str:
+    """The last name of what an expression is about."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def violations(sources: Mapping[str, str]) -> list[str]:
@@ -221,6 +233,10 @@ def test_imports_point_down_the_layers() -> None:
         ("frontends/amqp/channel.py", "x = ch.broker.engine", "a front end may not reach for .engine"),
         ("frontends/amqp/channel.py", "x = self._broker.state", "a front end may not reach for .state"),
         ("frontends/rest/api.py", "x = broker._partition.queues", "a front end may not reach for ._partition"),
+        ("frontends/rest/api.py", "x = self._broker.sessions.open", "a front end may not reach for .sessions"),
+        ("frontends/rest/api.py", "x = self._broker.topology.inbox", "a front end may not reach for .inbox"),
+        ("frontends/sqs/api.py", "x = getattr(self.node, 'committer')", "a front end may not reach for .committer"),
+        ("frontends/sqs/api.py", "f = attrgetter('x.journal')", "a front end may not reach for .journal"),
         ("frontends/rest/api.py", "import starlette", "frontends.rest may not use the package starlette"),
         ("client/http.py", "from laneway.errors import LanewayError", "client may not import errors"),
         ("access/accounts.py", "from laneway.core.message import Draft", "access may not import core.message"),
@@ -256,6 +272,7 @@ def test_what_is_allowed_is_not_complained_about() -> None:
         "broker/partition.py": "import asyncio\nfrom laneway.journal.interface import Journal\nimport laneway.core",
         "frontends/http/head.py": "import httptools",
         "frontends/rest/api.py": "import laneway.broker.interface\nfrom laneway import __version__\nx = hand.state",
+        "frontends/rest/hot.py": "async def f(broker):\n    return await broker.ask(1), broker.topology.version",
         "node.py": "from laneway.journal.segments.files import open_folder\nimport uvloop",
     }
     assert violations(allowed) == []

@@ -758,8 +758,9 @@ def test_consumers_are_told_when_their_queue_goes(run: Run) -> None:
         await b.turns()
         with pytest.raises(QueueInUse):
             await b.delete(if_unused=True)
-        with pytest.raises(Conflict):
-            await b.delete(if_empty=True)
+        for condition in ("if_empty", "if_none_ready"):
+            with pytest.raises(Conflict):
+                await b.delete(**{condition: True})
         assert await b.delete() == 1
         assert consumer.has_ended
         consumer.settle("ack")
@@ -767,6 +768,19 @@ def test_consumers_are_told_when_their_queue_goes(run: Run) -> None:
         await b.queue()
         await b.publish(b"new")
         assert consumer.got == [b"0"]
+
+    run(scenario)
+
+
+def test_a_queue_without_ready_messages_may_be_deleted_though_some_are_held(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        await b.publish(b"0")
+        await b.lease()
+        with pytest.raises(Conflict):
+            await b.delete(if_empty=True)
+        assert await b.delete(if_none_ready=True) == 0
+        assert b.find() is None
 
     run(scenario)
 

@@ -18,11 +18,11 @@ STORE = 77
 # One commit of three events, and a mark: Opened(at_ms=1000, epoch=3, tag=9),
 # QueuePut(queue=7, at_ms=1001, document=b'{"name":"q"}'), Acked(queue=7, at_ms=1002, seqs=[5, 6], leases=[1, 2]).
 SEGMENT_HEADER = """
-4c577367 0100 0000  0100000000000000 0100000000000000 4d00000000000000
+4c577367 0200 0000  0100000000000000 0100000000000000 4d00000000000000
 0000000000000000 0010000000000000 0000000000000000  SEGMENTSUM
 """
 COMMIT = """
-4c57636d 0100 0100  0100000000000000 0300000000000000 0000000000000000
+4c57636d 0200 0100  0100000000000000 0300000000000000 0000000000000000
 c0010000 0c000000 04000000 03000000  BODYSUM HEADSUM
 7b226e616d65223a2271227d 0000000000000000000000000000000000000000000000000000000000000000000000000000000000000000
                          0000000000000000
@@ -36,7 +36,7 @@ c0010000 0c000000 04000000 03000000  BODYSUM HEADSUM
 0200000000000000 0000000000000000 00000000 00000000 00000000 00000000
 """
 MARK = """
-4c57636d 0100 0200  0100000000000000 0300000000000000 0100000000000000
+4c57636d 0200 0200  0100000000000000 0300000000000000 0100000000000000
 40000000 00000000 00000000 00000000 0000000000000000  MARKSUM
 """
 
@@ -86,11 +86,32 @@ def test_snapshot_is_these_bytes() -> None:
     commit(journal, Opened(at_ms=1, epoch=1, tag=1))
     journal.save_snapshot(1, [b"one", b""], [])
     checksum = xxhash.xxh3_64_intdigest
-    head = b"LWsn" + struct.pack("<HHQQQI4x16x", 1, 0, 1, STORE, 1, 0)
+    head = b"LWsn" + struct.pack("<HHQQQI4x16x", 2, 0, 1, STORE, 1, 0)
     expected = head + u64(checksum(head))
     expected += struct.pack("<I", 3) + b"one" + struct.pack("<I", 0) + struct.pack("<IQ", 0xFFFFFFFF, 2)
     expected += u64(checksum(expected))
     assert files.contents(f"{FOLDER}/snapshot-0000000000000001").hex(" ", 8) == expected.hex(" ", 8)
+
+
+def test_a_store_of_version_1_is_read_and_goes_on_in_a_new_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = FaultyFiles(0)
+    with monkeypatch.context() as older:
+        older.setattr(fmt, "VERSION", 1)
+        journal, _ = start(files, draw_store=lambda: STORE)
+        commit(journal, Opened(at_ms=1, epoch=1, tag=1))
+        journal.mark()
+        journal.close()
+    before = files.contents(path_of(1))
+    assert before[4:6] == b"\1\0"
+
+    journal, events = start(files)
+    assert [type(event) for _, some in events for event in some] == [Opened]
+    commit(journal, Opened(at_ms=2, epoch=2, tag=1))
+    journal.close()
+    assert files.contents(path_of(2))[4:6] == b"\2\0"
+    assert files.contents(path_of(1))[64:70] == before[64:70], "what was written stays as it was"
+    _, events = start(files)
+    assert [event.epoch for _, some in events for event in some] == [1, 2]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("blob_bytes", [0, 1, 63, 64, 65, 127, 128, 1_000])

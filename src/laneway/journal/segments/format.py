@@ -63,7 +63,7 @@ own included, can never be taken for a commit.
 
 To change any of this: raise VERSION; keep reading what older versions wrote (branch on the version in the segment or
 snapshot header, commits of one segment all have its version); begin a new segment when opening a folder whose last
-segment is older; extend tests/journal/test_format.py with a transcript of the new bytes beside the old; say in
+segment is older; extend tests/journal/test_segment_format.py with a transcript of the new bytes beside the old; say in
 docs/journal.md from which version one can upgrade. Event rows and message records are part of the version too.
 """
 
@@ -74,7 +74,9 @@ from typing import NamedTuple
 
 import xxhash
 
-VERSION = 1
+#: 2: the props of a record may hold a property list of AMQP as it was published (core/message.py).
+VERSION = 2
+OLDEST_VERSION = 1  # that is still read
 
 COMMIT, MARK, LAST_MARK = 1, 2, 3  # LAST_MARK: the history goes on in the next segment
 
@@ -101,6 +103,10 @@ _CHECKED_BYTES = HEADER_BYTES - _CHECKSUM.size
 assert _SEGMENT.size == _COMMIT.size == _SNAPSHOT.size == _CHECKED_BYTES
 
 checksum = xxhash.xxh3_64_intdigest
+
+
+def is_known(version: int) -> bool:
+    return OLDEST_VERSION <= version <= VERSION
 
 
 class SegmentHeader(NamedTuple):
@@ -174,7 +180,7 @@ def parse_commit_header(data: bytes | memoryview, at: int, *, store: int, locati
         return None
     _, version, *fields = _COMMIT.unpack_from(data, at)
     header = CommitHeader(*fields)
-    return header if version == VERSION and _is_sensible(header) else None
+    return header if is_known(version) and _is_sensible(header) else None
 
 
 def rows_at(header: CommitHeader) -> int:

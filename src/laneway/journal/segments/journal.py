@@ -30,6 +30,7 @@ from laneway.journal.segments.format import (
     MAX_COMMIT_BYTES,
     MAX_SEGMENT_BYTES,
     UNIT_BYTES,
+    VERSION,
     commit_length,
     segment_name,
     snapshot_name,
@@ -117,6 +118,7 @@ class SegmentJournal:
         self._fill = HEADER_BYTES  # where in the commit the next blob will stand
         self._row_bytes = 0
         self._event_count = 0
+        self._is_older = False  # the last segment was written by an older version
         self._location = 0  # of the commit being gathered; while there is none, of the end of the one before
         self._next_position = 1
         self._epoch = 0
@@ -156,6 +158,8 @@ class SegmentJournal:
         self._writer.open(found, replay, self._draw_store)
         self.history.named_position = replay.position  # or any one before it
         self._location = self._writer.written_location
+        last = self._writer.segments.get(self._location >> 32)
+        self._is_older = last is not None and last.version < VERSION
         self._next_position = replay.position + 1
         self._epoch = replay.epoch
 
@@ -265,6 +269,10 @@ class SegmentJournal:
             raise RuntimeError("the journal is not open for writing: replay() has to be exhausted first")
         offset = self._location & 0xFFFFFFFF
         left_bytes = self._segment_bytes - offset
+        if self._is_older and offset > HEADER_BYTES:  # commits of one segment all have its version
+            self._is_older = False
+            self._location = ((self._location >> 32) + 1) << 32 | HEADER_BYTES
+            return
         if left_bytes >= self._roll_below_bytes or offset == HEADER_BYTES:
             return
         if self._space.has_spare or left_bytes < self._roll_floor_bytes:

@@ -18,6 +18,7 @@ from laneway.journal.segments.format import (
     HEADER_BYTES,
     LAST_MARK,
     VERSION,
+    is_known,
     parse_segment_header,
     segment_name,
     segment_numbers,
@@ -34,6 +35,7 @@ class Segment(NamedTuple):
     epoch: int
     file_bytes: int
     begun_bytes: int = 0  # its size when it was begun
+    version: int = VERSION
 
     @property
     def is_cut_short(self) -> bool:
@@ -91,7 +93,7 @@ def read_segment(files: FileSystem, folder: str, number: int) -> tuple[Segment, 
     header = parse_segment_header(data)
     if header is None:
         raise damaged(path, 0, "the segment header does not check out")
-    if header.version != VERSION:
+    if not is_known(header.version):
         raise JournalVersionUnknown(
             f"{path} has format version {header.version}; this Laneway reads version {VERSION}. "
             "Use the Laneway that wrote it, or a newer one.",
@@ -100,7 +102,8 @@ def read_segment(files: FileSystem, folder: str, number: int) -> tuple[Segment, 
         )
     if header.number != number:
         raise damaged(path, 0, f"its header says it is segment {header.number}")
-    return Segment(number, header.first_position, header.epoch, file_bytes, header.begun_bytes), header.store
+    begun_bytes, version = header.begun_bytes, header.version
+    return Segment(number, header.first_position, header.epoch, file_bytes, begun_bytes, version), header.store
 
 
 def missing(folder: str, number: int) -> JournalDamaged:

@@ -21,6 +21,7 @@ from laneway.journal.segments.format import (
     SNAPSHOT_END,
     SNAPSHOT_PARTIAL_NAME,
     VERSION,
+    is_known,
     pack_snapshot_end,
     pack_snapshot_header,
     parse_snapshot_header,
@@ -161,7 +162,7 @@ class _Source:
         header = parse_snapshot_header(data)
         if header is None:
             raise SnapshotDamaged(0, "its header does not check out")
-        if header.version != VERSION:
+        if not is_known(header.version):
             raise JournalVersionUnknown(
                 f"{self._path} has format version {header.version}; this Laneway reads version {VERSION}. "
                 "Use the Laneway that wrote it, or a newer one.",
