@@ -305,6 +305,25 @@ def test_what_is_read_for_a_consumer_without_acks_is_acked_when_it_is_pushed(run
     run(scenario)
 
 
+def test_what_an_ack_without_asking_makes_free_goes_to_those_who_wait_first(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        disk = SlowDisk(b)
+        await b.queue()
+        group = Properties(group="g")
+        await forgotten(b, b"0", properties=group)
+        consumer = Consumer(b, no_ack=True)
+        await settled(b)
+        await b.publish(b"1", properties=group)  # it waits for the one before it in its group
+        waits = b.send(i.Lease(b.id(), 1, wait_ms=20_000))
+        await settled(b)
+        assert consumer.got == [] and waits == []
+        await disk.turn()
+        await settled(b)
+        assert consumer.got == [b"0"] and [bodies(deliveries) for deliveries in waits] == [[b"1"]]
+
+    run(scenario)
+
+
 def test_a_queue_may_be_deleted_while_its_messages_are_read(run: Run) -> None:
     async def scenario(b: Bench) -> None:
         disk = SlowDisk(b)
