@@ -529,7 +529,8 @@ class Broker(Protocol):
         """The answer to a request; raises the LanewayError if it is refused."""
 
     def withdraw(self, number: int, *, answer: bool = False) -> None:
-        """Whoever asked waits no longer. `answer`: it still wants what there is, perhaps nothing."""
+        """Whoever asked waits no longer. `answer`: it still wants what there is, perhaps nothing. A number of which
+        nothing waits (any more) is passed over."""
 
     def open_session(self, push: Callable[[Push], None]) -> SessionId:
         """Pushes are values of the kinds above; they come on the loop's thread."""

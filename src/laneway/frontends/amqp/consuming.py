@@ -38,7 +38,11 @@ class Consumer:
         self.lease_ms = lease_ms
         # If it is counted, it is told how often a message was delivered before.
         self._writer = DeliveryWriter(
-            channel.number, encode_short_text(tag), channel.connection.frame_bytes, counted=counted
+            channel.number,
+            encode_short_text(tag),
+            channel.connection.frame_bytes,
+            channel.shared.wheres,
+            counted=counted,
         )
 
     def deliver(self, deliveries: Deliveries) -> None:

@@ -27,8 +27,10 @@ _pack_tag, _pack_content = _TAG.pack, _CONTENT_HEAD.pack
 _pack_body = struct.Struct(">BBHI").pack  # the end of the frame before it, and the head of a body frame
 _U32 = struct.Struct(">I")
 
-MAX_REMEMBERED = 256  # exchanges and routing keys of one consumer
+MAX_REMEMBERED = 20_000  # exchanges with routing keys, of all connections
 
+#: Exchange and routing key as short strings, by what stands before a property list in the stored form.
+Wheres = dict[bytes, bytes]
 Face = tuple[bytes, bytes]  # exchange and routing key as short strings; the property list
 
 
@@ -61,12 +63,13 @@ def face_of(deliveries: Deliveries, i: int, *, counted: bool) -> Face:
 class DeliveryWriter:
     """Puts the messages of one consumer on the wire. Hot: the parts of all messages stand side by side in columns."""
 
-    def __init__(self, channel: int, tag: bytes, frame_bytes: int, *, counted: bool) -> None:
+    def __init__(self, channel: int, tag: bytes, frame_bytes: int, wheres: Wheres, *, counted: bool) -> None:
         self._channel = channel
         self._counted = counted
         self._tag = tag  # the consumer's, as a short string
         self._most = frame_bytes - FRAME_OVERHEAD_BYTES
-        self._known: dict[bytes, bytes] = {}  # by what stands before a property list in the stored form
+        self._known = wheres
+        self._before_tags: dict[int, bytes] = {}  # by the length of what follows the tag
 
     def write(self, deliveries: Deliveries, first_delivery: int) -> bytes:
         wheres: list[bytes] = []
@@ -114,13 +117,12 @@ class DeliveryWriter:
         sizes = list(map(len, bodies))
         if min(sizes) == 0 or max(sizes) > self._most:
             return self._framed_singly(wheres, raws, redelivered, bodies, first_delivery)
-        if wheres.count(wheres[0]) == count:
-            befores = [self._before_tag(wheres[0])] * count
-        else:
-            made = {where: self._before_tag(where) for where in set(wheres)}
-            befores = [made[where] for where in wheres]
         parts: list[bytes | memoryview] = [_END] * (9 * count)
-        parts[0::9] = befores
+        where_sizes = list(map(len, wheres))
+        if where_sizes.count(where_sizes[0]) == count:
+            parts[0::9] = [self._before_tag(where_sizes[0])] * count
+        else:
+            parts[0::9] = map(self._before_tag, where_sizes)
         parts[1::9] = map(_pack_tag, range(first_delivery, first_delivery + count), redelivered)
         parts[2::9] = wheres
         lengths = [12 + len(raw) for raw in raws]
@@ -130,9 +132,13 @@ class DeliveryWriter:
         parts[7::9] = bodies
         return b"".join(parts)
 
-    def _before_tag(self, where: bytes) -> bytes:
-        size = 4 + len(self._tag) + _TAG.size + len(where)
-        return _METHOD_HEAD.pack(METHOD, self._channel, size, 60, 60) + self._tag
+    def _before_tag(self, where_size: int) -> bytes:
+        found = self._before_tags.get(where_size)
+        if found is None:
+            size = 4 + len(self._tag) + _TAG.size + where_size
+            found = _METHOD_HEAD.pack(METHOD, self._channel, size, 60, 60) + self._tag
+            self._before_tags[where_size] = found
+        return found
 
     def _framed_singly(
         self,

@@ -151,6 +151,7 @@ def publish(ch: Channel, publishes: Sequence[tuple[bytes, bytes, bytes]]) -> Non
     batch = Batch() if ch.transaction is None else ch.transaction.batch
     before = len(batch.bodies)
     known: dict[bytes, Destination] = {}
+    exchanges: set[str] = set()  # to which it may write
     size = 0
     error: AmqpError | None = None
     add_target, add_body, add_props = batch.targets.append, batch.bodies.append, batch.props.append
@@ -161,7 +162,9 @@ def publish(ch: Channel, publishes: Sequence[tuple[bytes, bytes, bytes]]) -> Non
             there = known.get(method)
             if there is None:
                 there = known[method] = ch.shared.destinations.of(ch, method)
-                ch.check_access("exchange", there.exchange, "write")
+                if there.exchange not in exchanges:
+                    ch.check_access("exchange", there.exchange, "write")
+                    exchanges.add(there.exchange)
             priority, expiration, reply_to, user_id = needed(raw)
             if (
                 user_id is None

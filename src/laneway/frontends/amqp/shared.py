@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from laneway.access import Access
 from laneway.broker.interface import Broker
+from laneway.frontends.amqp.delivering import Wheres
 from laneway.frontends.amqp.limits import AmqpLimits
 from laneway.frontends.amqp.publishing import Destinations
 
@@ -33,6 +34,7 @@ class AmqpShared:
         self.random_name = random_name  # for queues, consumers and replies that nobody named
         self.connections: set[AmqpConnection] = set()
         self.destinations = Destinations(limits.remembered_destinations)
+        self.wheres: Wheres = {}
         self.reply_channels: dict[str, Channel] = {}  # by the name their replies are published to
         self.is_stopping = False
         self.is_blocked = False  # the disk is full: publishers wait
