@@ -397,3 +397,24 @@ def test_a_login_that_cannot_be_checked_now_is_not_called_wrong(own_serving: Own
         )
         close = wire.expect("connection.close")
         assert close.fields["code"] == 320 and "try again" in close.fields["text"]
+
+
+def test_channels_that_come_and_go_leave_nothing_behind(own_serving: OwnServing) -> None:
+    serving = own_serving()
+    with serving.log_in() as wire:
+        wire.ask(1, "queue.declare", queue="q")
+        wire.send(publish(1, "q", b"held whenever a channel ends"))
+        for _ in range(5):
+            wire.send(method(2, "channel.open"))
+            wire.expect("channel.open-ok")
+            assert wire.ask(2, "basic.qos", **{"count": 7, "global": 1}).name == "basic.qos-ok"
+            wire.send(method(2, "basic.consume", queue="q"))
+            wire.expect("basic.consume-ok")
+            wire.expect("basic.deliver")
+            wire.read(), wire.read()
+            wire.send(method(2, "channel.close"))
+            wire.expect("channel.close-ok")
+        (connection,) = serving.server.shared.connections
+        session = serving.partition.sessions.find(connection.session)
+        assert session is not None
+        assert (session.pools, session.subscriptions, connection.consumers) == ({}, {}, {})

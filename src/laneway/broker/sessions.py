@@ -220,8 +220,10 @@ class Sessions:
     def limit_pool(self, session: SessionId, pool: int, limit: int) -> None:
         found = self._sessions.get(session)
         shared = found.pool(pool) if found is not None else None
-        if shared is not None:
+        if found is not None and shared is not None:
             shared.set(limit)
+            if not limit and not shared.subscriptions:
+                del found.pools[pool]  # as if it had never been; clients open any number of channels in turn
 
     def pause(self, session: SessionId, paused: bool) -> None:
         found = self._sessions.get(session)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from laneway.access import Need
-from laneway.broker.interface import Request, Sync, Unsubscribe
+from laneway.broker.interface import LimitPool, Request, Sync, Unsubscribe
 from laneway.broker.values import QueueInfo
 from laneway.errors import LanewayError
 from laneway.frontends.amqp import consuming, exchanges, publishing, queues, replies, transactions
@@ -176,6 +176,11 @@ class Channel:
         if self.transaction is not None:
             self.transaction.restore()
         self.settling.settle(self.unacked.take_all(), "release")
+        self.broker.send(LimitPool(self.connection.session, self.pool, 0), _not_answered)
+
+
+def _not_answered(answer: object) -> None:
+    """The request has no answer."""
 
 
 def locked(name: str, vhost: str) -> AmqpError:
