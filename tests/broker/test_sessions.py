@@ -845,8 +845,13 @@ def test_a_queue_that_goes_with_its_users_does_so_as_soon_as_the_disk_has_room_a
         Consumer(b, on=connection)
         await b.turns()
         b.partition.committer.stuck = True
+        tries: list[str] = []
+        delete = b.partition.queues.delete
+        monkeypatch.setattr(b.partition.queues, "delete", lambda *names: (tries.append(names[1]), delete(*names)))
         connection.end()
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(5):
+            while len(tries) < 3:
+                await asyncio.sleep(0.001)
         assert b.find() is not None, "nothing can be written"
         b.partition.committer.stuck = False
         async with asyncio.timeout(5):
