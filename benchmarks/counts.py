@@ -34,7 +34,7 @@ from benchmarks import amqp_frames as amqp
 from benchmarks import laneway_load as laneway
 from benchmarks import sqs_load
 from benchmarks.amqp_load import consuming, single_acks
-from benchmarks.amqp_messages import Kind, celery_like, look_alike
+from benchmarks.amqp_messages import Kind, celery_like, distinct, look_alike
 from benchmarks.http_load import queue_path, request
 from benchmarks.load import LoadFailed
 from benchmarks.turns import is_chosen
@@ -283,6 +283,42 @@ def amqp_queues(
     return prepare
 
 
+def amqp_many_queues(queues: int, rounds: int) -> Prepare:
+    """One publisher that sends to all queues in turn, and one connection that consumes from all of them."""
+
+    async def prepare(server: Server) -> Turn:
+        publisher, consumer = await server.amqp(), await server.amqp()
+        names = [f"many-{queues}-{at}" for at in range(queues)]
+        for name in names:
+            declare = amqp.method(amqp.DECLARE, b"\0\0" + amqp.short_text(name) + b"\x02" + amqp.table({}))
+            await answers([publisher], [declare])
+            await answers([consumer], [consuming(name, name)])
+        await answers([publisher], [amqp.method(amqp.SELECT, b"\0")])
+        chance, count = random.Random(1), queues * rounds
+        bodies = cycle([text.encode() for text in laneway.payload_texts(KILOBYTE, READ_MESSAGES)])
+        said = [amqp.published(name, next(bodies), distinct(chance, None)) for name in names * rounds]
+        reads = [b"".join(said[at : at + READ_MESSAGES]) for at in range(0, count, READ_MESSAGES)]
+        done = 0
+
+        async def turn() -> int:
+            nonlocal done
+            for data in reads:
+                publisher.connection.data_received(data)  # type: ignore[attr-defined]
+            received = 0
+            while received < count * KILOBYTE:
+                await answered([consumer])
+                received += len(consumer.take())
+            publisher.take()
+            first, done = done + 1, done + count
+            acks = b"".join([amqp.ack(tag, multiple=True) for tag in range(first + 99, done + 1, 100)])
+            consumer.connection.data_received(acks)  # type: ignore[attr-defined]
+            return count
+
+        return turn
+
+    return prepare
+
+
 async def sqs_signer(server: Server) -> tuple[sqs_load.Signer, list[Transport]]:
     access = server.access
     if not any(account.name == "bench" for account in access.accounts()):
@@ -359,6 +395,7 @@ CASES: dict[str, Prepare] = {
     "AMQP ten priorities": amqp_queues(1, settings={"x-max-priority": 10}, priorities=range(1, 11)),
     "AMQP two queues": amqp_queues(2),
     "AMQP ten queues": amqp_queues(10),
+    "AMQP a thousand queues": amqp_many_queues(1000, rounds=2),
     "AMQP one queue, single acks": amqp_queues(1, single_acks_only=True),
     "AMQP one quorum queue": amqp_queues(1, settings={"x-queue-type": "quorum"}),
     "SQS send, 1 × 1 KB": sqs_send(1),
