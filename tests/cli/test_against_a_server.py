@@ -97,9 +97,9 @@ def test_listing_stops_at_the_limit_and_says_so(run: Run) -> None:
 
 
 def test_a_setting_out_of_range_is_refused_in_wire_words(run: Run) -> None:
-    refused = run("queue", "create", "wrong", "--lease", "13h", "--json", code=1)
+    refused = run("queue", "create", "wrong", "--max-priority", "999", "--json", code=1)
     error = json.loads(refused.stderr)["error"]
-    assert (error["code"], error["field"]) == ("invalid_input", "visibility_timeout")
+    assert (error["code"], error["field"]) == ("invalid_input", "max_priority")
 
 
 def test_another_virtual_host_is_another_place(run: Run) -> None:
@@ -699,3 +699,77 @@ def test_cursors_are_set_listed_and_deleted(run: Run, queue: str) -> None:
     assert "a position is a number, first or end" in run("cursor", "set", "nightly", "soon", code=2).stderr
     assert run("cursor", "delete", "nightly", "--yes").stdout == "deleted nightly\n"
     assert run("cursor", "delete", "nightly", "--yes", code=1).stderr.startswith("laneway: there is no cursor")
+
+
+# --- what people get wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("send", "q", "x", "--delay", "20m"), ("--delay", "20m is too long", "15m", "--at")),
+        (("send", "q", "x", "--at", "tomorrow"), ("--at", "'tomorrow' is no time", "2030-01-31T10:00:00Z")),
+        (("send", "q", "x", "--priority", "high"), ("--priority", "'high' is no priority", "0 to 255")),
+        (("receive", "q", "--lease", "13h"), ("--lease", "13h is too long", "12h")),
+        (("extend", "q", "r", "--lease", "13h"), ("--lease", "13h is too long", "12h")),
+        (("queue", "create", "q", "--retention", "15d"), ("--retention", "15d is too long", "2w")),
+    ],
+)
+def test_values_that_do_not_fit_are_told_in_words_of_the_flag(
+    run: Run, arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    said = run(*arguments, code=2).stderr
+    assert all(word in said for word in words) and said.count("\n") == 1
+
+
+def test_what_only_the_server_knows_is_told_in_words_of_the_flag_too(run: Run, queue: str) -> None:
+    assert run("send", queue, "x", "--priority", "200", code=1).stderr.startswith("laneway: --priority: ")
+    far = run("send", queue, "x", "--at", "2999-01-01T00:00:00Z", code=1).stderr
+    assert far == "laneway: --at: the time is more than 90 days ahead\n"
+    assert run("queue", "create", "x", "--max-priority", "999", code=1).stderr.startswith("laneway: --max-priority: ")
+
+
+def test_a_misspelt_queue_is_guessed(run: Run, queue: str) -> None:
+    wrong = queue[:-2] + queue[-1]
+    assert f"there is no queue '{wrong}': did you mean {queue}?" in run("receive", wrong, code=1).stderr
+    assert "did you mean" not in run("receive", "zzzzzz", code=1).stderr
+
+
+def test_a_time_without_a_zone_is_meant_on_this_machine(run: Run, queue: str) -> None:
+    run("send", queue, "x", "--at", "2020-01-01T10:00")  # it is past: visible at once
+    assert run("receive", queue, "--ack", "--bodies").stdout == "x\n"
+
+
+def test_broken_json_is_pointed_out_and_sent_as_text(run: Run, queue: str) -> None:
+    done = run("send", queue, '{"id": 1')
+    assert "looks like JSON and is none" in done.stderr and "delimiter" in done.stderr
+    assert run("receive", queue, "--ack", "--bodies").stdout == '{"id": 1\n'
+    assert run("send", queue, "[INFO]", "--content-type", "text/plain").stderr == ""
+    assert "is not JSON" in run("send", queue, "{", "--content-type", "application/json", code=1).stderr
+
+
+def test_a_deduplicated_message_is_said_to_be_one(run: Run) -> None:
+    run("queue", "create", "once", "--dedup-window", "5m")
+    first = run("send", "once", "x", "--dedup-id", "7")
+    again = run("send", "once", "x", "--dedup-id", "7")
+    assert first.stderr == "" and again.stdout == first.stdout
+    assert "nothing was added" in again.stderr and "'7'" in again.stderr
+
+
+def test_an_account_that_cannot_be_deleted_is_not_asked_about(run: Run) -> None:
+    said = run("account", "delete", "nobody", stdin="y\n", code=1).stderr
+    assert "there is no account 'nobody'" in said and "Delete" not in said
+    assert "Delete the account 'guest'" in run("account", "delete", "guest", stdin="n\n", code=1).stderr
+
+
+def test_watched_stats_are_written_into_a_pipe(server: Server, run: Run, queue: str) -> None:
+    command = [sys.executable, "-m", "laneway", "stats", "--watch", "--every", "100ms", "--url", server.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        lines = iter(watching.stdout.readline, "")
+        tables = 0
+        while tables < 2:
+            tables += next(lines).startswith("queue ")
+        watching.send_signal(signal.SIGINT)
+        watching.stdout.read()
+    assert watching.returncode == 0

@@ -178,9 +178,10 @@ def change_account(
 @pass_session
 def delete_account(session: CliSession, name: str, yes: bool) -> None:
     """Delete an account and its API keys. The last admin cannot be deleted."""
-    if not yes:
-        confirm(f"Delete the account {name!r} and its API keys?")
     with session.client() as client:
+        if not yes:
+            client.account(name)  # whoever may not delete it, or misspelt it, learns that before the question
+            confirm(f"Delete the account {name!r} and its API keys?")
         client.delete_account(name)
     print_json({"deleted": name}) if session.json else click.echo(f"deleted account {name}")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
 
 import click
 
@@ -22,6 +24,54 @@ def duration(text: str) -> float:
     if match is None or match[2] not in SECONDS:
         raise click.BadParameter(f"{text!r} is no duration: give seconds, or a number with ms, s, m, h or d, like 15m")
     return float(match[1]) * SECONDS[match[2]]
+
+
+def shown(seconds: float) -> str:
+    """A duration as people write it: 15m, 12h."""
+    for unit in ("w", "d", "h", "m"):
+        if seconds >= SECONDS[unit] and seconds % SECONDS[unit] == 0:
+            return f"{seconds / SECONDS[unit]:g}{unit}"
+    return f"{seconds:g}s"
+
+
+class DurationUpTo(click.ParamType[float | str]):
+    """A duration with a longest value. The API has the same limit; an error here names the flag."""
+
+    name = "duration"
+
+    def __init__(self, most: str, *, otherwise: str = "", or_none: bool = False) -> None:
+        self._most = duration(most)
+        self._otherwise = otherwise  # what to use for more
+        self._or_none = or_none
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
+        if isinstance(value, float) or (self._or_none and value == NONE):
+            return value  # type: ignore[no-any-return]
+        try:
+            seconds = duration(value)
+        except click.BadParameter as wrong:
+            self.fail(wrong.message, param, ctx)
+        if seconds > self._most:
+            more = f"; {self._otherwise}" if self._otherwise else ""
+            self.fail(f"{value} is too long, the most is {shown(self._most)}{more}", param, ctx)
+        return seconds
+
+
+def priority(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,3}", text) or int(text) > 255:
+        raise click.BadParameter(f"{text!r} is no priority: give a number from 0 to 255, a higher one goes first")
+    return int(text)
+
+
+def moment(text: str) -> datetime:
+    """A point in time in ISO 8601. Without a zone it is meant in the zone of this machine."""
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise click.BadParameter(
+            f"{text!r} is no time: give one like 2030-01-31T10:00:00Z, or like 2030-01-31T10:00 in this machine's "
+            f"zone; --delay 10m counts from now"
+        ) from None
 
 
 def size(text: str) -> int:

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from laneway.cli.kinds import REASONS, attribute_value, duration, name_and_value, stdin_bytes, stdin_lines
+from laneway.cli.kinds import (
+    REASONS,
+    DurationUpTo,
+    attribute_value,
+    duration,
+    moment,
+    name_and_value,
+    priority,
+    stdin_bytes,
+    stdin_lines,
+)
 from laneway.cli.session import CliSession, Failure, pass_session, queue_argument, talks_to_a_server
 from laneway.cli.show import age, payload_text, print_json, print_table, printable, progress, shortened
 
@@ -31,11 +41,17 @@ def message_options(command: F) -> F:
     """What a message may carry beside its body: the options of all commands that publish."""
     for option in reversed(
         (
-            click.option("--priority", "-p", type=click.IntRange(0, 255), help="Higher goes first."),
-            click.option("--delay", "delay_seconds", type=duration, help="Hide it for so long, up to 15m."),
+            click.option("--priority", "-p", type=priority, help="Higher goes first."),
+            click.option(
+                "--delay",
+                "delay_seconds",
+                type=DurationUpTo("15m", otherwise="--at takes a time up to 90 days ahead"),
+                help="Hide it for so long, up to 15m.",
+            ),
             click.option(
                 "--at",
                 "deliver_at",
+                type=moment,
                 metavar="TIME",
                 help="Hide it until then: 2030-01-01T10:00:00Z, up to 90 days ahead.",
             ),
@@ -105,6 +121,11 @@ def send(
     with session.client() as client:
         answer = client.publish(queue, **payload, **options)
     print_json(answer) if session.json else click.echo(answer["message_id"])
+    if answer.get("duplicate") and options["dedup_id"] is not None and not session.json:
+        click.echo(
+            f"laneway: nothing was added: the dedup id {options['dedup_id']!r} was used before, by the message above",
+            err=True,
+        )
 
 
 def payload_given(body: str | None, content_type: str | None) -> dict[str, Any]:
@@ -130,7 +151,13 @@ def _payload(raw: bytes, content_type: str | None) -> dict[str, Any]:
         return {"payload": raw, "content_type": "application/octet-stream"}
     try:
         return _json_payload(raw)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError) as wrong:
+        if text.lstrip()[:1] in ("{", "["):
+            click.echo(
+                f"laneway: {shortened(text.strip(), 40)} looks like JSON and is none ({wrong}): it goes out as text; "
+                f"--content-type {JSON_TYPE} refuses such a body, --content-type text/plain takes it without a word",
+                err=True,
+            )
         return {"payload": text, "content_type": "text/plain"}
 
 
@@ -192,7 +219,7 @@ def _say_refused(session: CliSession, what: str, error: ClientError) -> None:
     "--max", "max_messages", default=1, type=click.IntRange(1, 1000), show_default=True, help="Most messages."
 )
 @click.option("--wait", "wait_seconds", default="0", type=duration, help="Wait so long for the first message.")
-@click.option("--lease", "visibility_timeout", type=duration, help="Lease them for so long, up to 12h.")
+@click.option("--lease", "visibility_timeout", type=DurationUpTo("12h"), help="Lease them for so long, up to 12h.")
 @click.option("--consumer", "consumer_id", metavar="TEXT", help="The name shown beside the lease.")
 @click.option("--ack", "do_ack", is_flag=True, help="Settle them once they are printed.")
 @click.option("--bodies", is_flag=True, help="Print the bodies alone, one after the other.")
@@ -263,7 +290,7 @@ def _print_message(session: CliSession, message: Message, bodies: bool) -> None:
 @click.option(
     "--state", "states", multiple=True, type=click.Choice(STATES), help="Which; may be repeated.  [default: ready]"
 )
-@click.option("--priority", type=click.IntRange(0, 255), help="Of this priority.")
+@click.option("--priority", type=priority, help="Of this priority.")
 @click.option("--attribute", type=name_and_value, help="With this attribute.")
 @click.option("--older-than", "older_than_seconds", type=duration, help="Older than this.")
 @click.option("--newer-than", "newer_than_seconds", type=duration, help="Younger than this.")

@@ -29,9 +29,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 SETTINGS: tuple[tuple[str, str, Any, str], ...] = (
     ("--max-priority", "max_priority", kinds.number, "Highest priority, up to 255."),
     ("--default-priority", "default_priority", kinds.number_or_none, "Of messages that name none; none: the middle."),
-    ("--lease", "visibility_timeout", kinds.duration, "How long a message is leased, up to 12h."),
-    ("--retention", "retention_seconds", kinds.duration_or_none, "How long a message is kept, up to 14d, or none."),
-    ("--delay", "delay_seconds", kinds.duration, "How long a new message stays hidden, up to 15m."),
+    ("--lease", "visibility_timeout", kinds.DurationUpTo("12h"), "How long a message is leased, up to 12h."),
+    (
+        "--retention",
+        "retention_seconds",
+        kinds.DurationUpTo("14d", or_none=True),
+        "How long a message is kept, up to 14d, or none.",
+    ),
+    ("--delay", "delay_seconds", kinds.DurationUpTo("15m"), "How long a new message stays hidden, up to 15m."),
     ("--ttl", "message_ttl_seconds", kinds.duration_or_none, "After which a message expires, or none."),
     ("--max-receives", "max_receive_count", kinds.number_or_none, "Receives before a message is dead, or none."),
     ("--dead-letter-queue", "dead_letter_queue", str, "Where dead letters go, or none: they stay here."),
@@ -46,7 +51,12 @@ SETTINGS: tuple[tuple[str, str, Any, str], ...] = (
         click.Choice(["reject", "drop_oldest", "reject_dead_letter"]),
         "What happens when it is full.",
     ),
-    ("--dedup-window", "dedup_window_seconds", kinds.duration, "How long a dedup id is remembered, up to 1d."),
+    (
+        "--dedup-window",
+        "dedup_window_seconds",
+        kinds.DurationUpTo("1d"),
+        "How long a dedup id is remembered, up to 1d.",
+    ),
     ("--max-message-bytes", "max_message_bytes", kinds.size, "Largest message."),
     ("--durable", "durable", click.BOOL, "Whether it outlives a restart of the server."),
     ("--auto-delete", "auto_delete", click.BOOL, "Whether it goes with its last consumer."),
@@ -60,6 +70,7 @@ SETTINGS: tuple[tuple[str, str, Any, str], ...] = (
 def takes_settings(command: F) -> F:
     for flag, name, kind, help in reversed(SETTINGS):
         metavar = {str: "QUEUE"}.get(kind) or getattr(kind, "__name__", "").removesuffix("_or_none").upper() or None
+        metavar = "DURATION" if isinstance(kind, kinds.DurationUpTo) else metavar
         command = click.option(flag, name, type=kind, metavar=metavar, help=help)(command)
     return command
 

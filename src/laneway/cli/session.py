@@ -11,18 +11,21 @@ import os
 import sys
 from collections.abc import Callable
 from functools import wraps
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
-    from laneway.client import Client
+    from laneway.client import Client, ClientError
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 
 REFUSED = 1  # the server refused, or something failed on the way
 USAGE = 2
 UNREACHABLE = 3
+
+LOOKED_THROUGH = 1000  # queues, for one whose name is like a name that was not found
 
 #: What to do next, by the code of the refusal.
 ADVICE = {
@@ -236,9 +239,39 @@ def pass_session(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def with_session(*arguments: Any, **options: Any) -> None:
-        command(click.get_current_context().ensure_object(CliSession), *arguments, **options)
+        ctx = click.get_current_context()
+        session = ctx.ensure_object(CliSession)
+        try:
+            command(session, *arguments, **options)
+        except Exception as error:
+            from laneway.client import ClientError  # only now: it takes its time to load
+
+            if isinstance(error, ClientError):
+                if error.code == "queue_not_found":
+                    error.message = _like(session, options.get("queue")) or error.message
+                elif error.code == "invalid_input":
+                    error.message = _in_flags(ctx.command, error)
+            raise
 
     return with_session
+
+
+def _in_flags(command: click.Command, error: ClientError) -> str:
+    """What the server says of a field, said of the flag that filled it."""
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and error.field is not None:
+            if error.field.rpartition(".")[2] == parameter.name:
+                return f"{parameter.opts[0]}: {error.message.removeprefix(f'{error.field}: ')}"
+    return error.message
+
+
+def _like(session: CliSession, name: object) -> str:
+    """What to say of a queue that is not there, if one with a similar name is."""
+    if not isinstance(name, str):
+        return ""
+    names = queue_names(session, "", LOOKED_THROUGH)
+    close = difflib.get_close_matches(name, [one for one in names if one != name], n=1)
+    return f"there is no queue {name!r}: did you mean {close[0]}?" if close else ""
 
 
 def confirm(question: str) -> None:
@@ -253,12 +286,16 @@ def confirm(question: str) -> None:
 
 
 def complete_queue(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """Names of queues for the shell: quickly, or not at all."""
-    session = ctx.find_object(CliSession) or CliSession()
+    """Names of queues for the shell."""
+    return queue_names(ctx.find_object(CliSession) or CliSession(), incomplete, 100)
+
+
+def queue_names(session: CliSession, prefix: str, most: int) -> list[str]:
+    """Names of queues as a help for people: quickly, or not at all."""
     try:
         with session.client(timeout_seconds=1.0, attempts=1) as client:
-            return [queue["queue_name"] for queue in client.queues(incomplete, limit=100)]
-    except Exception:  # whatever it is, a completion has nowhere to say so
+            return [queue["queue_name"] for queue in islice(client.queues(prefix, limit=min(most, 1000)), most)]
+    except Exception:  # whatever it is, it has no place in what the command says
         return []
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from laneway.cli.kinds import duration, stdin_lines
+from laneway.cli.kinds import DurationUpTo, stdin_lines
 from laneway.cli.session import CliSession, Failure, pass_session, queue_argument, talks_to_a_server
 from laneway.cli.show import print_json
 
@@ -42,7 +42,7 @@ def ack(session: CliSession, queue: str, receipts: tuple[str, ...]) -> None:
 
 @click.command(short_help="Give received messages back to their queue.")
 @settles
-@click.option("--delay", "delay_seconds", type=duration, help="Hide them for so long.")
+@click.option("--delay", "delay_seconds", type=DurationUpTo("12h"), help="Hide them for so long, up to 12h.")
 @click.option("--backoff", is_flag=True, help="Hide them for a time that doubles with each receive, up to 15m.")
 def release(
     session: CliSession, queue: str, receipts: tuple[str, ...], delay_seconds: float | None, backoff: bool
@@ -84,7 +84,13 @@ def reject(session: CliSession, queue: str, receipts: tuple[str, ...], reason: s
 
 @click.command(short_help="Set when the leases of received messages end.")
 @settles
-@click.option("--lease", "lease_seconds", type=duration, required=True, help="So long from now; 0 gives them back.")
+@click.option(
+    "--lease",
+    "lease_seconds",
+    type=DurationUpTo("12h"),
+    required=True,
+    help="So long from now, up to 12h; 0 gives them back.",
+)
 def extend(session: CliSession, queue: str, receipts: tuple[str, ...], lease_seconds: float) -> None:
     """Set when the leases of received messages end: so long from now, later or sooner than before.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -52,8 +54,10 @@ def stats(session: CliSession, queue: str | None, watch: bool, every_seconds: fl
             for found in _rounds(fetch, watch, every_seconds):
                 for one in found:
                     print_json(one)
-        elif watch:
+        elif watch and sys.stdout.isatty():
             _watch(fetch, render, every_seconds)
+        elif watch:
+            _write_on(fetch, render, every_seconds)
         else:
             found = fetch()
             if found:
@@ -87,6 +91,20 @@ def _watch(
                 live.update(render(found).for_a_person(), refresh=True)
     except KeyboardInterrupt:
         pass  # the way to end watching, not a failure
+
+
+def _write_on(
+    fetch: Callable[[], list[dict[str, Any]]], render: Callable[[list[dict[str, Any]]], Rows], every_seconds: float
+) -> None:
+    """Into a pipe or a file: a table each time, under its time, written when it is made."""
+    try:
+        for found in _rounds(fetch, True, every_seconds):
+            click.echo(f"{datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z}")
+            print_rows(render(found))
+            click.echo()
+            sys.stdout.flush()
+    except (KeyboardInterrupt, BrokenPipeError):
+        pass  # the reader has seen enough
 
 
 def _all(client: Client, prefix: str, limit: int, unread: set[str]) -> list[dict[str, Any]]:
