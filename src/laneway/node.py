@@ -109,6 +109,7 @@ class Node:
         limits = self._rest_limits()
         sqs = SqsApi(self.broker, self.access, self._sqs)
         self.http = HttpServer([sqs, RestApi(self.broker, self.access, limits)], limits)
+        self.access.on_change(self.http.recheck)
         self.amqp = AmqpServer(self.broker, self.access, self._amqp_limits())
         tls = tls_context(self.config)
         await self._listen("http", self.config.http, self.http.start)

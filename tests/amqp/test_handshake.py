@@ -251,5 +251,5 @@ def test_a_permission_that_is_taken_away_is_gone_on_open_connections(limited: Se
     limited.run(limited.access.put_account("brief", password="pw", permissions=[Permission("*", "*", configure=True)]))
     with limited.log_in("brief", "pw") as wire:
         assert wire.ask(1, "queue.declare", queue="brief").name == "queue.declare-ok"
-        limited.run(limited.access.put_account("brief", permissions=[]))
+        limited.run(limited.access.put_account("brief", permissions=[Permission("*", "*", write=True)]))
         assert wire.ask(1, "queue.declare", queue="brief").fields["code"] == 403

@@ -67,6 +67,7 @@ class SqsServing(Serving):
         sqs = SqsApi(self.broker, self.access, self._options, now_s=lambda: time.time() + self.signing_ahead_s)
         rest_limits = RestLimits()
         self.server = HttpServer([sqs, RestApi(self.broker, self.access, rest_limits)], rest_limits)
+        self.access.on_change(self.server.recheck)
         self.address = await self.server.start("127.0.0.1", 0)
         if not self._options.is_anonymous:
             await self.access.put_account("root", password="secret", roles=["admin"])

@@ -12,6 +12,8 @@ from laneway.access.accounts import (
     Account,
     KeyInfo,
     KeyKind,
+    Login,
+    LoginKind,
     Need,
     Permission,
 )
@@ -29,6 +31,8 @@ __all__ = [
     "DocumentStore",
     "KeyInfo",
     "KeyKind",
+    "Login",
+    "LoginKind",
     "Need",
     "Permission",
 ]

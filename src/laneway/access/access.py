@@ -10,6 +10,7 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import logging
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NoReturn, Protocol, TypeVar
@@ -24,6 +25,8 @@ from laneway.access.accounts import (
     Account,
     KeyInfo,
     KeyKind,
+    Login,
+    LoginKind,
     Need,
     Permission,
     StoredAccount,
@@ -55,6 +58,8 @@ KEYS = "keys"
 KEY_PREFIX = "lw_"
 ACCESS_KEY_PREFIX = "AKIA"
 
+log = logging.getLogger("laneway.access")
+
 _T = TypeVar("_T")
 _SEEING: tuple[Need, ...] = ("stats", "write", "configure")
 
@@ -69,11 +74,12 @@ class DocumentStore(Protocol):
 
 class _Held:
     """An account in memory with all that is derived from it. Never changed: a change of the account makes a new one,
-    so whatever was remembered about the old one (decisions, a verified password) is forgotten with it."""
+    so whatever was decided about the old one is forgotten with it. That a password was verified is kept as long as
+    the account has that password."""
 
     __slots__ = ("account", "decisions", "every_count", "every_queue", "password", "rules", "verified")
 
-    def __init__(self, stored: StoredAccount) -> None:
+    def __init__(self, stored: StoredAccount, before: _Held | None = None) -> None:
         self.account = stored.account
         self.password = stored.password
         roles = stored.account.roles
@@ -83,7 +89,10 @@ class _Held:
             (compile_pattern(p.vhost), compile_pattern(p.queue), p) for p in stored.account.permissions
         ]
         self.decisions: dict[tuple[str, str, str], bool] = {}
-        self.verified: bytes | None = None  # the keyed hash of the password, once it was found to be right
+        # The keyed hash of the password, once it was found to be right.
+        self.verified: bytes | None = (
+            before.verified if before is not None and before.password == stored.password else None
+        )
 
     def decide(self, vhost: str, queue: str, need: Need) -> bool:
         if need == "stats" and self.every_count:
@@ -115,6 +124,7 @@ class Access:
         self._secret = random_bytes(32)  # of this process: what it remembers of passwords is of no use elsewhere
         self._nobody = unmatchable_hash(random_bytes)
         self._changing = asyncio.Lock()
+        self._listeners: list[Callable[[str], None]] = []
         self._unfinished: set[asyncio.Task[Any]] = set()
         self._verifying = asyncio.Semaphore(self._limits.verifications_at_once)
         self._verifications_waiting = 0
@@ -186,11 +196,12 @@ class Access:
         held = self._accounts.get(name)
         stored = held.password if held is not None else None
         matches = await asyncio.to_thread(password_matches, password, stored or self._nobody)
-        # The account may have been changed or deleted meanwhile: then what was verified is no longer its password.
-        if held is None or stored is None or not matches or self._accounts.get(name) is not held:
+        # The account may have been deleted, or its password changed, while the hash was computed.
+        current = self._accounts.get(name)
+        if current is None or stored is None or not matches or current.password != stored:
             _refuse_password()
-        held.verified = self._digest(name, password)
-        return held.account
+        current.verified = self._digest(name, password)
+        return current.account
 
     def authenticate_key(self, key: str) -> Account:
         info = self._keys.get(_key_hash(key)) if key.startswith(KEY_PREFIX) else None
@@ -220,6 +231,42 @@ class Access:
     @property
     def guest_only(self) -> bool:
         return all(name == GUEST for name in self._accounts)
+
+    # --- logins that last: connections that prove who they are once
+
+    def login(self, account: Account, by: LoginKind, secret: str = "") -> Login:
+        """What `lost` needs to know of a login that was just accepted. `secret`: the API key, if it was one."""
+        mark = ""
+        if by == "password":
+            mark = _password_mark(self._known(account.name).password)
+        elif by == "key":
+            mark = self._keys[_key_hash(secret)].key_id
+        return Login(account, by, mark)
+
+    def lost(self, login: Login) -> str:
+        """Why a login would not be accepted now; empty if it would."""
+        name = login.account.name
+        held = self._current(login.account)
+        if held is None:
+            return f"user '{name}' was deleted"
+        if login.by == "password" and _password_mark(held.password) != login.mark:
+            return f"the password of user '{name}' was changed"
+        if login.by == "key" and login.mark not in self._key_hashes.get(name, {}):
+            return f"the API key of user '{name}' was deleted"
+        return ""
+
+    def on_change(self, call: Callable[[str], None]) -> None:
+        """Have this called with the name of each account that was changed or deleted, or that lost a key. Whoever has
+        requests or connections under way must look at them again."""
+        self._listeners.append(call)
+
+    def _changed(self, name: str) -> None:
+        self.version += 1
+        for call in self._listeners:
+            try:
+                call(name)
+            except Exception:  # one front end must not keep the others from hearing of it
+                log.exception("connections of account %r could not be looked at", name)
 
     # --- may they
 
@@ -335,8 +382,8 @@ class Access:
                 self._check_admin_remains_without(name)
             stored = StoredAccount(account=after, password=hashed or (held.password if held is not None else None))
             await self._store.put_document(ACCOUNTS, name, encode_document(stored))
-            self._accounts[name] = _Held(stored)
-            self.version += 1
+            self._accounts[name] = _Held(stored, held)
+            self._changed(name)
             return after
 
     async def delete_account(self, name: str) -> None:
@@ -355,7 +402,7 @@ class Access:
             else:
                 await self._store.remove_document(ACCOUNTS, name)
             del self._accounts[name]
-            self.version += 1
+            self._changed(name)
 
     def _check_admin_remains_without(self, name: str, *, key_id: str | None = None) -> None:
         """Somebody must stay who can manage accounts, and who has a password or a key to come in with.
@@ -430,11 +477,11 @@ class Access:
 
     async def _remove_key(self, info: KeyInfo) -> None:
         await self._store.remove_document(KEYS, info.key_id)
-        self.version += 1
         if info.kind == "aws":
             del self._access_keys[info.key_id]
-            return
-        del self._keys[self._key_hashes[info.account].pop(info.key_id)]
+        else:
+            del self._keys[self._key_hashes[info.account].pop(info.key_id)]
+        self._changed(info.account)
 
     def _hold_key(self, key: StoredKey) -> None:
         self.version += 1
@@ -459,6 +506,11 @@ class Access:
 
 def _refuse_password() -> NoReturn:
     raise Unauthenticated("the account's name or its password is wrong")
+
+
+def _password_mark(stored: str | None) -> str:
+    """Tells one password of an account from the next, and nothing else: stored hashes are salted."""
+    return hashlib.sha256((stored or "").encode()).hexdigest()[:16]
 
 
 def _key_hash(key: str) -> bytes:

@@ -60,6 +60,17 @@ class Account(msgspec.Struct, frozen=True):
     created_at_ms: int = 0
 
 
+LoginKind = Literal["password", "key", "certificate"]
+
+
+class Login(msgspec.Struct, frozen=True):
+    """How a connection proved who it is: enough to tell later whether that would still be accepted."""
+
+    account: Account
+    by: LoginKind
+    mark: str = ""  # of the password that the account had, or the id of the key
+
+
 KeyKind = Literal["api", "aws"]
 """`api`: one word that is sent as it is (Bearer). `aws`: an access key id, and a secret that requests are signed with
 and that is never sent."""

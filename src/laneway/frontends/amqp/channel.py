@@ -132,6 +132,15 @@ class Channel:
             where = resource(kind, shown, self.vhost)
             raise access_refused(f"access to {where} refused for user '{self.account.name}'")
 
+    def consumer_refusal(self) -> AmqpError | None:
+        """Why one of its consumers may no longer read its queue; None if all may."""
+        for consumer in self.consumers.values():
+            try:
+                self.check_access("queue", consumer.queue, "read")
+            except AmqpError as error:
+                return error
+        return None
+
     def queue_name(self, given: str) -> str:
         """The queue that a method means."""
         if given:

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, cast
 
-from laneway.access import Account
+from laneway.access import Account, Login
 from laneway.broker.interface import Delivered, EndSession, Flow, Push, SettleHeld
 from laneway.core.field_tables import Malformed
 from laneway.errors import LanewayError
@@ -47,6 +47,7 @@ _CLOSE_OK = BY_NAME["connection.close-ok"].number
 _UPDATE_SECRET = BY_NAME["connection.update-secret"].number
 _PUBLISH = BY_NAME["basic.publish"].number
 _ACK = BY_NAME["basic.ack"].number
+_CONSUME = BY_NAME["basic.consume"].number
 
 
 class AmqpConnection(asyncio.Protocol):
@@ -55,6 +56,7 @@ class AmqpConnection(asyncio.Protocol):
         self.is_gone = False
         self.from_loopback = False
         self.account: Account | None = None
+        self.login: Login | None = None  # how it proved to be that account
         self.vhost = ""
         self.client_capabilities: dict[str, Any] = {}
         self.channel_max = shared.limits.channel_count
@@ -464,6 +466,30 @@ class AmqpConnection(asyncio.Protocol):
             self.end(AmqpError(320, why, method=0))
         else:
             self._transport.close()
+
+    def recheck(self) -> None:
+        """Its account was changed: end what it may no longer do (docs/access.md)."""
+        access, login = self.shared.access, self.login
+        if login is None or self._is_closing:
+            return
+        why = access.lost(login)
+        if why:
+            self._revoke(AmqpError(320, why, method=0))
+        elif self._is_running() and not access.may_enter(login.account, self.vhost):
+            text = f"access to vhost '{self.vhost}' refused for user '{login.account.name}'"
+            self._revoke(AmqpError(530, text, method=0))
+        else:
+            for channel in list(self.channels.values()):
+                error = channel.consumer_refusal()
+                if error is not None:
+                    self.fail_channel(channel, error, _CONSUME)
+
+    def _revoke(self, error: AmqpError) -> None:
+        """End the connection with all it was still to do."""
+        if self._blocked:
+            self._blocked.clear()
+            self.release()
+        self.end(error)
 
     def abort(self) -> None:
         self._transport.abort()

@@ -28,10 +28,13 @@ _GET_EMPTY = BY_NAME["basic.get-empty"]
 class Consumer:
     """One basic.consume: takes deliveries from the broker and puts them on the wire."""
 
-    __slots__ = ("_writer", "channel", "lease_ms", "no_ack", "number", "tag")
+    __slots__ = ("_writer", "channel", "lease_ms", "no_ack", "number", "queue", "tag")
 
-    def __init__(self, channel: Channel, number: int, tag: str, no_ack: bool, lease_ms: int | None, counted: bool):
+    def __init__(
+        self, channel: Channel, number: int, queue: str, tag: str, no_ack: bool, lease_ms: int | None, counted: bool
+    ):
         self.channel = channel
+        self.queue = queue
         self.number = number  # of the connection's consumers, as the broker knows it
         self.tag = tag
         self.no_ack = no_ack
@@ -88,7 +91,7 @@ def consume(ch: Channel, a: Arguments) -> None:
     lease_ms = _integer(ch, name, a, "x-consumer-timeout")
     lease_ms = None if lease_ms is None else ack_timeout_ms(lease_ms)
     number = ch.connection.next_number()
-    consumer = Consumer(ch, number, tag, a.no_ack, lease_ms, is_quorum(info.settings))
+    consumer = Consumer(ch, number, name, tag, a.no_ack, lease_ms, is_quorum(info.settings))
     ch.consumers[tag] = ch.connection.consumers[number] = consumer
 
     def refused(error: LanewayError) -> AmqpError:

@@ -9,7 +9,7 @@ import logging
 import ssl
 from typing import TYPE_CHECKING, Any
 
-from laneway.access import Account
+from laneway.access import Account, LoginKind
 from laneway.core.field_tables import Malformed, decode_table
 from laneway.errors import LanewayError, Unauthenticated, Unavailable
 from laneway.frontends.amqp.errors import AmqpError, not_allowed
@@ -74,21 +74,22 @@ class Handshake:
         except LanewayError as refused:
             self._refuse(refused)
         else:
-            self._logged_in(account)
+            self._logged_in(account, "certificate")
 
     def _log_in(self, name: str, password: str) -> None:
         access, local = self._shared.access, self._connection.from_loopback
+        by: LoginKind = "password"
         try:
             account = access.password_cached(name, password, from_loopback=local)
             if account is None and password.startswith(KEY_PREFIX):
-                account = access.authenticate_key(password)
+                account, by = access.authenticate_key(password), "key"
                 if name not in ("", account.name):
                     raise Unauthenticated("the API key is another account's")
         except LanewayError as refused:
             self._refuse(refused)
             return
         if account is not None:
-            self._logged_in(account)
+            self._logged_in(account, by, password)
             return
         self._connection.hold()
         self._shared.begin(self._check_password(name, password))
@@ -104,7 +105,7 @@ class Handshake:
                 self._refuse(refused)
         else:
             if not connection.is_gone:
-                self._logged_in(account)
+                self._logged_in(account, "password")
         connection.release()
 
     def _refuse(self, reason: LanewayError) -> None:
@@ -125,9 +126,10 @@ class Handshake:
             )
         )
 
-    def _logged_in(self, account: Account) -> None:
+    def _logged_in(self, account: Account, by: LoginKind, secret: str = "") -> None:
         limits = self._shared.limits
         self._connection.account = account
+        self._connection.login = self._shared.access.login(account, by, secret)
         self.state = "tuning"
         self._connection.write(
             encode("connection.tune", 0, limits.channel_count, limits.frame_bytes, limits.heartbeat_s)
@@ -149,10 +151,11 @@ class Handshake:
     def _open(self, a: Arguments) -> None:
         vhost, account = a.virtual_host, self._connection.account
         assert account is not None
-        if not self._shared.broker.topology.has_vhost(vhost):
-            raise not_allowed(f"vhost {vhost} not found")
+        # Asked first: whoever may not enter is not told whether it is there.
         if not self._shared.access.may_enter(account, vhost):
             raise not_allowed(f"access to vhost '{vhost}' refused for user '{account.name}'")
+        if not self._shared.broker.topology.has_vhost(vhost):
+            raise not_allowed(f"vhost {vhost} not found")
         self.state = "running"
         self._connection.vhost = vhost
         self._connection.opened()

@@ -189,6 +189,7 @@ def publish(ch: Channel, publishes: Sequence[tuple[bytes, bytes, bytes]]) -> Non
     batch.size_bytes += size
     count = len(batch.bodies) - before
     if ch.transaction is not None:
+        ch.transaction.exchanges |= exchanges
         ch.transaction.count(count, size)
     else:
         for there, raw, body in batch.returns:

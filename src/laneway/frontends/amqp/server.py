@@ -30,6 +30,7 @@ class AmqpServer:
         self.shared = AmqpShared(broker, access, limits, lambda: secrets.token_urlsafe(16))
         self.shared.on_connection = self._sweep_later
         broker.topology.on_vhost_deleted(self._leave)
+        access.on_change(self._recheck)
         self._servers: list[asyncio.Server] = []
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -89,6 +90,12 @@ class AmqpServer:
         for connection in list(self.shared.connections):
             if connection.vhost == vhost:
                 connection.stop(f"vhost '{vhost}' is deleted")
+
+    def _recheck(self, account: str) -> None:
+        """An account was changed: its connections may have lost what they rest on."""
+        for connection in list(self.shared.connections):
+            if connection.account is not None and connection.account.name == account:
+                connection.recheck()
 
     # One timer for all connections, and none while there are none.
 

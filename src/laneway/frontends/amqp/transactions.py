@@ -37,6 +37,7 @@ class Transaction:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self.batch = publishing.Batch()
+        self.exchanges: set[str] = set()  # that it publishes to
         self._settlements: list[tuple[Action, list[Taken]]] = []
         self._counted = 0
         self._bytes = 0
@@ -60,6 +61,8 @@ class Transaction:
             )
 
     def commit(self) -> None:
+        for exchange in sorted(self.exchanges):  # what was allowed when it was published may have been revoked since
+            self._channel.check_access("exchange", exchange, "write")
         settling, batch = self._channel.settling, self.batch
         settlements = [settling.request(part, action) for action, taken in self._settlements for part in taken]
         self.forget()  # what comes from now on is of the next one
@@ -89,7 +92,7 @@ class Transaction:
         all_of_it = self._channel.connection.uncommitted
         all_of_it.bytes -= self._bytes
         all_of_it.count -= self._counted
-        self.batch, self._settlements = publishing.Batch(), []
+        self.batch, self._settlements, self.exchanges = publishing.Batch(), [], set()
         self._counted = self._bytes = 0
 
     def restore(self) -> None:

@@ -58,6 +58,9 @@ class Application(Protocol):
     def end_wait(self, call: Call) -> None:
         """Let a call wait no longer (call.waiter is set): answer it with what there is, unless it is abandoned."""
 
+    def recheck(self, call: Call) -> None:
+        """Accounts were changed while a call waits (call.waiter is set): refuse it if it would be refused now."""
+
     def refusal(self, error: LanewayError) -> tuple[int, bytes, bytes]:
         """(status, body, header lines) that tell of an error."""
 
@@ -573,6 +576,11 @@ class HttpConnection(asyncio.Protocol):
         for call in list(self._slots):
             if call.waiter is not None:
                 call.head.application.end_wait(call)
+
+    def recheck(self) -> None:
+        for call in list(self._slots):
+            if call.waiter is not None:
+                call.head.application.recheck(call)
 
     def is_ending_with(self, call: Call) -> bool:
         """The server stops and this is the last request that came: no other is read after it."""

@@ -66,6 +66,11 @@ class HttpServer:
         if self._server is not None:
             await self._server.wait_closed()
 
+    def recheck(self, account: str) -> None:
+        """An account was changed: whoever waits may no longer have what they wait for."""
+        for connection in list(self._shared.connections):
+            connection.recheck()
+
     # One timer for all connections, and none while there are none.
 
     def _sweep_later(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from laneway.access import Access
 from laneway.broker.interface import Broker
-from laneway.errors import LanewayError, Unavailable
+from laneway.errors import LanewayError, Unauthenticated, Unavailable
 from laneway.frontends.http.errors import HttpError
 from laneway.frontends.http.head import Head
 from laneway.frontends.http.protocol import Call
@@ -113,6 +113,18 @@ class RestApi:
 
     def end_wait(self, call: Call) -> None:
         self._dequeuing.end_wait(call)
+
+    def recheck(self, call: Call) -> None:
+        plan: HeadPlan = call.head.plan
+        try:
+            account = plan.credentials.account_now(self._access, call.connection.from_loopback)
+            if account is None:  # its password was right before, and is no longer
+                raise Unauthenticated("the account was deleted, or its password changed")
+            self._access.check(account, plan.vhost, plan.queue, "read")
+        except LanewayError as error:
+            self._broker.withdraw(call.waiter)
+            call.waiter = None
+            call.refuse(error)
 
     def refusal(self, error: LanewayError) -> tuple[int, bytes, bytes]:
         return status_of(error), encode_error(error), headers_of(error)

@@ -23,3 +23,4 @@ class RestServer(HttpServer):
     ) -> None:
         limits = limits or RestLimits()
         super().__init__([RestApi(broker, access, limits)], limits, now=now)
+        access.on_change(self.recheck)

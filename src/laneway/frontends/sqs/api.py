@@ -8,6 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from laneway.access import Access
@@ -26,7 +27,7 @@ from laneway.frontends.sqs.moving import Moving
 from laneway.frontends.sqs.names import Names, SqsOptions
 from laneway.frontends.sqs.query_form import QueryForm
 from laneway.frontends.sqs.queues import QueueActions
-from laneway.frontends.sqs.signing import Signature, is_signed, read_signature
+from laneway.frontends.sqs.signing import Signature, SigningKey, is_signed, read_signature
 
 _QUEUE_PATH = re.compile(rb"/[0-9]{12}/[^/]+/?")
 _SLOW_COUNT = 256  # rare actions worked on at once, over all connections
@@ -136,6 +137,9 @@ class SqsApi:
     def end_wait(self, call: Call) -> None:
         self._messages.end_wait(call)
 
+    def recheck(self, call: Call) -> None:
+        self._messages.recheck(call, partial(self._who, call, call.head.plan))
+
     def refusal(self, error: LanewayError) -> tuple[int, bytes, bytes]:
         told = sqs_error(error)
         body, headers = self._json.failure(told, "")
@@ -164,12 +168,18 @@ class SqsApi:
 
     def _caller(self, call: Call, plan: RequestPlan) -> Caller:
         signature: Signature | None = call.head.own
-        known = None if signature is None else self._callers.signing(signature.credential)
-        if signature is None or known is None:
-            return self._callers.anonymous(call, plan.region, is_signed=signature is not None)
-        caller, key = known
-        signature.check(key, call.body, self._now_s())
+        caller, key = self._who(call, plan)
+        if signature is not None and key is not None:
+            signature.check(key, call.body, self._now_s())
         return caller
+
+    def _who(self, call: Call, plan: RequestPlan) -> tuple[Caller, SigningKey | None]:
+        """Who asks, and what they must have signed with; None: nothing needs to be signed."""
+        signature: Signature | None = call.head.own
+        known = None if signature is None else self._callers.signing(signature.credential)
+        if known is None:
+            return self._callers.anonymous(call, plan.region, is_signed=signature is not None), None
+        return known
 
     # --- what is awaited
 

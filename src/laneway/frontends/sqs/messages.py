@@ -38,7 +38,7 @@ class FrequentActions:
         #: kilobyte would go into computing its MD5 again.
         self._md5s: Recent[str] = Recent(_REMEMBERED_MD5S)
         receiving = Receiving(broker, self._views, self._md5s)
-        self.receive, self.end_wait = receiving.receive, receiving.end_wait
+        self.receive, self.end_wait, self.recheck = receiving.receive, receiving.end_wait, receiving.recheck
 
     # --- send
 

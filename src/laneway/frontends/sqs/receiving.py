@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import repeat
 from operator import add
@@ -13,10 +13,12 @@ from laneway.broker.interface import Broker, Lease, LeaseAgain, Settle
 from laneway.broker.values import Deliveries, Properties, Settlement
 from laneway.core.digits import SEQ_DIGITS
 from laneway.core.message import decode_props, message_id_prefix
+from laneway.errors import LanewayError
 from laneway.frontends.http.protocol import Call
 from laneway.frontends.sqs import wire as w
 from laneway.frontends.sqs.ask import Ask, answering
 from laneway.frontends.sqs.attempts import AttemptKey, Attempts
+from laneway.frontends.sqs.callers import Caller
 from laneway.frontends.sqs.errors import SqsError, value_invalid
 from laneway.frontends.sqs.message_attributes import Wanted, md5_text, sequence_number, show_attributes
 from laneway.frontends.sqs.queue_attributes import View, visibility_ms
@@ -46,9 +48,11 @@ _SYSTEM = frozenset(
 class Receive:
     """One request, checked; its call knows its wait by it."""
 
-    __slots__ = ("attempt", "count", "lease_ms", "number", "system", "view", "wait_ms", "wanted")
+    __slots__ = ("ask", "attempt", "count", "lease_ms", "number", "system", "url", "view", "wait_ms", "wanted")
 
-    def __init__(self, asked: w.ReceiveMessage, view: View) -> None:
+    def __init__(self, ask: Ask, asked: w.ReceiveMessage, view: View) -> None:
+        self.ask = ask
+        self.url = asked.QueueUrl
         self.number = 0  # of the Lease, once it is sent
         self.view = view
         self.attempt: AttemptKey | None = None
@@ -78,7 +82,7 @@ class Receiving:
 
     def receive(self, ask: Ask, asked: w.ReceiveMessage) -> None:
         view = self._views.view(ask, asked.QueueUrl, "read")
-        one = Receive(asked, view)
+        one = Receive(ask, asked, view)
         if asked.ReceiveRequestAttemptId is not None:
             one.attempt = self._attempts.key(ask, view, asked.ReceiveRequestAttemptId)
         ask.call.waiter = one
@@ -95,11 +99,22 @@ class Receiving:
         if one.number:
             self._broker.withdraw(one.number, answer=not call.is_abandoned)
 
+    def recheck(self, call: Call, who: Callable[[], tuple[Caller, object]]) -> None:
+        """Refuse a receive that waits if it would be refused now."""
+        one: Receive = call.waiter
+        try:
+            one.ask.caller = who()[0]
+            one.ask.queue(one.url, "read")
+        except LanewayError as error:
+            self._broker.withdraw(one.number)
+            call.waiter = None
+            one.ask.refuse(error)
+
     @answering
     def _leased_again(self, ask: Ask, one: Receive, deliveries: Deliveries) -> None:
         if len(deliveries):
             self._received(ask, one, deliveries)
-        else:
+        elif ask.call.response is None:
             self._lease(ask, one)
 
     def _lease(self, ask: Ask, one: Receive) -> None:
@@ -110,7 +125,7 @@ class Receiving:
     def _received(self, ask: Ask, one: Receive, deliveries: Deliveries) -> None:
         call = ask.call
         call.waiter = None
-        if call.is_abandoned:
+        if call.is_abandoned or call.response is not None:
             self._give_back(one, deliveries)
             return
         if one.attempt is not None:
