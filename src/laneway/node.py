@@ -35,6 +35,7 @@ from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.sqs.api import SqsApi
 from laneway.frontends.sqs.names import SqsOptions
 from laneway.journal.segments.journal import SegmentJournal
+from laneway.telemetry.turns import LoopTurns, TurnWatch
 
 log = logging.getLogger("laneway.node")
 
@@ -58,6 +59,8 @@ class Node:
     def __init__(self, config: Config, *, wrap: Callable[[Broker], Broker] = lambda broker: broker) -> None:
         self.config = config
         self.failed: asyncio.Event = asyncio.Event()
+        self.turns = LoopTurns()
+        self._watch = TurnWatch(self.turns)
         self._sqs = SqsOptions(
             account_id=config.sqs_account_id, region=config.sqs_region, is_anonymous=config.sqs_anonymous
         )
@@ -86,6 +89,7 @@ class Node:
             on_failed=lambda _: self.failed.set(),
             idle_ms=config.sync_interval_ms if config.durability == "interval" else 20,
             staging_folder=config.data / "staged",
+            turns=self.turns,
         )
         self.broker: Broker = wrap(LocalBroker(self.partition))
         self.access: Access | None = None
@@ -119,6 +123,7 @@ class Node:
         # What recovery built stays: the collector need not walk it again and again.
         gc.collect()
         gc.freeze()
+        self._watch.start()
 
     async def _listen(self, setting: str, address: Address | None, start: Start) -> None:
         if address is None:
@@ -161,6 +166,7 @@ class Node:
         return AmqpLimits(connection_count=self.config.max_connections, body_bytes=self.config.max_message_bytes)
 
     async def stop(self) -> None:
+        self._watch.stop()
         grace_ms = int(self.config.shutdown_grace_seconds * 1000)
         await asyncio.gather(*(server.stop(grace_ms) for server in (self.http, self.amqp) if server is not None))
         await self.partition.stop()

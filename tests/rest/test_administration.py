@@ -311,7 +311,7 @@ def test_dead_letters_go_to_their_queue_with_their_history(serving: Serving, htt
 
 def test_health_and_the_root_need_no_account(serving: Serving) -> None:
     with serving.client(headers={"Host": "some.name"}) as http:
-        assert http.get("/healthz").json() == {"state": "alive"}
+        assert http.get("/healthz").json() == {"state": "alive", "slow_turns": 0, "longest_turn_ms": 0}
         assert http.get("/readyz").json() == {"state": "ready"}
         assert http.get("/").json()["name"] == "laneway"
 

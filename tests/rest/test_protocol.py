@@ -26,7 +26,8 @@ def without_date(raw: bytes) -> bytes:
 def test_a_response_is_exactly_these_bytes(serving: Serving) -> None:
     written, _ = serving.transcript([ROOT], 1)
     assert without_date(written) == (
-        b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 17\r\n\r\n{"state":"alive"}'
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 52\r\n\r\n"
+        b'{"state":"alive","slow_turns":0,"longest_turn_ms":0}'
     )
     assert re.search(rb"Date: (Mon|Tue|Wed|Thu|Fri|Sat|Sun), \d\d \w{3} \d{4} \d\d:\d\d:\d\d GMT\r\n", written)
 
@@ -88,7 +89,7 @@ def test_an_answer_behind_a_long_poll_waits_for_it(serving: Serving, queue: str,
         wait_for(lambda: http.get(f"{queue}/stats").json()["consumers_waiting"] == 1, "the long poll waits")
         http.post(f"{queue}/messages", json={"payload": "at last"})
         assert wire.read().json()["messages"][0]["payload"] == "at last"
-        assert wire.read().json() == {"state": "alive"}
+        assert wire.read().json()["state"] == "alive"
 
 
 def test_a_publish_behind_a_long_poll_on_the_same_connection_ends_it(serving: Serving, queue: str) -> None:
@@ -112,7 +113,7 @@ def test_head_gets_the_headers_of_get_without_its_body(wire: Wire) -> None:
     there = wire.ask("GET", "/healthz")
     head = wire.ask("HEAD", "/healthz")
     assert (head.status, head.header("content-length"), head.body) == (200, there.header("content-length"), b"")
-    assert wire.ask("GET", "/healthz").json() == {"state": "alive"}
+    assert wire.ask("GET", "/healthz").json()["state"] == "alive"
 
 
 def test_no_content_has_neither_body_nor_length(http: httpx.Client, queue: str) -> None:
@@ -125,7 +126,7 @@ def test_http_1_0_is_answered_and_closed(serving: Serving) -> None:
     with serving.connect() as wire:
         wire.send(b"GET /healthz HTTP/1.0\r\n\r\n")
         (answer,) = take_responses(wire.read_to_the_end())
-        assert answer.header("connection") == "close" and answer.json() == {"state": "alive"}
+        assert answer.header("connection") == "close" and answer.json()["state"] == "alive"
 
 
 def test_connection_close_is_honoured_and_what_follows_is_not_read(

@@ -48,6 +48,9 @@ class Entry:
         self.at_ms = at_ms  # when it came
         self.arrivals: list[Arrival]  # of a publish that is being carried out: what became of it so far
 
+    def doing(self) -> str:
+        return str(self.request.doing())
+
 
 #: What one queue gets of a publish: its messages, and which of the publish they are (None: all).
 _Share = tuple[Entry, Messages, Sequence[int] | None]

@@ -45,6 +45,12 @@ IdempotencyKey = tuple[str, bytes]  # the key, and a fingerprint of what came wi
 class Request(msgspec.Struct, gc=False):
     """Something asked of the broker. The docstring of each kind says what it is answered with."""
 
+    def doing(self) -> str:
+        """In short, for a log line."""
+        names = ("vhost", "name", "queue", "targets", "session")
+        given = [f"{name} {str(getattr(self, name))[:100]!r}" for name in names if hasattr(self, name)]
+        return " ".join([type(self).__name__, *given])
+
 
 # --- messages
 

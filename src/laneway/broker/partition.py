@@ -36,6 +36,7 @@ from laneway.core.queue import Queue
 from laneway.core.runs import runs
 from laneway.core.table import SLAB_BITS, SLAB_MASK
 from laneway.errors import DiskFull, InvalidInput, LanewayError, QueueInUse, QueueNotFound, Unavailable
+from laneway.telemetry.turns import LoopTurns
 
 log = logging.getLogger("laneway.broker")
 
@@ -57,8 +58,10 @@ class Partition:
         new_writer: NewWriter = WriterThread,
         new_reader: NewReader = ReaderThread,
         staging_folder: Path | None = None,
+        turns: LoopTurns | None = None,
     ) -> None:
         self.engine = engine
+        self._turns = turns or LoopTurns()
         self.limits = limits or BrokerLimits()
         self._now_ms = now_ms
         self._last_ms = 0
@@ -147,7 +150,13 @@ class Partition:
         phase = self._phase
         if phase == "ready" and not self.engine.journal.has_room():
             phase = "disk_full"
-        return {"state": phase, "epoch": self.engine.state.epoch, "queues": len(self.engine.state.queues)}
+        return {
+            "state": phase,
+            "epoch": self.engine.state.epoch,
+            "queues": len(self.engine.state.queues),
+            "slow_turns": self._turns.slow_count,
+            "longest_turn_ms": self._turns.longest_ms,
+        }
 
     async def durable(self) -> None:
         """Return once everything done so far is durable."""

@@ -47,6 +47,9 @@ class Waiter:
         self.is_waiting = False  # among those of its queue
         self._timer: asyncio.TimerHandle | None = None
 
+    def doing(self) -> str:
+        return self.request.doing()
+
     def begin_wait(self) -> None:
         """There is nothing for it now: wait as long as it said."""
         if not self.is_over:

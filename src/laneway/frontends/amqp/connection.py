@@ -104,6 +104,13 @@ class AmqpConnection(asyncio.Protocol):
         else:
             self.shared.connections.add(self)
 
+    def doing(self) -> str:
+        """In short, for a log line."""
+        peer = self._transport.get_extra_info("peername")
+        where = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "somewhere"
+        method = METHODS.get(self.method)
+        return f"AMQP {method.name if method is not None else ''} of {self._who()!r} from {where}"
+
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_gone = True
         self._end_channels()

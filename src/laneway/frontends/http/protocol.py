@@ -102,6 +102,12 @@ class Call(msgspec.Struct, eq=False):
     waiter: Any = None  # what the application knows a wait by; set while the answer waits for what may never come
     response: bytes | None = None
 
+    def doing(self) -> str:
+        """In short, for a log line."""
+        target = self.head.target[:100].decode("latin-1")
+        who = getattr(self.account, "name", "nobody known")
+        return f"{self.head.method} {target!r} of {who!r} from {self.connection.peer()}"
+
     @property
     def is_abandoned(self) -> bool:
         """Nobody is there to read the answer, or soon will be."""
@@ -202,6 +208,14 @@ class HttpConnection(asyncio.Protocol):
             self._turn_away()
         else:
             shared.connections.add(self)
+
+    def peer(self) -> str:
+        peer = self._transport.get_extra_info("peername")
+        return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "somewhere"
+
+    def doing(self) -> str:
+        """In short, for a log line."""
+        return f"HTTP from {self.peer()}"
 
     def _turn_away(self) -> None:
         sentence = "the server is stopping"

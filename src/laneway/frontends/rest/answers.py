@@ -373,6 +373,11 @@ class HealthAnswer(Answer):
     state: str
 
 
+class AliveAnswer(HealthAnswer):
+    slow_turns: int  # how often one piece of work kept everybody else waiting for 100 ms and more, since the start
+    longest_turn_ms: int  # the longest of them
+
+
 class RootAnswer(Answer):
     name: str
     version: str

@@ -184,10 +184,12 @@ class RestApi:
         links = {"api": "/openapi.json", "queues": "/queues", "health": "/healthz", "readiness": "/readyz"}
         return Reply(200, a.encode(a.RootAnswer(name="laneway", version=self._version, links=links)))
 
-    @ApiRoute("GET", "/healthz", public=True, answers={200: a.HealthAnswer})
+    @ApiRoute("GET", "/healthz", public=True, answers={200: a.AliveAnswer})
     async def healthz(self, call: Call) -> Reply:
-        """Whether the process is alive."""
-        return Reply(200, a.encode(a.HealthAnswer(state="alive")))
+        """Whether the process is alive, and whether anything keeps it from answering at once."""
+        health = self._broker.health()
+        counts = {name: health[name] for name in ("slow_turns", "longest_turn_ms")}
+        return Reply(200, a.encode({"state": "alive", **counts}))
 
     @ApiRoute("GET", "/readyz", public=True, answers={200: a.HealthAnswer})
     async def readyz(self, call: Call) -> Reply:
