@@ -38,7 +38,7 @@ from benchmarks.amqp_messages import Kind, celery_like, distinct, look_alike
 from benchmarks.http_load import queue_path, request
 from benchmarks.load import LoadFailed
 from benchmarks.turns import is_chosen
-from laneway.access import Access
+from laneway.access import Access, TrustedProxies
 from laneway.broker.committer import OnWritten, write_or_mark
 from laneway.broker.documents import Documents
 from laneway.broker.engine import Engine
@@ -135,8 +135,9 @@ class Server:
         limits = RestLimits()
         applications = [SqsApi(broker, access, SqsOptions()), RestApi(broker, access, limits)]
         self.broker, self.access = broker, access
-        self._http = protocol.HttpShared(applications, limits, Framer(time.time), protocol.Ticks(limits, 1000))
-        self._amqp = AmqpShared(broker, access, AmqpLimits(), lambda: "any")
+        ticks, proxies = protocol.Ticks(limits, 1000), TrustedProxies()
+        self._http = protocol.HttpShared(applications, limits, Framer(time.time), ticks, proxies)
+        self._amqp = AmqpShared(broker, access, AmqpLimits(), lambda: "any", proxies)
 
     def http(self, count: int) -> list[Transport]:
         return [Transport(protocol.HttpConnection(self._http)) for _ in range(count)]

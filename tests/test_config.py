@@ -141,6 +141,8 @@ def test_an_empty_variable_is_as_good_as_none() -> None:
         ("http", "localhost:99999", "a port from 0 to 65535"),
         ("http", "::1:8080", "http must be HOST:PORT"),
         ("http", "[host]:8080", "IPv6 address between its brackets"),
+        ("trusted_proxies", "10.0.0.0/8, proxy", "must be addresses and networks as 10.0.0.0/8 ('proxy' does not"),
+        ("trusted_proxies", "10.0.0.1/8", "10.0.0.1/8 has host bits set"),
         ("data", "", "data must be DIR"),
         ("data", "a\0b", "zero byte"),
     ],
@@ -191,6 +193,21 @@ def test_addresses(text: str, address: Address, loopback: bool) -> None:
     assert parsed == address
     assert parsed.is_loopback is loopback
     assert load_config({"http": str(parsed)}, {}).http == address
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("off", "off"), ("127.0.0.1", "127.0.0.1"), ("10.0.0.0/8,::1 , 192.168.0.7/32", "10.0.0.0/8, ::1, 192.168.0.7")],
+)
+def test_networks(text: str, shown: str) -> None:
+    parsed = load_config({"trusted_proxies": text}, {}).trusted_proxies
+    assert str(parsed) == shown
+    assert load_config({"trusted_proxies": shown}, {}).trusted_proxies == parsed
+
+
+def test_networks_may_be_a_list_in_the_file(tmp_path: Path) -> None:
+    (tmp_path / "some.toml").write_text('trusted_proxies = ["127.0.0.1", "10.0.0.0/8"]')
+    assert str(load_config({}, {}, tmp_path / "some.toml").trusted_proxies) == "127.0.0.1, 10.0.0.0/8"
 
 
 def test_every_setting_is_documented_with_its_default_and_names() -> None:

@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "broker": {"errors", "core", "journal.interface", "cluster.interface", "telemetry"},
     "access": {"errors"},
     "frontends": set(),
-    "frontends.http": {"errors"},
+    "frontends.http": {"errors", "access"},
     "frontends.rest": {"errors", "frontends.http", *VALUES, *BROKER, "access", "telemetry"},
     "frontends.amqp": {"errors", *VALUES, *BROKER, "access", "telemetry"},
     "frontends.sqs": {"errors", "frontends.http", *VALUES, *BROKER, "access", "telemetry"},

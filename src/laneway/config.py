@@ -72,6 +72,16 @@ class Address(msgspec.Struct, frozen=True):
             return False
 
 
+class Networks(msgspec.Struct, frozen=True):
+    """Addresses and networks, in a row with commas between."""
+
+    networks: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...] = ()
+
+    def __str__(self) -> str:
+        shown = [str(n.network_address) if n.num_addresses == 1 else str(n) for n in self.networks]
+        return ", ".join(shown) or "off"
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a node, in the order in which they are shown. `origins` tells where each came from."""
 
@@ -89,6 +99,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     tls_ca: Annotated[
         Path | None, Meta(description="certificates that clients' certificates must be signed by, as PEM")
     ] = None
+    trusted_proxies: Annotated[
+        Networks,
+        Meta(
+            description="proxies whose X-Forwarded-For and X-Forwarded-Proto count: addresses and networks, with commas"
+        ),
+    ] = Networks()
 
     # Durability
     durability: Annotated[
@@ -209,9 +225,9 @@ class Setting(msgspec.Struct, frozen=True):
             return "|".join(self.choices)
         if self.kind is bool:
             return "true|false"
-        return {Path: "DIR" if self.name == "data" else "PATH", Address: "HOST:PORT", int: "N", float: "N"}.get(
-            self.kind, "TEXT"
-        )
+        if self.kind is Path:
+            return "DIR" if self.name == "data" else "PATH"
+        return {Address: "HOST:PORT", Networks: "ADDRESS[/BITS],…", int: "N", float: "N"}.get(self.kind, "TEXT")
 
     def show(self, value: object) -> str:
         if value is None:
@@ -340,6 +356,8 @@ def _convert(setting: Setting, value: object) -> object:
         if value not in setting.choices:
             raise ValueError(f"must be {' or '.join(setting.choices)}")
         return value
+    if setting.kind is Networks:
+        return _convert_networks(value)
     if setting.kind is bool:
         return _convert_bool(value)
     if setting.kind in (int, float):
@@ -353,6 +371,16 @@ def _convert(setting: Setting, value: object) -> object:
     if setting.kind is Address:
         return _convert_address(value)
     return value
+
+
+def _convert_networks(value: object) -> Networks:
+    parts = [] if value == "off" else value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise ValueError("must be addresses and networks as text, with commas between, or off")
+    try:
+        return Networks(tuple(ipaddress.ip_network(part.strip()) for part in parts if part.strip()))
+    except ValueError as error:
+        raise ValueError(f"must be addresses and networks as 10.0.0.0/8 ({error})") from None
 
 
 def _convert_bool(value: object) -> bool:

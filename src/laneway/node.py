@@ -18,7 +18,7 @@ from typing import Any
 
 import uvloop
 
-from laneway.access import Access
+from laneway.access import Access, TrustedProxies
 from laneway.broker.documents import Documents
 from laneway.broker.engine import Engine
 from laneway.broker.interface import Broker
@@ -112,9 +112,10 @@ class Node:
         self._refuse_open_doors(self.access)
         limits = self._rest_limits()
         sqs = SqsApi(self.broker, self.access, self._sqs)
-        self.http = HttpServer([sqs, RestApi(self.broker, self.access, limits)], limits)
+        proxies = TrustedProxies(self.config.trusted_proxies.networks)
+        self.http = HttpServer([sqs, RestApi(self.broker, self.access, limits)], limits, proxies=proxies)
         self.access.on_change(self.http.recheck)
-        self.amqp = AmqpServer(self.broker, self.access, self._amqp_limits())
+        self.amqp = AmqpServer(self.broker, self.access, self._amqp_limits(), proxies=proxies)
         tls = tls_context(self.config)
         await self._listen("http", self.config.http, self.http.start)
         await self._listen("amqp", self.config.amqp, self.amqp.start)

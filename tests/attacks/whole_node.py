@@ -17,10 +17,11 @@ from tests.rest.serving import Wire as HttpWire
 
 
 class WholeNode(InThread):
-    """`root` with the password `secret` is its administrator."""
+    """`root` with the password `secret` is its administrator, unless it is to be as new, with guest alone."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, *, is_new: bool = False, **settings: Any) -> None:
         super().__init__()
+        self._is_new = is_new
         anywhere = Address("127.0.0.1", 0)
         self._config = Config(data=folder, http=anywhere, amqp=anywhere, **settings)
         self.node: Node
@@ -29,7 +30,8 @@ class WholeNode(InThread):
         self.node = Node(self._config)
         await self.node.start()
         assert self.node.access is not None
-        await self.node.access.put_account("root", password="secret", roles=["admin"])
+        if not self._is_new:
+            await self.node.access.put_account("root", password="secret", roles=["admin"])
 
     async def _end(self) -> None:
         await self.node.stop()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 
 import httpx
 import msgspec
 import pytest
 
-from laneway.frontends.http.browsers import is_loopback
+from laneway.access import Peer, is_loopback
 from laneway.frontends.http.protocol import HttpConnection
 from laneway.frontends.rest.answers import AccountAnswer, AccountsAnswer, KeysAnswer, NewKeyAnswer
 from tests.rest.serving import RecordingTransport, Serving, Wire, request, take_responses
@@ -178,7 +179,7 @@ def test_a_long_poll_behind_a_password_check_holds_up_nobody(locked: Serving) ->
         ("Host: localhost:8080\r\nOrigin: null\r\n", 403),
         ("Host: localhost:8080\r\nSec-Fetch-Site: none\r\n", 200),
         ("Host: localhost:8080\r\nSec-Fetch-Site: cross-site\r\n", 403),
-        ("Host: evil.example\r\nOrigin: http://evil.example\r\nAuthorization: Basic Z3Vlc3Q6Z3Vlc3Q=\r\n", 200),
+        ("Host: evil.example\r\nOrigin: http://evil.example\r\nAuthorization: Basic Z3Vlc3Q6Z3Vlc3Q=\r\n", 403),
     ],
 )
 def test_a_web_page_cannot_act_as_guest(wire: Wire, headers: str, status: int) -> None:
@@ -186,7 +187,7 @@ def test_a_web_page_cannot_act_as_guest(wire: Wire, headers: str, status: int) -
     answer = wire.read()
     assert answer.status == status
     if status == 403:
-        assert "credentials" in answer.error["message"]
+        assert re.search("send (an API key|the credentials of another account)", answer.error["message"])
 
 
 def test_where_nobody_is_guest_a_request_without_credentials_is_asked_for_them(locked: Serving) -> None:
@@ -221,7 +222,8 @@ def test_guest_cannot_come_from_elsewhere(serving: Serving) -> None:
         transport = RecordingTransport()
         connection = HttpConnection(serving.server._shared)
         connection.connection_made(transport)  # type: ignore[arg-type]
-        connection.from_loopback = False
+        connection.peer = Peer("10.0.0.9", 80, False, False)
+        connection.peer_kind = connection.peer.kind
         connection.data_received(request("GET", "/whoami", headers=headers))
         while not transport.written:
             await asyncio.sleep(0.001)

@@ -17,6 +17,7 @@ from laneway.access.accounts import (
     Need,
     Permission,
 )
+from laneway.access.peers import Network, Peer, TrustedProxies, is_loopback
 
 __all__ = [
     "ADMIN",
@@ -34,5 +35,9 @@ __all__ = [
     "Login",
     "LoginKind",
     "Need",
+    "Network",
+    "Peer",
     "Permission",
+    "TrustedProxies",
+    "is_loopback",
 ]

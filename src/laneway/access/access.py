@@ -161,7 +161,10 @@ class Access:
     async def authenticate_password(self, name: str, password: str, *, from_loopback: bool) -> Account:
         """The account, if the password is right. An unknown name takes as long as a wrong password."""
         if name == GUEST and not from_loopback:
-            raise Unauthenticated("guest can be used from this machine only: create an account to come from elsewhere")
+            raise Unauthenticated(
+                "guest can be used from this machine only, and not through a proxy: create an account to come from "
+                "elsewhere"
+            )
         if len(password) > self._limits.password_bytes:
             _refuse_password()
         known = self.password_cached(name, password, from_loopback=from_loopback)

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, cast
 
-from laneway.access import Account, Login
+from laneway.access import Account, Login, Peer
 from laneway.broker.interface import Delivered, EndSession, Flow, Push, SettleHeld
 from laneway.core.field_tables import Malformed
 from laneway.errors import LanewayError
@@ -54,7 +54,7 @@ class AmqpConnection(asyncio.Protocol):
     def __init__(self, shared: AmqpShared) -> None:
         self.shared = shared
         self.is_gone = False
-        self.from_loopback = False
+        self.peer: Peer
         self.account: Account | None = None
         self.login: Login | None = None  # how it proved to be that account
         self.vhost = ""
@@ -93,9 +93,7 @@ class AmqpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)
-        peer = transport.get_extra_info("peername")
-        host = peer[0].removeprefix("::ffff:") if isinstance(peer, tuple) else ""
-        self.from_loopback = host.startswith("127.") or host == "::1"
+        self.peer = self.shared.proxies.peer(transport.get_extra_info("peername"))
         transport.set_write_buffer_limits(high=self.shared.limits.unsent_bytes)
         self.shared.on_connection()
         if len(self.shared.connections) >= self.shared.limits.connection_count or self.shared.is_stopping:
@@ -106,10 +104,8 @@ class AmqpConnection(asyncio.Protocol):
 
     def doing(self) -> str:
         """In short, for a log line."""
-        peer = self._transport.get_extra_info("peername")
-        where = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "somewhere"
         method = METHODS.get(self.method)
-        return f"AMQP {method.name if method is not None else ''} of {self._who()!r} from {where}"
+        return f"AMQP {method.name if method is not None else ''} of {self._who()!r} from {self.peer}"
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_gone = True

@@ -77,7 +77,7 @@ class Handshake:
             self._logged_in(account, "certificate")
 
     def _log_in(self, name: str, password: str) -> None:
-        access, local = self._shared.access, self._connection.from_loopback
+        access, local = self._shared.access, self._connection.peer.is_here
         by: LoginKind = "password"
         try:
             account = access.password_cached(name, password, from_loopback=local)
@@ -98,7 +98,7 @@ class Handshake:
         connection = self._connection
         try:
             account = await self._shared.access.authenticate_password(
-                name, password, from_loopback=connection.from_loopback
+                name, password, from_loopback=connection.peer.is_here
             )
         except LanewayError as refused:
             if not connection.is_gone:

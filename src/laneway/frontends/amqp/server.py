@@ -8,7 +8,7 @@ import logging
 import secrets
 import ssl
 
-from laneway.access import Access
+from laneway.access import Access, TrustedProxies
 from laneway.broker.interface import Broker
 from laneway.frontends.amqp.connection import AmqpConnection
 from laneway.frontends.amqp.limits import AmqpLimits
@@ -22,12 +22,20 @@ _SWEEPS_A_TIMEOUT = 4  # so that a time limit is kept to a quarter of itself
 
 
 class AmqpServer:
-    def __init__(self, broker: Broker, access: Access, limits: AmqpLimits | None = None) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        access: Access,
+        limits: AmqpLimits | None = None,
+        *,
+        proxies: TrustedProxies | None = None,
+    ) -> None:
         self._broker = broker
         limits = limits or AmqpLimits()
         shortest_ms = min(limits.handshake_ms, limits.closing_ms, limits.linger_ms, limits.send_timeout_ms)
         self._sweep_ms = max(10, min(_LONGEST_SWEEP_MS, shortest_ms // _SWEEPS_A_TIMEOUT))
-        self.shared = AmqpShared(broker, access, limits, lambda: secrets.token_urlsafe(16))
+        proxies = proxies or TrustedProxies()
+        self.shared = AmqpShared(broker, access, limits, lambda: secrets.token_urlsafe(16), proxies)
         self.shared.on_connection = self._sweep_later
         broker.topology.on_vhost_deleted(self._leave)
         access.on_change(self._recheck)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from laneway.access import Access
+from laneway.access import Access, TrustedProxies
 from laneway.broker.interface import Broker
 from laneway.frontends.amqp.delivering import Wheres
 from laneway.frontends.amqp.limits import AmqpLimits
@@ -27,10 +27,18 @@ PLATFORM = f"Laneway {version('laneway')}"  # looked up once: it takes longer th
 
 
 class AmqpShared:
-    def __init__(self, broker: Broker, access: Access, limits: AmqpLimits, random_name: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        access: Access,
+        limits: AmqpLimits,
+        random_name: Callable[[], str],
+        proxies: TrustedProxies,
+    ) -> None:
         self.broker = broker
         self.access = access
         self.limits = limits
+        self.proxies = proxies
         self.random_name = random_name  # for queues, consumers and replies that nobody named
         self.connections: set[AmqpConnection] = set()
         self.destinations = Destinations(limits.remembered_destinations)

@@ -17,6 +17,10 @@ from laneway.frontends.http.limits import HttpLimits
 _REMEMBERED_HEADS = 4096
 _REMEMBERED_HEAD_BYTES = 2048  # longer ones carry tokens or cookies that rarely come twice
 
+#: What proxies add, and clients that speak for themselves do not; and all that begins with x-forwarded-.
+_FORWARDING = frozenset({b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-connecting-ip"})
+_X_FORWARDED = b"x-forwarded-"
+
 #: The headers that mean something here. One that comes twice would leave room for two readings of a request.
 _READ_HEADERS = frozenset(
     {
@@ -31,6 +35,14 @@ _READ_HEADERS = frozenset(
         b"x-amz-target",
     }
 )
+
+
+class Forwarding(msgspec.Struct):
+    """What proxies on the way added to a head. Anybody can write that: it counts if it came from a trusted one."""
+
+    header: str  # that shows there was one
+    addresses: list[str] = []  # who called the first proxy, who called the second …
+    proto: str = ""  # that the client spoke with the last proxy which says so
 
 
 class Head(msgspec.Struct):
@@ -48,7 +60,7 @@ class Head(msgspec.Struct):
     content_type: bytes | None = None
     idempotency_key: bytes | None = None
     x_amz_target: bytes | None = None
-    forwarded_proto: bytes | None = None
+    forwarding: Forwarding | None = None
     headers: list[tuple[bytes, bytes]] = []  # all of them, names in small letters, until the head is planned
     is_plain: bool = False  # its answer needs nothing special
     is_repeated: bool = True  # the application says if no other request will have the same head
@@ -194,8 +206,8 @@ def _take_headers(head: Head, headers: list[tuple[bytes, bytes]]) -> None:
             seen[name] = value.strip()
         elif name == b"content-length":
             head.content_length = int(value)  # httptools refuses one that is repeated or is no number
-        elif name == b"x-forwarded-proto":
-            head.forwarded_proto = value.strip()
+        elif name in _FORWARDING or name.startswith(_X_FORWARDED):
+            _take_forwarding(head, name, value.decode("latin-1"))
     if head.version == "1.1" and b"host" not in seen:
         raise malformed("an HTTP/1.1 request needs a Host header")
     coding = seen.get(b"transfer-encoding")
@@ -215,3 +227,13 @@ def _take_headers(head: Head, headers: list[tuple[bytes, bytes]]) -> None:
     head.content_type = seen.get(b"content-type")
     head.idempotency_key = seen.get(b"idempotency-key")
     head.x_amz_target = seen.get(b"x-amz-target")
+
+
+def _take_forwarding(head: Head, name: bytes, value: str) -> None:
+    forwarding = head.forwarding
+    if forwarding is None:
+        forwarding = head.forwarding = Forwarding(name.decode("latin-1"))
+    if name == b"x-forwarded-for":
+        forwarding.addresses += [address.strip() for address in value.split(",")]
+    elif name == b"x-forwarded-proto":
+        forwarding.proto = value.rpartition(",")[2].strip().lower()

@@ -21,8 +21,8 @@ from typing import Any, Protocol, cast
 
 import msgspec
 
+from laneway.access import Peer, TrustedProxies
 from laneway.errors import LanewayError
-from laneway.frontends.http.browsers import is_loopback
 from laneway.frontends.http.chunks import ChunkedBody
 from laneway.frontends.http.errors import HttpError
 from laneway.frontends.http.head import Head, HeadCache, check_beginning, parse_head
@@ -77,12 +77,20 @@ class Ticks:
 class HttpShared:
     """What all connections of one server have in common."""
 
-    def __init__(self, applications: Sequence[Application], limits: HttpLimits, framer: Framer, ticks: Ticks) -> None:
+    def __init__(
+        self,
+        applications: Sequence[Application],
+        limits: HttpLimits,
+        framer: Framer,
+        ticks: Ticks,
+        proxies: TrustedProxies,
+    ) -> None:
         self.applications = applications  # the last one takes every head, and what is no head at all
         self.recalls = [application.recall for application in applications]
         self.limits = limits
         self.framer = framer
         self.ticks = ticks
+        self.proxies = proxies
         self.heads = HeadCache()
         self.connections: set[HttpConnection] = set()
         self.is_stopping = False
@@ -106,12 +114,36 @@ class Call(msgspec.Struct, eq=False):
         """In short, for a log line."""
         target = self.head.target[:100].decode("latin-1")
         who = getattr(self.account, "name", "nobody known")
-        return f"{self.head.method} {target!r} of {who!r} from {self.connection.peer()}"
+        return f"{self.head.method} {target!r} of {who!r} from {self.connection.peer}"
 
     @property
     def is_abandoned(self) -> bool:
         """Nobody is there to read the answer, or soon will be."""
         return self.connection.is_gone or self.connection.is_closing()
+
+    @property
+    def is_from_here(self) -> bool:
+        """Whether a program on this machine asks, and no proxy for somebody else. A proxy of long ago adds nothing to
+        a request but the version that it speaks."""
+        peer, forwarding = self.connection.peer, self.head.forwarding
+        if peer.is_here:
+            return forwarding is None and self.head.version != "1.0"
+        proxies = self.connection.shared.proxies
+        return peer.is_loopback and forwarding is not None and proxies.are_here(forwarding.addresses)
+
+    @property
+    def client_address(self) -> str:
+        """Of whoever asks, as far as trusted proxies tell."""
+        peer, forwarding = self.connection.peer, self.head.forwarding
+        return peer.address if forwarding is None else self.connection.shared.proxies.client(peer, forwarding.addresses)
+
+    @property
+    def scheme(self) -> str:
+        """How the client speaks, https or http, perhaps with a trusted proxy in between."""
+        connection, forwarding = self.connection, self.head.forwarding
+        if connection.peer.is_proxy and forwarding is not None and forwarding.proto in ("http", "https"):
+            return forwarding.proto
+        return "https" if connection.is_tls else "http"
 
     def answer(
         self, status: int, body: bytes | bytearray = b"", headers: bytes = b"", content_type: bytes = JSON
@@ -164,7 +196,9 @@ class HttpConnection(asyncio.Protocol):
     def __init__(self, shared: HttpShared) -> None:
         self.shared = shared
         self.is_gone = False
-        self.from_loopback = False
+        self.peer: Peer
+        self.peer_kind = 0
+        self.is_tls = False
         self._transport: asyncio.Transport
         self.is_closing: Callable[[], bool]
         self._limits = shared.limits
@@ -200,8 +234,9 @@ class HttpConnection(asyncio.Protocol):
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's only looks like one
         self.is_closing = transport.is_closing
         shared = self.shared
-        peer = transport.get_extra_info("peername")
-        self.from_loopback = is_loopback(peer[0] if isinstance(peer, tuple) else "")
+        self.peer = shared.proxies.peer(transport.get_extra_info("peername"))
+        self.peer_kind = self.peer.kind
+        self.is_tls = transport.get_extra_info("ssl_object") is not None
         transport.set_write_buffer_limits(high=self._limits.unsent_bytes)
         shared.on_connection()
         if len(shared.connections) >= self._limits.connection_count or shared.is_stopping:
@@ -209,13 +244,9 @@ class HttpConnection(asyncio.Protocol):
         else:
             shared.connections.add(self)
 
-    def peer(self) -> str:
-        peer = self._transport.get_extra_info("peername")
-        return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "somewhere"
-
     def doing(self) -> str:
         """In short, for a log line."""
-        return f"HTTP from {self.peer()}"
+        return f"HTTP from {self.peer}"
 
     def _turn_away(self) -> None:
         sentence = "the server is stopping"

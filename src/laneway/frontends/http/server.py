@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
+from laneway.access import TrustedProxies
 from laneway.frontends.http.limits import HttpLimits
 from laneway.frontends.http.protocol import Application, HttpConnection, HttpShared, Ticks
 from laneway.frontends.http.responses import Framer
@@ -21,12 +22,14 @@ class HttpServer:
         applications: Sequence[Application],
         limits: HttpLimits,
         *,
+        proxies: TrustedProxies | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._limits = limits
         shortest_ms = min(self._limits.idle_timeout_ms, self._limits.receive_timeout_ms, self._limits.send_timeout_ms)
         self._sweep_ms = max(10, min(_LONGEST_SWEEP_MS, shortest_ms // _SWEEPS_A_TIMEOUT))
-        self._shared = HttpShared(applications, limits, Framer(now), Ticks(limits, self._sweep_ms))
+        ticks = Ticks(limits, self._sweep_ms)
+        self._shared = HttpShared(applications, limits, Framer(now), ticks, proxies or TrustedProxies())
         self._shared.on_connection = self._sweep_later
         self._server: asyncio.Server | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None

@@ -88,7 +88,7 @@ class RestApi:
     def handle(self, call: Call) -> None:
         plan: HeadPlan = call.head.plan
         try:
-            if self._access.version != plan.known_version or call.connection.from_loopback is not plan.knows_loopback:
+            if self._access.version != plan.known_version or call.connection.peer_kind != plan.known_peer_kind:
                 self._handle_unknown(call, plan)
                 return
             call.account = plan.account
@@ -105,7 +105,7 @@ class RestApi:
             call.refuse(plan.refusal)
         elif plan.is_public:
             self._dispatch(call, plan)
-        elif plan.find_account(self._access, call.connection.from_loopback):
+        elif plan.find_account(self._access, call):
             call.account = plan.account
             self._dispatch(call, plan)
         else:
@@ -117,7 +117,7 @@ class RestApi:
     def recheck(self, call: Call) -> None:
         plan: HeadPlan = call.head.plan
         try:
-            account = plan.credentials.account_now(self._access, call.connection.from_loopback)
+            account = plan.credentials.account_now(self._access, call)
             if account is None:  # its password was right before, and is no longer
                 raise Unauthenticated("the account was deleted, or its password changed")
             self._access.check(account, plan.vhost, plan.queue, "read")
@@ -151,7 +151,7 @@ class RestApi:
 
     async def _authenticate(self, call: Call, plan: HeadPlan) -> None:
         try:
-            call.account = await plan.credentials.account_later(self._access, call.connection.from_loopback)
+            call.account = await plan.credentials.account_later(self._access, call)
             if plan.fast is not None:
                 call.connection.release(call)
                 self._dispatch(call, plan)

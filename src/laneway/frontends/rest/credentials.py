@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import binascii
 
-from laneway.access import Access, Account
-from laneway.errors import Forbidden, LanewayError, Unauthenticated
-from laneway.frontends.http.browsers import browser_refusal
+from laneway.access import GUEST, Access, Account
+from laneway.errors import LanewayError, Unauthenticated
+from laneway.frontends.http.guests import cross_site_refusal, guest, rebinding_refusal
 from laneway.frontends.http.head import Head
+from laneway.frontends.http.protocol import Call
 
 
 class Credentials:
@@ -23,40 +24,46 @@ class Credentials:
         self._password = ""
         self._refusal: LanewayError | None = None
         if head.authorization is None:
-            self._refusal = browser_refusal(head)
             return
         scheme, _, value = head.authorization.partition(b" ")
         value = value.strip()
         if scheme.lower() == b"bearer" and value:
             self._key = value.decode("latin-1")
         elif scheme.lower() == b"basic" and value:
-            self._read_basic(value)
+            try:
+                self._name, self._password = _read_basic(value)
+            except Unauthenticated as refusal:
+                self._refusal = refusal
+            else:
+                self._refusal = cross_site_refusal(head)
+                if self._name == GUEST:  # a page may know that password, too
+                    self._refusal = self._refusal or rebinding_refusal(head)
         else:
             self._refusal = Unauthenticated("the Authorization header must say Bearer and an API key, or Basic")
 
-    def _read_basic(self, value: bytes) -> None:
-        try:
-            text = base64.b64decode(value, validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError):
-            self._refusal = Unauthenticated("Basic is followed by name:password in UTF-8, as base64")
-            return
-        self._name, colon, self._password = text.partition(":")
-        if not colon:
-            self._refusal = Unauthenticated("Basic is followed by name:password, and there is no colon")
-
-    def account_now(self, access: Access, from_loopback: bool) -> Account | None:
+    def account_now(self, access: Access, call: Call) -> Account | None:
         """The account, or None if finding out takes a password check (account_later)."""
         if self._refusal is not None:
-            if isinstance(self._refusal, Forbidden):
-                access.anonymous(from_loopback=from_loopback)  # where nobody is guest, 401 says more than 403
             # A new one each time: an exception that is raised again collects tracebacks.
             raise type(self._refusal)(self._refusal.message, field=self._refusal.field)
         if self._key is not None:
             return access.authenticate_key(self._key)
         if self._name is not None:
-            return access.password_cached(self._name, self._password, from_loopback=from_loopback)
-        return access.anonymous(from_loopback=from_loopback)
+            return access.password_cached(self._name, self._password, from_loopback=call.is_from_here)
+        return guest(access, call)
 
-    async def account_later(self, access: Access, from_loopback: bool) -> Account:
+    async def account_later(self, access: Access, call: Call) -> Account:
         assert self._name is not None
-        return await access.authenticate_password(self._name, self._password, from_loopback=from_loopback)
+        return await access.authenticate_password(self._name, self._password, from_loopback=call.is_from_here)
+
+
+def _read_basic(value: bytes) -> tuple[str, str]:
+    """(name, password)"""
+    try:
+        text = base64.b64decode(value, validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        raise Unauthenticated("Basic is followed by name:password in UTF-8, as base64") from None
+    name, colon, password = text.partition(":")
+    if not colon:
+        raise Unauthenticated("Basic is followed by name:password, and there is no colon")
+    return name, password

@@ -10,6 +10,7 @@ from laneway.access import Access, Account, Need
 from laneway.core.message import JSON_TYPE
 from laneway.frontends.http.errors import HttpError
 from laneway.frontends.http.head import Head, is_short, is_worth_keeping
+from laneway.frontends.http.protocol import Call
 from laneway.frontends.rest.credentials import Credentials
 from laneway.frontends.rest.routing import ApiRoute, Router, convert_query
 
@@ -39,8 +40,8 @@ class HeadPlan:
         "is_hot",
         "is_json",
         "is_public",
+        "known_peer_kind",
         "known_version",
-        "knows_loopback",
         "names",
         "query",
         "queue",
@@ -65,20 +66,20 @@ class HeadPlan:
         self.credentials = Credentials(head)
         self.account: Account | None = None
         self.is_allowed = False  # the account has been found to have the permission that this route needs
-        self.known_version, self.knows_loopback = -1, False  # of the accounts when `account` was found, and for whom
+        self.known_version, self.known_peer_kind = -1, -1  # of the accounts when `account` was found, and for whom
         self.content_type = (head.content_type or b"").decode("latin-1")
         media_type = self.content_type.partition(";")[0].strip().lower()
         self.is_json = media_type in _JSON_TYPES
         self.is_hot = self.fast is not None and self.is_json
 
-    def find_account(self, access: Access, from_loopback: bool) -> bool:
+    def find_account(self, access: Access, call: Call) -> bool:
         """Find out who is asking; False if that takes a password check first."""
         self.is_allowed = False
         self.known_version = -1
-        self.account = self.credentials.account_now(access, from_loopback)
+        self.account = self.credentials.account_now(access, call)
         if self.account is None:
             return False
-        self.known_version, self.knows_loopback = access.version, from_loopback
+        self.known_version, self.known_peer_kind = access.version, call.connection.peer_kind
         return True
 
     def check(self, access: Access, account: Account, need: Need) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from laneway.access import Access
+from laneway.access import Access, TrustedProxies
 from laneway.broker.interface import Broker
 from laneway.frontends.http.server import HttpServer
 from laneway.frontends.rest.api import RestApi
@@ -19,8 +19,9 @@ class RestServer(HttpServer):
         access: Access,
         limits: RestLimits | None = None,
         *,
+        proxies: TrustedProxies | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         limits = limits or RestLimits()
-        super().__init__([RestApi(broker, access, limits)], limits, now=now)
+        super().__init__([RestApi(broker, access, limits)], limits, proxies=proxies, now=now)
         access.on_change(self.recheck)

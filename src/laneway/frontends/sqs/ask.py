@@ -65,9 +65,8 @@ class Ask(msgspec.Struct, eq=False):
 
     def url(self, queue: str) -> str:
         """With the host that the client called, so that it works from where the client stands."""
-        head = self.call.head
-        scheme = "https" if (head.forwarded_proto or b"").lower() == b"https" else "http"
-        return self.caller.names.url(f"{scheme}://{(head.host or b'localhost').decode('latin-1')}", queue)
+        call = self.call
+        return self.caller.names.url(f"{call.scheme}://{(call.head.host or b'localhost').decode('latin-1')}", queue)
 
     def arn(self, queue: str) -> str:
         return self.caller.names.arn(self.caller.region, queue)

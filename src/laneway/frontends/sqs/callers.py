@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from laneway.access import Access, Account
-from laneway.errors import Unauthenticated
-from laneway.frontends.http.browsers import browser_refusal
+from laneway.errors import Forbidden, Unauthenticated
+from laneway.frontends.http.guests import guest
 from laneway.frontends.http.protocol import Call
 from laneway.frontends.sqs.errors import SqsError
 from laneway.frontends.sqs.names import Names
@@ -58,12 +58,11 @@ class Callers:
                 raise SqsError("InvalidClientTokenId", "The security token included in the request is invalid.")
             raise SqsError("MissingAuthenticationToken", "Request is missing Authentication Token.")
         try:
-            account = self._access.anonymous(from_loopback=call.connection.from_loopback)
+            account = guest(self._access, call)
         except Unauthenticated as error:
             raise SqsError("MissingAuthenticationToken", f"Request is missing Authentication Token: {error}") from None
-        browser = browser_refusal(call.head)
-        if browser is not None:
-            raise SqsError("AccessDenied", browser.message)
+        except Forbidden as error:
+            raise SqsError("AccessDenied", error.message) from None
         if self._version != self._access.version:
             self._forget()
         caller = self._anonymous.get(region)
