@@ -288,6 +288,18 @@ def load_config(flags: Mapping[str, str], env: Mapping[str, str], file: Path | N
     return Config(**found, origins=origins)  # type: ignore[arg-type]
 
 
+def wants_json_log(flags: Mapping[str, str], env: Mapping[str, str], file: Path | None = None) -> bool:
+    """Whether log lines are to be JSON, as far as can be said of settings that may be wrong."""
+    found = flags.get("log_format") or env.get(VARIABLE_PREFIX + "LOG_FORMAT")
+    if found is None:
+        try:
+            path = _file_in_force(env, file)
+            found = str(_from_file(path).get("log_format", ("",))[0]) if path is not None else ""
+        except ConfigInvalid:
+            return False
+    return found == "json"
+
+
 _Source = dict[str, tuple[object, str]]  # name -> (value, where it came from)
 
 

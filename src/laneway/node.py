@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
-import json
 import logging
 import secrets
 import signal
@@ -14,7 +13,6 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
 import uvloop
 
@@ -30,11 +28,14 @@ from laneway.errors import ConfigInvalid, StartError
 from laneway.frontends.amqp.limits import AmqpLimits
 from laneway.frontends.amqp.server import AmqpServer
 from laneway.frontends.http.server import HttpServer
+from laneway.frontends.rest.answers import ReloadAnswer
 from laneway.frontends.rest.api import RestApi
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.sqs.api import SqsApi
 from laneway.frontends.sqs.names import SqsOptions
 from laneway.journal.segments.journal import SegmentJournal
+from laneway.logs import announce, set_up_logging
+from laneway.reloading import PutInForce, Reloading, described
 from laneway.telemetry.turns import LoopTurns, TurnWatch
 
 log = logging.getLogger("laneway.node")
@@ -54,10 +55,16 @@ def wall_clock_ms() -> int:
 class Node:
     """A broker on a folder with its front ends. `async with Node(config) as node:` for tests and embedding.
 
-    `wrap` puts something between the broker and the front ends."""
+    `wrap` puts something between the broker and the front ends, `read_config` reads the settings again on a reload."""
 
-    def __init__(self, config: Config, *, wrap: Callable[[Broker], Broker] = lambda broker: broker) -> None:
-        self.config = config
+    def __init__(
+        self,
+        config: Config,
+        *,
+        wrap: Callable[[Broker], Broker] = lambda broker: broker,
+        read_config: Callable[[], Config] | None = None,
+    ) -> None:
+        self.reloading = Reloading(config, read_config)
         self.failed: asyncio.Event = asyncio.Event()
         self.turns = LoopTurns()
         self._watch = TurnWatch(self.turns)
@@ -97,6 +104,11 @@ class Node:
         self.amqp: AmqpServer | None = None
         self.addresses: dict[str, Address] = {}  # where it listens, by setting
 
+    @property
+    def config(self) -> Config:
+        """The settings in force."""
+        return self.reloading.running
+
     async def start(self) -> None:
         started_s = time.monotonic()
         recovery = await self.partition.start()
@@ -113,7 +125,8 @@ class Node:
         limits = self._rest_limits()
         sqs = SqsApi(self.broker, self.access, self._sqs)
         proxies = TrustedProxies(self.config.trusted_proxies.networks)
-        self.http = HttpServer([sqs, RestApi(self.broker, self.access, limits)], limits, proxies=proxies)
+        rest = RestApi(self.broker, self.access, limits, reload=self._reload)
+        self.http = HttpServer([sqs, rest], limits, proxies=proxies)
         self.access.on_change(self.http.recheck)
         self.amqp = AmqpServer(self.broker, self.access, self._amqp_limits(), proxies=proxies)
         tls = tls_context(self.config)
@@ -121,10 +134,29 @@ class Node:
         await self._listen("amqp", self.config.amqp, self.amqp.start)
         if tls is not None:
             await self._listen("amqps", self.config.amqps, partial(self.amqp.start, tls=tls))
+            self.reloading.on(("tls_cert", "tls_key", "tls_ca"), self._prepare_certificates)
+        self.reloading.on(("log_level", "log_format"), _prepare_logging)
+        self.reloading.on(("shutdown_grace_seconds",), _prepare_nothing)
         # What recovery built stays: the collector need not walk it again and again.
         gc.collect()
         gc.freeze()
         self._watch.start()
+
+    async def _reload(self) -> ReloadAnswer:
+        done = await self.reloading.reload()
+        log.info("reloaded: %s", described(done))
+        return ReloadAnswer(changed=done.changed, read_again=done.read_again, needs_restart=done.needs_restart)
+
+    def _prepare_certificates(self, config: Config) -> PutInForce:
+        tls = tls_context(config)
+        if tls is None:
+            raise ConfigInvalid("tls_cert cannot be taken away while it is served with: restart", field="tls_cert")
+
+        async def serve_with_these() -> None:
+            assert self.amqp is not None
+            await self.amqp.renew(tls)
+
+        return serve_with_these
 
     async def _listen(self, setting: str, address: Address | None, start: Start) -> None:
         if address is None:
@@ -205,29 +237,54 @@ def tls_context(config: Config) -> ssl.SSLContext | None:
     return context
 
 
-def serve(config: Config) -> int:
+def _prepare_logging(config: Config) -> PutInForce:
+    async def log_so() -> None:
+        set_up_logging(config.log_level, config.log_format)
+
+    return log_so
+
+
+def _prepare_nothing(config: Config) -> PutInForce:
+    """Of settings that are looked up when they are needed."""
+
+    async def nothing() -> None:
+        pass
+
+    return nothing
+
+
+def serve(config: Config, read_config: Callable[[], Config] | None = None) -> int:
     """Run a node until it is told to stop; the exit code of the process."""
-    _set_up_logging(config)
+    set_up_logging(config.log_level, config.log_format)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is a node to reload
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(100_000, 50, 100)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config))
+        return runner.run(_serve(config, read_config))
 
 
-async def _serve(config: Config) -> int:
-    node = Node(config)
+async def _serve(config: Config, read_config: Callable[[], Config] | None) -> int:
+    node = Node(config, read_config=read_config)
     await node.start()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    print(f"Laneway serves {where_served(node)} from {config.data}", flush=True)
+    reloads: set[asyncio.Task[None]] = set()
+
+    def reload() -> None:
+        task = loop.create_task(node.reloading.reload_and_log())
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
+
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    announce(node.config.log_format, f"Laneway serves {where_served(node)} from {node.config.data}")
     waits = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(node.failed.wait())]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
     if node.failed.is_set():
-        print("laneway: the journal cannot be written; see the log. Nothing confirmed was lost.", file=sys.stderr)
+        log.critical("the journal cannot be written: see above. Nothing confirmed was lost.")
         return 1
     log.info("stopping")
     await node.stop()
@@ -236,25 +293,3 @@ async def _serve(config: Config) -> int:
 
 def where_served(node: Node) -> str:
     return " ".join(f"{setting}://{address}" for setting, address in node.addresses.items())
-
-
-class _JsonLines(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line)
-
-
-def _set_up_logging(config: Config) -> None:
-    handler = logging.StreamHandler()
-    if config.log_format == "json":
-        handler.setFormatter(_JsonLines())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=True)

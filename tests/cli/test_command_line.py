@@ -33,7 +33,7 @@ def run(*arguments: str, stdin: str | bytes | None = None, env: dict[str, str] |
 
 
 def all_commands() -> Iterator[tuple[str, click.Command]]:
-    """Every command with its full name, groups left out."""
+    """Every command with its full name; groups are left out that do nothing of their own."""
     context = click.Context(cli)
     for name in COMMANDS:
         command = cli.get_command(context, name)
@@ -41,6 +41,8 @@ def all_commands() -> Iterator[tuple[str, click.Command]]:
         if isinstance(command, click.Group):
             for inner in command.commands.values():
                 yield f"{name} {inner.name}", inner
+            if command.invoke_without_command:
+                yield name, command
         else:
             yield name, command
 

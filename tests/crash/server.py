@@ -36,6 +36,7 @@ class Server:
     ) -> None:
         self.folder = folder
         self.port = self.amqp_port = 0
+        self.first_line = ""
         self._command = [
             *before,
             *(sys.executable, *program, "serve", "--data", str(folder), "--http", "127.0.0.1:0"),
@@ -49,7 +50,7 @@ class Server:
         """Return once it serves."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=log)
-        line = self._first_line()
+        self.first_line = line = self._first_line()
         found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
         if found is None:
             self.kill()
@@ -70,6 +71,10 @@ class Server:
 
     def log(self) -> str:
         return self._log.read_text(errors="replace")
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def kill(self) -> None:
         """kill -9."""

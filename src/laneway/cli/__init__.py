@@ -15,7 +15,7 @@ from laneway.cli.session import FailingGroup, talks_to_a_server
 # name -> (module:attribute, one-line help), in the order of the help page
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("laneway.cli.serve:serve", "Run a server."),
-    "config": ("laneway.cli.serve:config", "Show every setting in force and where it came from."),
+    "config": ("laneway.cli.serve:config", "Show every setting and where it comes from; reload a server's."),
     "queue": ("laneway.cli.queues:queue", "Create, change, list, describe and delete queues."),
     "send": ("laneway.cli.messages:send", "Publish a message, or one for each line of input."),
     "receive": ("laneway.cli.messages:receive", "Lease messages and print them."),

@@ -463,6 +463,10 @@ class Client:
 
     # --- the server
 
+    def reload_config(self) -> dict[str, Any]:
+        """Have the server read its settings again: those that changed, and those that need a restart for it."""
+        return dict(self._call("POST", "/config/reload"))
+
     def ready(self) -> dict[str, Any]:
         return dict(self._call("GET", "/readyz"))
 

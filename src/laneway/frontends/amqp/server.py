@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import secrets
 import ssl
@@ -13,10 +12,10 @@ from laneway.broker.interface import Broker
 from laneway.frontends.amqp.connection import AmqpConnection
 from laneway.frontends.amqp.limits import AmqpLimits
 from laneway.frontends.amqp.shared import AmqpShared
+from laneway.frontends.listening import Listeners
 
 log = logging.getLogger("laneway.amqp")
 
-_BACKLOG = 4096
 _LONGEST_SWEEP_MS = 500
 _SWEEPS_A_TIMEOUT = 4  # so that a time limit is kept to a quarter of itself
 
@@ -39,7 +38,7 @@ class AmqpServer:
         self.shared.on_connection = self._sweep_later
         broker.topology.on_vhost_deleted(self._leave)
         access.on_change(self._recheck)
-        self._servers: list[asyncio.Server] = []
+        self._listeners = Listeners(lambda: AmqpConnection(self.shared), handshake_s=limits.handshake_ms / 1000)
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -50,36 +49,17 @@ class AmqpServer:
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> tuple[str, int]:
         """Listen on all addresses of this name; the first that was bound (port 0 takes a free one)."""
         self._loop = asyncio.get_running_loop()
-        hosts = ["127.0.0.1", "::1"] if host == "localhost" else [host]
-        first: tuple[str, int] | None = None
-        for each in hosts:
-            try:
-                server = await self._loop.create_server(
-                    lambda: AmqpConnection(self.shared),
-                    each,
-                    first[1] if first is not None else port,
-                    backlog=_BACKLOG,
-                    reuse_address=True,
-                    ssl=tls,
-                    ssl_handshake_timeout=self.shared.limits.handshake_ms / 1000 if tls is not None else None,
-                )
-            except OSError as trouble:
-                if first is None or trouble.errno == errno.EADDRINUSE:
-                    raise
-                continue  # a machine without the other address family
-            self._servers.append(server)
-            if first is None:
-                bound = server.sockets[0].getsockname()
-                first = (bound[0], bound[1])
-        assert first is not None
-        return first
+        return await self._listeners.open(host, port, tls)
+
+    async def renew(self, tls: ssl.SSLContext) -> None:
+        """Serve those who connect with TLS from now on with this."""
+        await self._listeners.renew(tls)
 
     async def stop(self, grace_ms: int) -> None:
         """Accept no more, tell everybody that this is the end, cut off who has not gone after the grace."""
         shared = self.shared
         shared.is_stopping = True
-        for server in self._servers:
-            server.close()
+        self._listeners.close()
         all_gone = asyncio.get_running_loop().create_future()
         shared.on_empty = lambda: None if all_gone.done() else all_gone.set_result(None)
         for connection in list(shared.connections):
@@ -90,8 +70,7 @@ class AmqpServer:
             connection.abort()
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
-        for server in self._servers:
-            await server.wait_closed()
+        await self._listeners.wait_closed()
 
     def _leave(self, vhost: str) -> None:
         """A virtual host was deleted: nobody has any business there."""

@@ -10,8 +10,8 @@ from laneway.access import TrustedProxies
 from laneway.frontends.http.limits import HttpLimits
 from laneway.frontends.http.protocol import Application, HttpConnection, HttpShared, Ticks
 from laneway.frontends.http.responses import Framer
+from laneway.frontends.listening import Listeners
 
-_BACKLOG = 4096
 _LONGEST_SWEEP_MS = 1000
 _SWEEPS_A_TIMEOUT = 4  # so that a time limit is kept to a quarter of itself
 
@@ -31,7 +31,9 @@ class HttpServer:
         ticks = Ticks(limits, self._sweep_ms)
         self._shared = HttpShared(applications, limits, Framer(now), ticks, proxies or TrustedProxies())
         self._shared.on_connection = self._sweep_later
-        self._server: asyncio.Server | None = None
+        self._listeners = Listeners(
+            lambda: HttpConnection(self._shared), handshake_s=self._limits.receive_timeout_ms / 1000
+        )
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -42,19 +44,14 @@ class HttpServer:
     async def start(self, host: str, port: int) -> tuple[str, int]:
         """Listen; the address that was bound (port 0 takes a free one)."""
         self._loop = asyncio.get_running_loop()
-        self._server = await self._loop.create_server(
-            lambda: HttpConnection(self._shared), host, port, backlog=_BACKLOG, reuse_address=True
-        )
-        bound = self._server.sockets[0].getsockname()
-        return bound[0], bound[1]
+        return await self._listeners.open(host, port)
 
     async def stop(self, grace_ms: int) -> None:
         """Accept no more, answer what is being worked on, end long polls with empty answers, close what is idle; cut
         off what is left after the grace."""
         shared = self._shared
         shared.is_stopping = True
-        if self._server is not None:
-            self._server.close()
+        self._listeners.close()
         loop = asyncio.get_running_loop()
         all_gone = loop.create_future()
         shared.on_empty = lambda: None if all_gone.done() else all_gone.set_result(None)
@@ -66,8 +63,7 @@ class HttpServer:
             connection.abort()
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
-        if self._server is not None:
-            await self._server.wait_closed()
+        await self._listeners.wait_closed()
 
     def recheck(self, account: str) -> None:
         """An account was changed: whoever waits may no longer have what they wait for."""

@@ -307,6 +307,14 @@ class StatsAnswer(Answer):
     rates: dict[str, RatesAnswer]
 
 
+class ReloadAnswer(Answer):
+    """Names of settings: now in force with another value; of files that were read again; in force after a restart."""
+
+    changed: list[str]
+    read_again: list[str]
+    needs_restart: list[str]
+
+
 class PurgeAnswer(Answer):
     purged: int
 

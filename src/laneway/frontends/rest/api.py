@@ -30,6 +30,7 @@ from laneway.frontends.rest.plan import HeadPlan, KeyedHeads, OneMessageHeads
 from laneway.frontends.rest.producers import ProducersApi
 from laneway.frontends.rest.rebalancing import Rebalancing
 from laneway.frontends.rest.routing import ApiRoute, Reply, Router, routes_of
+from laneway.frontends.rest.settings import Reload, SettingsApi, nothing_to_reload
 from laneway.frontends.rest.times import Timestamps
 from laneway.frontends.rest.vhosts import VirtualHosts
 from laneway.frontends.rest.writing import AnswerWriter
@@ -40,7 +41,9 @@ log = logging.getLogger("laneway.http")
 class RestApi:
     """What protocol.HttpConnection calls its application."""
 
-    def __init__(self, broker: Broker, access: Access, limits: RestLimits) -> None:
+    def __init__(
+        self, broker: Broker, access: Access, limits: RestLimits, *, reload: Reload = nothing_to_reload
+    ) -> None:
         self._broker = broker
         self._access = access
         self._limits = limits
@@ -64,6 +67,7 @@ class RestApi:
             *routes_of(ProducersApi(broker, access, writer)),
             *routes_of(JournalApi(broker, access)),
             *routes_of(Accounts(access, writer)),
+            *routes_of(SettingsApi(access, reload)),
             *routes_of(self),
         )
         self._router = Router(routes)

@@ -8,6 +8,7 @@ import msgspec
 
 from laneway.errors import (
     BatchTooLarge,
+    ConfigInvalid,
     Conflict,
     DiskFull,
     Forbidden,
@@ -33,6 +34,7 @@ STATUSES: dict[type[LanewayError], int] = {
     Forbidden: 403,
     NotFound: 404,
     Conflict: 409,
+    ConfigInvalid: 409,
     Gone: 410,
     QueueFull: 429,
     LimitExceeded: 429,

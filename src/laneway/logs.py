@@ -1,0 +1,56 @@
+"""The log of a server: where its lines go and how they look. Lines for programs are JSON objects, one each, whoever
+wrote them: the node, a library, a warning, or an error that nobody caught."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any
+
+log = logging.getLogger("laneway")
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def set_up_logging(level: str, form: str) -> None:
+    """From now on all that is logged goes to stderr, from this level on; again with others when they change."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter(form))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    sys.excepthook = _uncaught
+    threading.excepthook = lambda said: _uncaught(said.exc_type, said.exc_value, said.exc_traceback)
+
+
+def formatter(form: str) -> logging.Formatter:
+    if form == "json":
+        return _JsonLines()
+    return logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+def announce(form: str, message: str) -> None:
+    """The one line on stdout, which whoever started the server waits for."""
+    record = logging.LogRecord("laneway.node", logging.INFO, "", 0, message, None, None)
+    print(formatter(form).format(record) if form == "json" else message, flush=True)
+
+
+def _uncaught(kind: type[BaseException], error: BaseException | None, at: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error or kind(), at)
+        return
+    log.critical("an error that nobody caught ends what it happened in", exc_info=(kind, error or kind(), at))
