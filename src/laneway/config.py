@@ -154,8 +154,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=1, le=256 * MIB, description="largest message any queue may be set to take")
     ] = 16 * MIB
     max_queues: Annotated[int, Meta(ge=1, le=10_000_000, description="most queues")] = 200_000
-    max_connections: Annotated[int, Meta(ge=1, le=1_000_000, description="most open connections")] = 10_000
+    max_connections: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="most open connections, over all protocols")
+    ] = 10_000
     max_body_bytes: Annotated[int, Meta(ge=KIB, le=GIB, description="largest request body")] = 64 * MIB
+    max_receiving_bytes: Annotated[
+        int,
+        Meta(
+            ge=MIB,
+            le=1024 * GIB,
+            description="most bytes of requests and messages that have not come whole yet, over all connections; half "
+            "of it for callers whose name is not known yet",
+        ),
+    ] = 256 * MIB
     max_header_bytes: Annotated[int, Meta(ge=KIB, le=MIB, description="largest request line and headers together")] = (
         32 * KIB
     )

@@ -28,6 +28,7 @@ for people. `field` names the offending part of the input where there is one.
     ├── Refused                 right request, wrong moment; try again later
     │   ├── QueueFull · LimitExceeded · DiskFull
     │   └── Unavailable
+    │       ├── OutOfDescriptors    the process may open no more files for the moment
     │       └── JournalFailed   a write or sync failed; nothing more is written until a restart
     ├── Unauthenticated · Forbidden
     ├── PipelineError           of a job on Spark; the server never raises one
@@ -192,6 +193,10 @@ class DiskFull(Refused):
 
 class Unavailable(Refused):
     code = "unavailable"
+
+
+class OutOfDescriptors(Unavailable):
+    code = "out_of_descriptors"
 
 
 class JournalFailed(Unavailable):

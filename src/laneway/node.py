@@ -36,6 +36,8 @@ from laneway.frontends.sqs.names import SqsOptions
 from laneway.journal.segments.journal import SegmentJournal
 from laneway.logs import announce, set_up_logging
 from laneway.reloading import PutInForce, Reloading, described
+from laneway.resources import descriptors
+from laneway.resources.intake import Intake
 from laneway.telemetry.turns import LoopTurns, TurnWatch
 
 log = logging.getLogger("laneway.node")
@@ -71,12 +73,24 @@ class Node:
         self._sqs = SqsOptions(
             account_id=config.sqs_account_id, region=config.sqs_region, is_anonymous=config.sqs_anonymous
         )
+        limit = descriptors.limit_in_force()
+        share = descriptors.share_out(limit, config.max_connections)
+        if share.for_connections < config.max_connections:
+            log.warning(
+                "max_connections is %d, and this process may open %d files: so there will be %d connections at most; "
+                "raise its limit (ulimit -n, LimitNOFILE=)",
+                config.max_connections,
+                limit,
+                share.for_connections,
+            )
+        self.intake = Intake(most_connections=share.for_connections, most_bytes=config.max_receiving_bytes)
         try:
             journal = SegmentJournal(
                 config.data,
                 durability=config.durability,
                 interval_ms=config.sync_interval_ms,
                 segment_bytes=config.segment_bytes,
+                max_open_files=share.for_reading,
             )
         except OSError as trouble:
             raise StartError(f"cannot use the data folder {config.data}: {trouble}; use --data FOLDER") from None
@@ -126,9 +140,9 @@ class Node:
         sqs = SqsApi(self.broker, self.access, self._sqs)
         proxies = TrustedProxies(self.config.trusted_proxies.networks)
         rest = RestApi(self.broker, self.access, limits, reload=self._reload)
-        self.http = HttpServer([sqs, rest], limits, proxies=proxies)
+        self.http = HttpServer([sqs, rest], limits, intake=self.intake, proxies=proxies)
         self.access.on_change(self.http.recheck)
-        self.amqp = AmqpServer(self.broker, self.access, self._amqp_limits(), proxies=proxies)
+        self.amqp = AmqpServer(self.broker, self.access, self._amqp_limits(), intake=self.intake, proxies=proxies)
         tls = tls_context(self.config)
         await self._listen("http", self.config.http, self.http.start)
         await self._listen("amqp", self.config.amqp, self.amqp.start)
@@ -190,13 +204,12 @@ class Node:
             body_bytes=c.max_body_bytes,
             head_bytes=c.max_header_bytes,
             header_count=c.max_header_count,
-            connection_count=c.max_connections,
             idle_timeout_ms=int(c.idle_timeout_seconds * 1000),
             receive_timeout_ms=int(c.request_timeout_seconds * 1000),
         )
 
     def _amqp_limits(self) -> AmqpLimits:
-        return AmqpLimits(connection_count=self.config.max_connections, body_bytes=self.config.max_message_bytes)
+        return AmqpLimits(body_bytes=self.config.max_message_bytes)
 
     async def stop(self) -> None:
         self._watch.stop()
@@ -257,6 +270,7 @@ def serve(config: Config, read_config: Callable[[], Config] | None = None) -> in
     """Run a node until it is told to stop; the exit code of the process."""
     set_up_logging(config.log_level, config.log_format)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is a node to reload
+    descriptors.raise_limit(config.max_connections)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(100_000, 50, 100)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -477,14 +477,14 @@ def test_what_only_looks_is_answered_while_nothing_can_be_written(run: Run) -> N
     async def scenario(b: Bench) -> None:
         await b.queue()
         await b.publish(b"1")
-        b.partition.committer.stuck = True
+        b.partition.committer.stuck = DiskFull("no space")
         with pytest.raises(DiskFull):
             await b.lease()
         b.clock.ms += 30 * 86_400_000  # what is due waits: it could not be written
         assert (await b.stats()).ready == 1
         assert b.topology.find_queue("/", "q").name == "q"
         assert [g.body for g in (await b.ask(i.Peek("/", "q", PeekQuery())))[0]] == [b"1"]
-        b.partition.committer.stuck = False
+        b.partition.committer.stuck = None
         assert (await b.stats()).ready == 0
 
     run(scenario)

@@ -657,7 +657,7 @@ def test_a_disk_that_takes_nothing_at_all_refuses_everything_that_writes(run: Ru
         (held,) = await b.lease(1)
         consumer = Consumer(b, credit=1)
         await b.turns()
-        b.partition.committer.stuck = True
+        b.partition.committer.stuck = DiskFull("no space")
         for request in (
             publish(b, [Draft(b"x")]),
             i.Transact([(b.id(),)], messages_of([Draft(b"x")]), []),
@@ -676,7 +676,7 @@ def test_a_disk_that_takes_nothing_at_all_refuses_everything_that_writes(run: Ru
         assert (await b.stats()).leased == 2
         # What connections settle is not refused: nobody could tell them. It is written when there is room again.
         consumer.settle("ack")
-        b.partition.committer.stuck = False
+        b.partition.committer.stuck = None
         await b.turns()
         assert (await b.stats()).totals["acked"] == 1
 

@@ -13,7 +13,7 @@ from laneway.broker.values import Arrival, Deliveries, Draft, Messages, Receipts
 from laneway.core.invariants import check_invariants
 from laneway.core.message import messages_of
 from laneway.core.settings import QueueSettings
-from laneway.errors import Conflict, LanewayError, QueueFull, QueueInUse, QueueNotFound, Unavailable
+from laneway.errors import Conflict, DiskFull, LanewayError, QueueFull, QueueInUse, QueueNotFound, Unavailable
 
 from .conftest import Bench, bodies, publish
 from .consuming import Connection, Consumer, get, numbered
@@ -844,7 +844,7 @@ def test_a_queue_that_goes_with_its_users_does_so_as_soon_as_the_disk_has_room_a
         await b.ask(declare)
         Consumer(b, on=connection)
         await b.turns()
-        b.partition.committer.stuck = True
+        b.partition.committer.stuck = DiskFull("no space")
         tries: list[str] = []
         delete = b.partition.queues.delete
         monkeypatch.setattr(b.partition.queues, "delete", lambda *names: (tries.append(names[1]), delete(*names)))
@@ -853,7 +853,7 @@ def test_a_queue_that_goes_with_its_users_does_so_as_soon_as_the_disk_has_room_a
             while len(tries) < 3:
                 await asyncio.sleep(0.001)
         assert b.find() is not None, "nothing can be written"
-        b.partition.committer.stuck = False
+        b.partition.committer.stuck = None
         async with asyncio.timeout(5):
             while b.find() is not None:
                 await asyncio.sleep(0.005)

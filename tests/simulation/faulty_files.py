@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Sequence
 from random import Random
 
+from laneway.errors import OutOfDescriptors
 from laneway.journal.segments.files import FileLocked
 
 SECTOR_BYTES = 512
@@ -46,6 +47,7 @@ class FaultyFiles:
     fail_sync_at         the Nth sync (of a file, a written range or the folder) raises EIO
     fail_writes_with     as long as it is set, every write raises this errno and has no effect
     capacity_bytes       beyond it, writing and allocating raise ENOSPC
+    has_descriptors      while it is False, nothing can be opened
     """
 
     def __init__(self, seed: int, *, capacity_bytes: int = 1 << 40) -> None:
@@ -54,6 +56,7 @@ class FaultyFiles:
         self.crash_at_operation: int | None = None
         self.fail_sync_at: int | None = None
         self.fail_writes_with: int | None = None
+        self.has_descriptors = True
         self.operation_count = 0
         self.sync_count = 0
         self.used_bytes = 0
@@ -81,6 +84,7 @@ class FaultyFiles:
             self._lose_unsynced()
         self.crashed = False
         self.crash_at_operation = self.fail_sync_at = self.fail_writes_with = None
+        self.has_descriptors = True
         inodes = {id(inode): inode for inode in self._names.values()}
         for inode in inodes.values():
             inode.links = 0
@@ -119,6 +123,7 @@ class FaultyFiles:
 
     def list_folder(self, path: str) -> list[str]:
         self._alive()
+        self._need_descriptor()
         return [os.path.basename(name) for name in self._names if os.path.dirname(name) == path]
 
     def sync_folder(self, path: str) -> None:
@@ -142,6 +147,7 @@ class FaultyFiles:
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> int:
         self._alive()
+        self._need_descriptor()
         if not create:
             if path not in self._names:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -313,6 +319,10 @@ class FaultyFiles:
         if size > len(inode.visible):
             self.used_bytes += size - len(inode.visible)
             _resize(inode.visible, size)
+
+    def _need_descriptor(self) -> None:
+        if not self.has_descriptors:
+            raise OutOfDescriptors("no more files can be opened for the moment")
 
     def _need_space(self, inode: _Inode, size: int) -> None:
         if size > len(inode.visible) and self.used_bytes + size - len(inode.visible) > self.capacity_bytes:

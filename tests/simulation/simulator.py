@@ -230,7 +230,7 @@ class Simulation:
     def _complain(self, loop: SimulatedLoop, end: str) -> None:
         assert not self.workload.failures, self.workload.failures[0]
         assert not loop.errors, loop.errors[0]
-        expected = ("the disk is full", "cursor") if end != "fail" else ("",)
+        expected = ("nothing can be written for the moment", "the disk is full", "cursor") if end != "fail" else ("",)
         found = [text for text in self.complaints.found if not text.startswith(expected)]
         self.complaints.found.clear()
         self.workload.counts["torn tail"] += self.complaints.torn_tails

@@ -26,7 +26,7 @@ from laneway.broker.interface import (
 from laneway.broker.values import Alarm, Deliveries
 from laneway.core.message import Draft, Receipt, Settlement, messages_of
 from laneway.core.settings import QueueSettings
-from laneway.errors import DiskFull
+from laneway.errors import DiskFull, Unavailable
 
 from .loop import SimulatedLoop
 from .node import Node
@@ -70,7 +70,7 @@ class FullDisk(Simulation):
             self.bodies.append(body)
             try:
                 arrivals = await self.call(node, Publish((node.id("q"),), messages_of([Draft(body)])))
-            except DiskFull:
+            except (DiskFull, Unavailable):
                 self.bodies.pop()
                 raise
             assert isinstance(arrivals[0].result[0], Receipt)
@@ -185,6 +185,41 @@ def test_history_that_is_held_for_readers_gives_way_before_publishers_do_for_lon
         cursors = await disk.call(node, ListCursors())
         assert [(c.name, c.state) for c in cursors] == [("dead", "lost"), ("quick", "ok")]
         await disk.consume(node, len(disk.bodies))
+
+    disk.life(story)
+    disk.life(finish)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_descriptor_holds_everything_up_and_loses_nothing(seed: int) -> None:
+    """Segments end, snapshots are due and messages are read back, and no file can be opened."""
+    disk = FullDisk(seed)
+
+    async def story(node: Node) -> None:
+        await disk.call(node, PutQueue("/", "q", QueueSettings()))
+        await disk.publish(node, MESSAGES)
+        disk.files.has_descriptors = False
+        answers: list[Any] = []
+        sent = 0
+        while node.partition.committer.stuck is None:
+            body = b"message %d " % len(disk.bodies) + bytes(100)
+            disk.bodies.append(body)
+            node.broker.send(Publish((node.id("q"),), messages_of([Draft(body)])), answers.append)
+            sent += 1
+            assert sent < 1000
+            await asyncio.sleep(0.02)
+        assert len(answers) < sent
+        with pytest.raises(Unavailable, match="no more files can be opened"):
+            await disk.publish(node, 1)
+        disk.files.has_descriptors = True
+        await asyncio.sleep(LOOK_S)
+        assert node.partition.committer.stuck is None and node.partition.committer.failed is None
+        assert [type(answer[0].result[0]) for answer in answers] == [Receipt] * sent
+        await disk.publish(node, 10)
+
+    async def finish(node: Node) -> None:
+        await disk.consume(node, len(disk.bodies))
+        assert not node.seqs()
 
     disk.life(story)
     disk.life(finish)

@@ -15,13 +15,14 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from laneway.broker.engine import Engine
-from laneway.errors import DiskFull, LanewayError
+from laneway.errors import DiskFull, LanewayError, OutOfDescriptors
 from laneway.journal.interface import Commit, Journal
 
 log = logging.getLogger("laneway.broker")
 
 MAX_COMMIT_BYTES = 8 * 1024 * 1024
-DISK_FULL_RETRY_S = 0.25
+NOT_NOW = (DiskFull, OutOfDescriptors)
+NOT_NOW_RETRY_S = 0.25
 SPOT_BYTES = 64 * 1024
 SPOT_S = 0.0005
 LATER_S = 0.01
@@ -129,7 +130,7 @@ class Committer:
         self._later: asyncio.TimerHandle | None = None
         self._later_s: float | None = None  # since when something waits for whichever commit comes next
         self.durable_next_seq = engine.state.table.next_seq  # messages below this number are durable
-        self.stuck = False  # the disk is so full that not even acks can be written
+        self.stuck: LanewayError | None = None  # why nothing can be written for the moment, not even acks
         self.failed: BaseException | None = None
         self._closing: asyncio.Future[None] | None = None
         self._awaiting: set[asyncio.Future[None]] = set()  # of durable(): they must hear of a failure too
@@ -228,7 +229,7 @@ class Committer:
         if error is not None:
             self._not_written(commit, error)
             return
-        self.stuck = False
+        self.stuck = None
         told, self._told = self._told, []
         self.durable_next_seq = self._writing_next_seq
         self._writing = None
@@ -237,14 +238,14 @@ class Committer:
         self._tell(told)
 
     def _not_written(self, commit: Commit, error: BaseException) -> None:
-        if isinstance(error, DiskFull) and commit.position:
-            if not self.stuck:
-                log.error("the disk is full: nothing can be written, not even acks: %s", error)
-            self.stuck = True
+        if isinstance(error, NOT_NOW) and commit.position:
+            if self.stuck is None:
+                log.error("nothing can be written for the moment, not even acks: %s", error)
+            self.stuck = error
             self._end_closing()
-            self._loop.call_later(DISK_FULL_RETRY_S, self._writer.put, commit)
+            self._loop.call_later(NOT_NOW_RETRY_S, self._writer.put, commit)
             return
-        if isinstance(error, DiskFull):
+        if isinstance(error, NOT_NOW):
             return  # a mark is a convenience
         self._give_up(error)
 

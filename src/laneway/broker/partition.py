@@ -443,8 +443,10 @@ class Partition:
     def check_open(self) -> None:
         if self._phase != "ready":
             raise self._not_ready()
-        if self.committer.stuck:
+        if isinstance(self.committer.stuck, DiskFull):
             raise DiskFull("the disk is full and nothing can be written; free some space, then try again")
+        if self.committer.stuck is not None:
+            raise Unavailable(f"nothing can be written: {self.committer.stuck.message}")
 
     def check_writable(self) -> None:
         self.check_open()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,7 +16,15 @@ from pathlib import Path
 import msgspec
 
 from laneway.broker.values import Addressed, StagingLimits, Target
-from laneway.errors import BatchTooLarge, Conflict, DiskFull, LimitExceeded, PartsMissing, Unavailable
+from laneway.errors import (
+    BatchTooLarge,
+    Conflict,
+    DiskFull,
+    LimitExceeded,
+    OutOfDescriptors,
+    PartsMissing,
+    Unavailable,
+)
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -84,7 +93,7 @@ class Staging:
         except BaseException as trouble:
             self._forget([part])
             if isinstance(trouble, OSError):
-                raise DiskFull(f"the part cannot be kept: {trouble}") from None
+                raise (_out_of_descriptors(trouble) or DiskFull(f"the part cannot be kept: {trouble}")) from None
             raise
         finally:
             stage.arriving -= 1
@@ -144,6 +153,8 @@ class Staging:
             return await asyncio.to_thread(_read, [part.path for part in parts])
         except FileNotFoundError:
             raise PartsMissing("the stage was committed or given up meanwhile", field="stage") from None
+        except OSError as trouble:
+            raise (_out_of_descriptors(trouble) or trouble) from None
 
     def drop(self, key: StageKey) -> bool:
         """Forget a stage with all its parts; whether there was one."""
@@ -168,6 +179,12 @@ class Staging:
         for part in parts:
             with contextlib.suppress(OSError):
                 part.path.unlink()
+
+
+def _out_of_descriptors(trouble: OSError) -> OutOfDescriptors | None:
+    if trouble.errno in (errno.EMFILE, errno.ENFILE):
+        return OutOfDescriptors(f"no file can be opened for the moment ({trouble.strerror}); try again in a moment")
+    return None
 
 
 def _write(path: Path, data: bytes) -> None:

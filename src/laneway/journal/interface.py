@@ -111,8 +111,9 @@ class Journal(Protocol):
     def write(self, commit: Commit) -> None:
         """Write a sealed commit; on return it is as durable as the journal was told to make it. In seal() order.
 
-        Raises DiskFull when there is no space left for it: nothing was written, and the same commit may be given
-        again later. Raises JournalFailed for any other trouble, and then for every call that would write.
+        Raises DiskFull when there is no space left for it, OutOfDescriptors when no file can be opened: nothing was
+        written, and the same commit may be given again later. Raises JournalFailed for any other trouble, and then for
+        every call that would write.
         """
 
     def mark(self) -> None:

@@ -96,8 +96,8 @@ class AmqpConnection(asyncio.Protocol):
         self.peer = self.shared.proxies.peer(transport.get_extra_info("peername"))
         transport.set_write_buffer_limits(high=self.shared.limits.unsent_bytes)
         self.shared.on_connection()
-        if len(self.shared.connections) >= self.shared.limits.connection_count or self.shared.is_stopping:
-            log.warning("a connection is turned away: there are %d", len(self.shared.connections))
+        if self.shared.is_stopping or not self.shared.intake.admit():
+            log.warning("a connection is turned away: there are %d", self.shared.intake.connection_count)
             transport.abort()
         else:
             self.shared.connections.add(self)
@@ -112,7 +112,9 @@ class AmqpConnection(asyncio.Protocol):
         self._end_channels()
         self._out.clear()
         self._blocked.clear()
-        self.shared.connections.discard(self)
+        if self in self.shared.connections:
+            self.shared.connections.remove(self)
+            self.shared.intake.leave()
         if not self.shared.connections:
             self.shared.on_empty()
 

@@ -10,7 +10,8 @@ _LOWEST = {"frame_bytes": 4096, "heartbeat_s": 0, "unsent_bytes": 1024}
 
 
 class AmqpLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    connection_count: int = 10_000
+    connection_count: int = 10_000  # of a server that does not share an Intake with others
+    receiving_bytes: int = 256 * 1024 * 1024  # … of large messages that did not come whole yet, over all connections
     channel_count: int = 2047  # of one connection
     consumer_count: int = 20_000  # of one connection
     frame_bytes: int = 131_072

@@ -13,6 +13,7 @@ from laneway.frontends.amqp.connection import AmqpConnection
 from laneway.frontends.amqp.limits import AmqpLimits
 from laneway.frontends.amqp.shared import AmqpShared
 from laneway.frontends.listening import Listeners
+from laneway.resources.intake import Intake
 
 log = logging.getLogger("laneway.amqp")
 
@@ -27,14 +28,16 @@ class AmqpServer:
         access: Access,
         limits: AmqpLimits | None = None,
         *,
+        intake: Intake | None = None,
         proxies: TrustedProxies | None = None,
     ) -> None:
         self._broker = broker
         limits = limits or AmqpLimits()
         shortest_ms = min(limits.handshake_ms, limits.closing_ms, limits.linger_ms, limits.send_timeout_ms)
         self._sweep_ms = max(10, min(_LONGEST_SWEEP_MS, shortest_ms // _SWEEPS_A_TIMEOUT))
+        intake = intake or Intake(most_connections=limits.connection_count, most_bytes=limits.receiving_bytes)
         proxies = proxies or TrustedProxies()
-        self.shared = AmqpShared(broker, access, limits, lambda: secrets.token_urlsafe(16), proxies)
+        self.shared = AmqpShared(broker, access, limits, intake, lambda: secrets.token_urlsafe(16), proxies)
         self.shared.on_connection = self._sweep_later
         broker.topology.on_vhost_deleted(self._leave)
         access.on_change(self._recheck)

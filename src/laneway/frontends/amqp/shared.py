@@ -13,6 +13,7 @@ from laneway.broker.interface import Broker
 from laneway.frontends.amqp.delivering import Wheres
 from laneway.frontends.amqp.limits import AmqpLimits
 from laneway.frontends.amqp.publishing import Destinations
+from laneway.resources.intake import Intake
 
 if TYPE_CHECKING:
     from laneway.frontends.amqp.channel import Channel
@@ -32,12 +33,14 @@ class AmqpShared:
         broker: Broker,
         access: Access,
         limits: AmqpLimits,
+        intake: Intake,
         random_name: Callable[[], str],
         proxies: TrustedProxies,
     ) -> None:
         self.broker = broker
         self.access = access
         self.limits = limits
+        self.intake = intake
         self.proxies = proxies
         self.random_name = random_name  # for queues, consumers and replies that nobody named
         self.connections: set[AmqpConnection] = set()

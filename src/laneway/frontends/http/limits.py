@@ -22,7 +22,8 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     head_bytes: int = 64 * 1024  # request line and headers together
     target_bytes: int = 8 * 1024  # path and query
     header_count: int = 100
-    connection_count: int = 10_000
+    connection_count: int = 10_000  # of a server that does not share an Intake with others
+    receiving_bytes: int = 256 * 1024 * 1024  # … of requests that did not come whole yet, over all connections
     pipelined_count: int = 128  # requests of one connection that are worked on at once
     unsent_bytes: int = 1024 * 1024  # of one connection, before it is read from no longer
     idle_timeout_ms: int = 75_000  # without a request

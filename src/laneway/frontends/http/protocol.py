@@ -28,6 +28,7 @@ from laneway.frontends.http.errors import HttpError
 from laneway.frontends.http.head import Head, HeadCache, check_beginning, parse_head
 from laneway.frontends.http.limits import HttpLimits
 from laneway.frontends.http.responses import CONTINUE, JSON, Framer
+from laneway.resources.intake import Intake
 
 log = logging.getLogger("laneway.http")
 
@@ -81,6 +82,7 @@ class HttpShared:
         self,
         applications: Sequence[Application],
         limits: HttpLimits,
+        intake: Intake,
         framer: Framer,
         ticks: Ticks,
         proxies: TrustedProxies,
@@ -88,6 +90,7 @@ class HttpShared:
         self.applications = applications  # the last one takes every head, and what is no head at all
         self.recalls = [application.recall for application in applications]
         self.limits = limits
+        self.intake = intake
         self.framer = framer
         self.ticks = ticks
         self.proxies = proxies
@@ -239,7 +242,7 @@ class HttpConnection(asyncio.Protocol):
         self.is_tls = transport.get_extra_info("ssl_object") is not None
         transport.set_write_buffer_limits(high=self._limits.unsent_bytes)
         shared.on_connection()
-        if len(shared.connections) >= self._limits.connection_count or shared.is_stopping:
+        if shared.is_stopping or not shared.intake.admit():
             self._turn_away()
         else:
             shared.connections.add(self)
@@ -251,7 +254,8 @@ class HttpConnection(asyncio.Protocol):
     def _turn_away(self) -> None:
         sentence = "the server is stopping"
         if not self.shared.is_stopping:
-            sentence = f"there are {self._limits.connection_count} connections already: use fewer, and keep them open"
+            most = self.shared.intake.most_connections
+            sentence = f"there are {most} connections already: use fewer, and keep them open"
         error = HttpError(503, "too_many_connections", sentence, headers=b"Retry-After: 1\r\n")
         response = self.shared.framer.special(
             *self.shared.applications[-1].refusal(error), connection=b"close", omit_body=False
@@ -268,7 +272,9 @@ class HttpConnection(asyncio.Protocol):
         self.is_gone = True
         self._is_usual = False
         shared = self.shared
-        shared.connections.discard(self)
+        if self in shared.connections:
+            shared.connections.remove(self)
+            shared.intake.leave()
         shared.turned_away.discard(self)
         self._end_waits()
         self._slots.clear()

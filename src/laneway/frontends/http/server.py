@@ -11,6 +11,7 @@ from laneway.frontends.http.limits import HttpLimits
 from laneway.frontends.http.protocol import Application, HttpConnection, HttpShared, Ticks
 from laneway.frontends.http.responses import Framer
 from laneway.frontends.listening import Listeners
+from laneway.resources.intake import Intake
 
 _LONGEST_SWEEP_MS = 1000
 _SWEEPS_A_TIMEOUT = 4  # so that a time limit is kept to a quarter of itself
@@ -22,14 +23,16 @@ class HttpServer:
         applications: Sequence[Application],
         limits: HttpLimits,
         *,
+        intake: Intake | None = None,
         proxies: TrustedProxies | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._limits = limits
         shortest_ms = min(self._limits.idle_timeout_ms, self._limits.receive_timeout_ms, self._limits.send_timeout_ms)
         self._sweep_ms = max(10, min(_LONGEST_SWEEP_MS, shortest_ms // _SWEEPS_A_TIMEOUT))
+        intake = intake or Intake(most_connections=limits.connection_count, most_bytes=limits.receiving_bytes)
         ticks = Ticks(limits, self._sweep_ms)
-        self._shared = HttpShared(applications, limits, Framer(now), ticks, proxies or TrustedProxies())
+        self._shared = HttpShared(applications, limits, intake, Framer(now), ticks, proxies or TrustedProxies())
         self._shared.on_connection = self._sweep_later
         self._listeners = Listeners(
             lambda: HttpConnection(self._shared), handshake_s=self._limits.receive_timeout_ms / 1000

@@ -7,11 +7,19 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Sequence
-from typing import Protocol
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from laneway.errors import OutOfDescriptors
 
 #: What the operating system says when there is no more space: the disk, the quota, the limit of the process.
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+#: … and when no more files can be opened: by this process, by all of them.
+NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
+
+_T = TypeVar("_T")
 
 
 class FileLocked(Exception):
@@ -21,7 +29,8 @@ class FileLocked(Exception):
 class FileSystem(Protocol):
     def make_folder(self, path: str) -> None: ...
 
-    def list_folder(self, path: str) -> list[str]: ...
+    def list_folder(self, path: str) -> list[str]:
+        """As open(), it may raise OutOfDescriptors."""
 
     def sync_folder(self, path: str) -> None:
         """Make the folder's entries (created, renamed, removed files) durable."""
@@ -32,7 +41,8 @@ class FileSystem(Protocol):
     def lock(self, path: str) -> int:
         """Take the lock, leaving this process's id in the file; released by close(). Raises FileLocked."""
 
-    def open(self, path: str, *, write: bool = False, create: bool = False) -> int: ...
+    def open(self, path: str, *, write: bool = False, create: bool = False) -> int:
+        """Raises OutOfDescriptors, and has done nothing, if no file can be opened for the moment."""
 
     def close(self, file: int) -> None: ...
 
@@ -61,18 +71,46 @@ class FileSystem(Protocol):
 
 
 class RealFiles:
+    """`reserve_count` descriptors are kept back: connections may take all others, and yet files can be opened. A folder
+    stays open once it was synced, so that syncing it again, half-way through a change of segments, needs none."""
+
+    def __init__(self, *, reserve_count: int = 0) -> None:
+        self._reserve_count = reserve_count
+        self._reserve: list[int] = []
+        self._folders: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) if reserve_count else -1
+        if reserve_count:
+            self._reserve += [os.dup(self._null) for _ in range(reserve_count)]
+        weakref.finalize(self, _close_all, self._null, self._reserve, self._folders)
+
+    def _with_descriptor(self, call: Callable[[], _T]) -> _T:
+        """What a call that opens something returns; if need be with a descriptor of the reserve."""
+        while True:
+            try:
+                return call()
+            except OSError as error:
+                if error.errno not in NO_DESCRIPTOR:
+                    raise
+                with self._lock:  # whoever else wants one may take what is given up here: so there are several
+                    if not self._reserve:
+                        raise OutOfDescriptors(
+                            f"no more files can be opened for the moment ({error.strerror}); try again in a moment"
+                        ) from None
+                    os.close(self._reserve.pop())
+
     def make_folder(self, path: str) -> None:
         os.makedirs(path, mode=0o750, exist_ok=True)
 
     def list_folder(self, path: str) -> list[str]:
-        return os.listdir(path)
+        return self._with_descriptor(lambda: os.listdir(path))
 
     def sync_folder(self, path: str) -> None:
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        folder = self._folders.get(path)
+        if folder is None:
+            folder = self._with_descriptor(lambda: os.open(path, os.O_RDONLY | os.O_DIRECTORY))
+            self._folders[path] = folder
+        os.fsync(folder)
 
     def free_bytes(self, path: str) -> int:
         disk = os.statvfs(path)
@@ -99,10 +137,15 @@ class RealFiles:
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> int:
         flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT | os.O_EXCL if create else 0)
-        return os.open(path, flags, 0o640)
+        return self._with_descriptor(lambda: os.open(path, flags, 0o640))
 
     def close(self, file: int) -> None:
-        os.close(file)
+        if len(self._reserve) < self._reserve_count:
+            with self._lock:
+                os.dup2(self._null, file, inheritable=False)  # in one step, so that nobody else gets it in between
+                self._reserve.append(file)
+        else:
+            os.close(file)
 
     def size(self, file: int) -> int:
         return os.fstat(file).st_size
@@ -152,3 +195,8 @@ class RealFiles:
             is_there = False
         if not is_there:
             os.posix_fadvise(file, offset, size, os.POSIX_FADV_WILLNEED)
+
+
+def _close_all(null: int, reserve: list[int], folders: dict[str, int]) -> None:
+    for file in (*reserve, *folders.values(), *([null] if null >= 0 else [])):
+        os.close(file)

@@ -48,6 +48,7 @@ DEFAULT_SEGMENT_BYTES = 64 << 20
 DEFAULT_RESERVE_BYTES = 32 << 20
 DEFAULT_INTERVAL_MS = 50
 MIN_SEGMENT_BYTES = 1 << 10
+RESERVED_DESCRIPTORS = 8  # for the files of the journal, when connections hold all others
 _MOST_STAGED_BYTES = MAX_COMMIT_BYTES - 3 * UNIT_BYTES  # header, padding and mark come on top
 
 #: Events that more is done about than to write them down.
@@ -85,7 +86,7 @@ class SegmentJournal:
                 f"segment_bytes must be from {MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES}, not {segment_bytes}"
             )
         self._folder = os.fspath(folder)
-        self._files: FileSystem = files if files is not None else RealFiles()
+        self._files: FileSystem = files if files is not None else RealFiles(reserve_count=RESERVED_DESCRIPTORS)
         self._segment_bytes = segment_bytes
         # A commit begins a new segment when less than this is left; without a spare to go to, when hardly any is.
         self._roll_below_bytes = min(8 << 20, segment_bytes // 8)

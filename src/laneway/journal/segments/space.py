@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from laneway.errors import DiskFull
+from laneway.errors import DiskFull, OutOfDescriptors
 from laneway.journal.segments.files import NO_SPACE, FileSystem
 from laneway.journal.segments.format import SPARE_NAME
 from laneway.journal.segments.snapshots import remove_if_there
@@ -133,6 +133,9 @@ class Space:
             why = f"{free_bytes} bytes are free, {reserve_bytes} are held in reserve"
         except OSError as error:
             free_bytes, why = 0, str(error)
+        except OutOfDescriptors as trouble:  # that tells nothing about the disk
+            log.warning("the next segment in %s is not made yet: %s", self._folder, trouble)
+            return
         self._set_room(self._spare is not None and free_bytes >= reserve_bytes, why)
 
     def _set_room(self, room: bool, why: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 from laneway.core.rows import ROW_BYTES
-from laneway.errors import JournalFailed, LanewayError
+from laneway.errors import JournalFailed, LanewayError, OutOfDescriptors
 from laneway.journal.interface import Place
 from laneway.journal.segments.files import NO_SPACE, FileSystem
 from laneway.journal.segments.format import (
@@ -225,6 +225,8 @@ class SegmentWriter:
                 return False
             try:
                 file = self._fill(self._current)
+            except OutOfDescriptors:
+                return False
             except OSError as error:
                 return self._not_filled(error)
         try:

@@ -1,0 +1,1 @@
+"""What a process has only so much of, and how it is shared out: descriptors, connections, memory."""

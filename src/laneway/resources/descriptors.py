@@ -1,0 +1,38 @@
+"""File descriptors: how many there are, and how connections and the files of the journal share them."""
+
+from __future__ import annotations
+
+import resource
+from typing import NamedTuple
+
+_OWN_COUNT = 64  # sockets that listen, the files being written, one for each thread that reads or writes aside …
+_TURNED_AWAY_COUNT = 64  # … and connections beyond the limit, while they are told so
+_READING_COUNT = (8, 128)  # files of the journal that stay open for reading: at least, at most
+_READING_SHARE = 8  # of the limit
+_FEWEST_CONNECTIONS = 8
+
+
+class Descriptors(NamedTuple):
+    for_connections: int
+    for_reading: int
+
+
+def share_out(limit: int, connection_count: int) -> Descriptors:
+    """`limit` descriptors, where so many connections are wanted."""
+    for_reading = min(max(limit // _READING_SHARE, _READING_COUNT[0]), _READING_COUNT[1])
+    left = limit - for_reading - _OWN_COUNT - _TURNED_AWAY_COUNT
+    return Descriptors(min(connection_count, max(left, _FEWEST_CONNECTIONS)), for_reading)
+
+
+def raise_limit(connection_count: int) -> None:
+    """Let this process have as many descriptors as so many connections need, as far as it may grant itself that."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = connection_count + _READING_COUNT[1] + _OWN_COUNT + _TURNED_AWAY_COUNT
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+
+
+def limit_in_force() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 30 if soft == resource.RLIM_INFINITY else soft
