@@ -58,8 +58,11 @@ def learned(raw: bytes) -> Shapes:
         {"date": "20261116T235959Z"},
         {"number": "f" * 36, "length": "123456"},
         {"signature": "ab" * 32},
-        {"signed": "host;x-amz-date;user-agent"},
-        {"more": "x-amz-content-sha256: " + "1f" * 32 + "\r\n", "signed": "host;x-amz-content-sha256;x-amz-date"},
+        {"signed": "host;x-amz-date;x-amz-target;user-agent"},
+        {
+            "more": "x-amz-content-sha256: " + "1f" * 32 + "\r\n",
+            "signed": "host;x-amz-content-sha256;x-amz-date;x-amz-target",
+        },
     ],
 )
 def test_what_is_recalled_is_what_would_be_parsed(own: dict[str, str]) -> None:

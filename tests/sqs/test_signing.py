@@ -17,6 +17,7 @@ from botocore.config import Config
 from botocore.credentials import Credentials
 
 from laneway.access import Permission
+from laneway.frontends.sqs.signing import normal_path
 from tests.sqs.serving import ACCOUNT_ID, REGION, SqsServing, bodies, refusal
 
 NewName = Callable[..., str]
@@ -103,6 +104,8 @@ def test_what_was_signed_cannot_be_changed(serving: SqsServing, sqs: Any, new_na
         httpx.post(serving.url + "/other", headers=signed, content=body),
         httpx.post(serving.url + "/?a=b", headers=signed, content=body),
         httpx.put(serving.url + "/", headers=signed, content=body),
+        httpx.post(serving.url + "/", headers={**signed, "Host": "elsewhere"}, content=body),
+        httpx.post(serving.url + "/", headers={**signed, "X-Amz-Security-Token": "x"}, content=body),
     ):
         assert changed.status_code == 403
         assert changed.headers["x-amzn-query-error"] == "SignatureDoesNotMatch;Sender"
@@ -134,6 +137,23 @@ def test_signatures_that_are_none(serving: SqsServing, authorization: str, code:
     assert answer.headers["content-type"] == "application/x-amz-json-1.0"
 
 
+@pytest.mark.parametrize("unsigned", ["x-amz-target", "x-amz-date", "host"])
+def test_what_says_what_is_asked_for_must_be_signed(serving: SqsServing, unsigned: str) -> None:
+    """A client that leaves one out is refused, though its signature is right."""
+
+    class Careless(SigV4Auth):
+        def headers_to_sign(self, request: Any) -> Any:
+            headers = super().headers_to_sign(request)
+            del headers[unsigned]
+            return headers
+
+    request = AWSRequest("POST", serving.url + "/", headers={"X-Amz-Target": "AmazonSQS.ListQueues"}, data=b"{}")
+    Careless(Credentials(*serving.key), "sqs", REGION).add_auth(request)
+    answer = httpx.post(serving.url + "/", headers=dict(request.headers), content=b"{}")
+    assert answer.headers["x-amzn-query-error"] == "SignatureDoesNotMatch;Sender"
+    assert unsigned in answer.json()["message"].lower()
+
+
 def presigned(serving: SqsServing, path: str, expires_s: int = 60) -> str:
     request = AWSRequest("GET", serving.url + path)
     SigV4QueryAuth(Credentials(*serving.key), "sqs", REGION, expires=expires_s).add_auth(request)
@@ -153,6 +173,56 @@ def test_a_presigned_url_is_enough(serving: SqsServing, sqs: Any, new_name: NewN
     with moved_clock(serving, 61):
         assert "RequestExpired" in httpx.get(url).text
     assert "IncompleteSignature" in httpx.get(url.replace("X-Amz-Expires=60", "X-Amz-Expires=604801")).text
+
+
+def test_a_presigned_url_is_good_for_what_was_signed_alone(serving: SqsServing, sqs: Any, new_name: NewName) -> None:
+    name = new_name()
+    sqs.create_queue(QueueName=name)
+    url = presigned(serving, f"/?Action=GetQueueUrl&QueueName={name}&Version=2012-11-05")
+    assert name in httpx.get(url).text
+    for answer in (
+        httpx.get(url, headers={"X-Amz-Target": "AmazonSQS.ListQueues"}),
+        httpx.request("GET", url, headers={"X-Amz-Target": "AmazonSQS.DeleteQueue"}, content=b'{"QueueUrl": "x"}'),
+        httpx.request("GET", url, content=b"Action=ListQueues"),
+        httpx.post(url, content=b"Action=ListQueues"),
+        httpx.get(url + "&Action=ListQueues"),
+        httpx.get(url.replace("Action=GetQueueUrl", "Action=ListQueues")),
+        httpx.get(url, headers={"X-Amz-Date": "20260101T000000Z"}),
+        httpx.get(url, headers={"Host": "elsewhere"}),
+        httpx.get(url.replace("/?", f"/{ACCOUNT_ID}/{name}?")),
+        httpx.get(url.replace("X-Amz-Algorithm=AWS4-HMAC-SHA256", "X-Amz-Algorithm=none")),
+    ):
+        assert 400 <= answer.status_code < 500 and name not in answer.text, answer.text
+    target = serving.url.removeprefix("http://")
+    with serving.connect() as wire:  # httpx would normalise that
+        path = url.partition(target)[2].replace("/?", f"/{ACCOUNT_ID}/..?")
+        wire.send(f"GET {path} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode())
+        assert f"/{name}<".encode() in wire.read().body  # nothing was read from the path but what was signed
+
+
+def test_of_a_presigned_parameter_that_comes_twice_nobody_chooses_one(serving: SqsServing) -> None:
+    url = presigned(serving, "/?Action=ListQueues&Version=2012-11-05") + "&Action=GetQueueUrl"
+    assert "comes more than once in the query string" in httpx.get(url).text
+
+
+@pytest.mark.parametrize(
+    ("path", "normal"),
+    [("/", "/"), ("/a/b/", "/a/b/"), ("/a/./b//c/../d", "/a/b/d"), ("/../..", "/"), ("/a%2F../%41", "/a%2F../%41")],
+)
+def test_paths_are_read_as_they_are_signed(path: str, normal: str) -> None:
+    assert normal_path(path.encode()) == normal.encode()
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "code"), [(-16 * 60, "SignatureDoesNotMatch"), (7 * 86_400 + 60, "RequestExpired")]
+)
+def test_a_presigned_url_is_good_neither_before_nor_behind_its_time(
+    serving: SqsServing, ahead_s: int, code: str
+) -> None:
+    url = presigned(serving, "/?Action=ListQueues&Version=2012-11-05", expires_s=7 * 86_400)
+    with moved_clock(serving, ahead_s):
+        assert code in httpx.get(url).text
+    assert httpx.get(url).status_code == 200
 
 
 def test_permissions_count_as_everywhere(serving: SqsServing, sqs: Any, new_name: NewName) -> None:

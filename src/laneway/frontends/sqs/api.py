@@ -27,7 +27,7 @@ from laneway.frontends.sqs.moving import Moving
 from laneway.frontends.sqs.names import Names, SqsOptions
 from laneway.frontends.sqs.query_form import QueryForm
 from laneway.frontends.sqs.queues import QueueActions
-from laneway.frontends.sqs.signing import Signature, SigningKey, is_signed, read_signature
+from laneway.frontends.sqs.signing import Signature, SigningKey, is_signed, normal_path, read_signature
 
 _QUEUE_PATH = re.compile(rb"/[0-9]{12}/[^/]+/?")
 _SLOW_COUNT = 256  # rare actions worked on at once, over all connections
@@ -50,7 +50,8 @@ class RequestPlan:
     __slots__ = ("action", "path", "query", "refusal", "region")
 
     def __init__(self, head: Head, options: SqsOptions) -> None:
-        self.path, self.query = _target(head)
+        path, self.query = _target(head)
+        self.path = normal_path(path)
         self.action = (head.x_amz_target or b"").removeprefix(TARGET_PREFIX).decode("latin-1")
         self.refusal: SqsError | None = None
         self.region = options.region

@@ -29,6 +29,7 @@ ALGORITHM = "AWS4-HMAC-SHA256"
 SERVICE = "sqs"
 SKEW_S = 15 * 60  # between the clocks of client and server
 LONGEST_PRESIGNED_S = 7 * 24 * 3600
+_SAYS = b"x-amz-"  # what headers of this service begin with; x-amz-target is the action
 _SPACES = re.compile(b" +")
 _USUAL = re.compile(rf"{ALGORITHM} Credential=([^,\s]+), ?SignedHeaders=([^,\s]+), ?Signature=([^,\s]+)")
 
@@ -113,6 +114,7 @@ def derive_key(secret: str, credential: Credential) -> SigningKey:
 
 
 def read_signature(head: Head, path: bytes, query: bytes) -> Signature:
+    """`path`: as normal_path() makes it."""
     headers = dict(head.headers)
     if len(headers) < len(head.headers):
         headers = _joined(head.headers)
@@ -125,6 +127,8 @@ def read_signature(head: Head, path: bytes, query: bytes) -> Signature:
             raise _incomplete("Authorization header requires existence of a 'X-Amz-Date' header.")
     else:
         given = dict(parts)
+        if given.get("X-Amz-Algorithm") != ALGORITHM:
+            raise _incomplete(f"X-Amz-Algorithm must be {ALGORITHM}.")
         credential_text, signed_headers = given.get("X-Amz-Credential", ""), given.get("X-Amz-SignedHeaders", "")
         signature, timestamp = given["X-Amz-Signature"], given.get("X-Amz-Date", "")
         expires_s = _read_expiry(given.get("X-Amz-Expires", ""))
@@ -132,8 +136,10 @@ def read_signature(head: Head, path: bytes, query: bytes) -> Signature:
     credential = _read_credential(credential_text)
     at_s = _read_time(timestamp, credential.day)
     content_sha256 = headers.get(b"x-amz-content-sha256", b"").strip().decode("latin-1")
+    names = _read_names(signed_headers)
+    _check_all_signed(headers, names)
     lines = [b"%b\n%b\n%b\n" % (head.method.encode(), _canonical_path(path), _canonical_query(parts) if parts else b"")]
-    for name in _read_names(signed_headers):
+    for name in names:
         value = headers.get(name, b"").strip()
         if b"  " in value:
             value = _SPACES.sub(b" ", value)
@@ -146,6 +152,15 @@ def is_signed(head: Head, query: bytes) -> bool:
     if head.authorization is not None:
         return head.authorization.startswith(ALGORITHM.encode())
     return b"X-Amz-Signature=" in query
+
+
+def _check_all_signed(headers: dict[bytes, bytes], names: tuple[bytes, ...]) -> None:
+    """Whatever says what is asked for must be signed, or another could ask for something else with this signature."""
+    unsigned = [name.decode("latin-1") for name in headers if name.startswith(_SAYS) and name not in names]
+    if unsigned:
+        raise _mismatch(
+            f"There were headers present in the request which were not signed: {', '.join(unsigned)[:200]}."
+        )
 
 
 def _joined(pairs: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
@@ -209,10 +224,14 @@ def _read_expiry(text: str) -> int:
 
 
 def _query_parts(query: bytes) -> list[tuple[str, str]]:
+    """What is signed is sorted: of a name that came twice, the order would be anybody's choice."""
     try:
-        return parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=1000)
+        parts = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=1000)
     except ValueError:
         raise SqsError("SerializationException", "The query string cannot be read.") from None
+    if len(dict(parts)) < len(parts):
+        raise SqsError("SerializationException", "A parameter comes more than once in the query string.")
+    return parts
 
 
 def _canonical_query(parts: list[tuple[str, str]]) -> bytes:
@@ -221,7 +240,12 @@ def _canonical_query(parts: list[tuple[str, str]]) -> bytes:
 
 
 def _canonical_path(path: bytes) -> bytes:
-    """The path as it came, normalised and encoded once more: so it is for every service but S3."""
+    """Encoded once more: so it is for every service but S3."""
+    return quote(path, safe="/~").encode()
+
+
+def normal_path(path: bytes) -> bytes:
+    """The path that is signed. Nothing may be read from one that is not."""
     if path == b"/":
         return path
     kept: list[bytes] = []
@@ -231,7 +255,7 @@ def _canonical_path(path: bytes) -> bytes:
         elif segment not in (b"", b"."):
             kept.append(segment)
     last = b"/" if kept and path.endswith(b"/") else b""
-    return quote(b"/" + b"/".join(kept) + last, safe="/~").encode()
+    return b"/" + b"/".join(kept) + last
 
 
 def _incomplete(message: str) -> SqsError:
