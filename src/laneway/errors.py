@@ -27,6 +27,7 @@ for people. `field` names the offending part of the input where there is one.
     │   └── CursorLost          … and so the cursor that should have held it is of no use any more
     ├── Refused                 right request, wrong moment; try again later
     │   ├── QueueFull · LimitExceeded · DiskFull
+    │   ├── TooLargeForDisk     the disk has room, but not for so much
     │   └── Unavailable
     │       ├── OutOfDescriptors    the process may open no more files for the moment
     │       └── JournalFailed   a write or sync failed; nothing more is written until a restart
@@ -189,6 +190,12 @@ class LimitExceeded(Refused):
 
 class DiskFull(Refused):
     code = "disk_full"
+
+
+class TooLargeForDisk(Refused):
+    """The disk has room for messages, but not for so many bytes of them."""
+
+    code = "too_large_for_disk"
 
 
 class Unavailable(Refused):

@@ -308,7 +308,7 @@ def test_when_the_disk_is_full_publishers_wait_and_are_told(serving: Serving, ow
         wire.ask(1, "queue.declare", queue="q")
         wire.ask(1, "confirm.select")
         has_room = journal.has_room
-        journal.has_room = lambda: False
+        journal.has_room = lambda need_bytes=0: False
         assert wire.expect("connection.blocked").fields["reason"] == "low on disk"
         other.expect("connection.blocked")
         wire.send(publish(1, "q", b"waits") + method(1, "basic.qos"))
@@ -361,7 +361,7 @@ def test_a_transaction_waits_as_a_whole_for_a_full_disk(own_serving) -> None:  #
         wire.send(publish(1, "q", b"x") * 3)
         wire.ask(1, "basic.qos")
         has_room = journal.has_room
-        journal.has_room = lambda: False
+        journal.has_room = lambda need_bytes=0: False
         wire.expect("connection.blocked")
         wire.send(method(1, "tx.commit"))
         other.expect("connection.blocked")
@@ -379,7 +379,7 @@ def test_publishers_wait_for_a_disk_that_does_not_keep_up(own_serving) -> None: 
         wire.ask(1, "confirm.select")
         check, refusals = own.partition.check_writable, []
 
-        def refuse() -> None:
+        def refuse(need_bytes: int = 0) -> None:
             refusals.append(1)
             if len(refusals) <= 2:
                 raise Unavailable("the disk does not keep up")

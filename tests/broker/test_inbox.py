@@ -622,7 +622,7 @@ def test_a_disk_without_room_takes_what_makes_room(run: Run) -> None:
     async def scenario(b: Bench) -> None:
         await b.queue()
         await b.publish(*numbered(3))
-        has_room, b.journal.has_room = b.journal.has_room, lambda: False  # type: ignore[method-assign]
+        has_room, b.journal.has_room = b.journal.has_room, lambda need_bytes=0: False  # type: ignore[method-assign]
         session, settings = Connection(b).session, b.topology.find_queue("/", "q").settings
         for request in (
             publish(b, [Draft(b"x")]),
@@ -640,7 +640,8 @@ def test_a_disk_without_room_takes_what_makes_room(run: Run) -> None:
         got = await b.ask(i.Lease(b.id(), 1, session=session))
         assert await b.ask(i.Ack(b.id(), [one.token])) == [0]
         assert len(await b.settle("release", [two])) == 1
-        b.send(i.SettleHeld(session, b.id(), got.seqs, got.leases, "ack"))
+        held = i.SettleHeld(session, b.id(), got.seqs, got.leases, "ack")
+        assert await b.ask(i.Transact([], messages_of([]), [held])) == []
         stats = await b.stats()
         assert (stats.ready, stats.leased) == (1, 0)
         assert await b.ask(i.PurgeQueue("/", "q")) == 1

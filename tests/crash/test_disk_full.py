@@ -5,16 +5,21 @@ The server runs in a mount namespace of its own, on a tmpfs; that takes root or 
 
 from __future__ import annotations
 
+import base64
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.amqp.wire import Wire, method
+from tests.amqp.wire import publish as amqp_publish
+
 from .server import Connection, Server, eventually
 
 QUEUE = "/queues/q"
 DISK_MIB = 64
+MIB = 1 << 20
 
 
 @pytest.fixture
@@ -37,7 +42,7 @@ def disk_of(server: Server) -> Path:
 def fill(server: Server, left_mib: float) -> Path:
     ballast = disk_of(server) / "ballast"
     free = os.statvfs(disk_of(server))
-    ballast.write_bytes(bytes(free.f_bavail * free.f_frsize - int(left_mib * (1 << 20))))
+    ballast.write_bytes(bytes(free.f_bavail * free.f_frsize - int(left_mib * MIB)))
     return ballast
 
 
@@ -81,3 +86,53 @@ def test_acking_works_on_a_full_disk_and_publishing_again_when_there_is_space(se
     connection.must(200, "GET", "/readyz")
     consume(connection, [*payloads[100:], "again"])
     assert connection.must(200, "POST", f"{QUEUE}/dequeue", {})["messages"] == []
+
+
+def test_a_drained_server_takes_messages_again_without_help(server: Server) -> None:
+    connection = server.connect()
+    connection.must(201, "PUT", QUEUE, {})
+    body = "x" * 100_000
+    for _ in range(150):
+        assert publish(connection, body)[0] == 201
+    fill(server, 31)
+    eventually("publishing is refused", lambda: refused(connection, []))
+    while messages := connection.must(200, "POST", f"{QUEUE}/dequeue", {"max_messages": 100})["messages"]:
+        handles = [{"receipt_handle": message["receipt_handle"]} for message in messages]
+        connection.must(200, "POST", f"{QUEUE}/ack", handles)
+    eventually("the server is ready", lambda: connection.call("GET", "/readyz")[0] == 200)
+    assert publish(connection, "again")[0] == 201
+    consume(connection, ["again"])
+
+
+def test_what_is_larger_than_the_free_disk_is_refused_and_all_else_goes_on(server: Server) -> None:
+    """In each protocol's own way; the server knows before it begins."""
+    connection = server.connect()
+    connection.must(201, "PUT", QUEUE, {"max_message_bytes": 16 * MIB})
+    for payload in ("one", "two", "three"):
+        assert publish(connection, payload)[0] == 201
+    fill(server, 40)
+    large = base64.b64encode(bytes(9 * MIB)).decode()
+    status, answer = connection.call("POST", f"{QUEUE}/messages", {"payload_base64": large})
+    assert (status, answer["error"]["code"]) == (507, "too_large_for_disk")
+    with Wire(("127.0.0.1", server.amqp_port)) as wire:
+        wire.log_in(channels=3)
+        wire.ask(1, "confirm.select")
+        wire.send(amqp_publish(1, "q", bytes(9 * MIB)))
+        assert wire.read().name == "basic.nack"
+        wire.send(amqp_publish(1, "q", b"four"))
+        assert wire.read().name == "basic.ack"
+        wire.ask(2, "tx.select")
+        wire.send(amqp_publish(2, "q", bytes(9 * MIB)))
+        close = wire.ask(2, "tx.commit")
+        assert close.fields["text"].startswith("PRECONDITION_FAILED - the disk has room for messages, but not for")
+        wire.send(method(2, "channel.close-ok") + amqp_publish(3, "q", bytes(9 * MIB)))
+        assert wire.expect("channel.close").fields["code"] == 406, "without confirms the channel is what can be told"
+        wire.send(method(3, "channel.close-ok"))
+        got = wire.ask(1, "basic.get", queue="q")
+        assert got.name == "basic.get-ok"
+        assert (wire.read().name, wire.read().kind) == ("header", 3)
+        wire.send(method(1, "basic.ack", delivery=got.fields["delivery"]))
+        assert wire.ask(1, "queue.purge", queue="q").fields["messages"] == 3
+    assert publish(connection, "five")[0] == 201
+    consume(connection, ["five"])
+    connection.must(200, "GET", "/readyz")

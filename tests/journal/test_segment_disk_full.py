@@ -113,6 +113,38 @@ def test_free_space_below_the_reserve_refuses_new_messages() -> None:
     assert not journal.has_room()
 
 
+def test_room_is_told_by_what_is_to_be_written_and_what_waits_to_be() -> None:
+    files, clock = FaultyFiles(0), Clock()
+    journal, _ = start(files, now_ms=clock, reserve_bytes=1_000)
+    files.capacity_bytes = files.used_bytes + 10_000
+    assert journal.has_room(9_000 - 64) and not journal.has_room(9_001), "the reserve is not for messages"
+    journal.stage(published(1, size=5_000))
+    waiting = journal.stage(published(2, size=2_000)) and journal.seal()
+    assert waiting is not None
+    assert journal.has_room(500) and not journal.has_room(3_000)
+    journal.write(waiting)
+    assert journal.has_room() and not journal.has_room(9_000)
+    files.capacity_bytes += 10_000
+    assert journal.has_room(9_000), "what is much is looked for at once, whenever the last look was"
+
+
+def test_small_messages_need_no_look_at_the_disk() -> None:
+    files = FaultyFiles(0)
+    journal, _ = start(files)
+    files.capacity_bytes = files.used_bytes
+    assert journal.has_room(4096 // 8 - 64) and not journal.has_room(4096 // 8 + 1)
+
+
+def test_dropped_segments_are_room_at_once() -> None:
+    files = FaultyFiles(0, capacity_bytes=8 * 4096)
+    journal, _ = start(files, reserve_bytes=4096)
+    count = fill_up(journal)
+    journal.save_snapshot(count, [b"everything settled"], [])
+    assert not journal.has_room()
+    assert journal.drop()
+    assert journal.has_room()
+
+
 def test_existing_store_starts_on_a_full_disk() -> None:
     files, _ = three_commits(mark_last=True)
     files.capacity_bytes = 0

@@ -18,15 +18,17 @@ from laneway.broker.interface import (
     Lease,
     ListCursors,
     Publish,
+    PurgeQueue,
     PutCursor,
     PutQueue,
     Request,
     Settle,
+    Transact,
 )
 from laneway.broker.values import Alarm, Deliveries
 from laneway.core.message import Draft, Receipt, Settlement, messages_of
 from laneway.core.settings import QueueSettings
-from laneway.errors import DiskFull, Unavailable
+from laneway.errors import DiskFull, TooLargeForDisk, Unavailable
 
 from .loop import SimulatedLoop
 from .node import Node
@@ -115,6 +117,69 @@ def test_consuming_goes_on_while_publishing_is_refused(seed: int, left_bytes: in
     disk.life(fill)
     disk.life(go_on)  # started with the disk still full
     disk.life(finish)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_drained_node_has_room_again_though_no_commit_comes(seed: int) -> None:
+    disk = FullDisk(seed)
+    disk.sizes.snapshot_events = 100_000
+
+    async def story(node: Node) -> None:
+        await disk.call(node, PutQueue("/", "q", QueueSettings()))
+        await disk.publish(node, MESSAGES)
+        deliveries = await disk.call(node, Lease(node.id("q"), MESSAGES, 600_000))
+        disk.files.capacity_bytes = disk.files.used_bytes + RESERVE_BYTES - 1
+        await asyncio.sleep(LOOK_S)
+        with pytest.raises(DiskFull):
+            await disk.publish(node, 3)  # the first may be what makes the journal look
+        assert await disk.call(node, Ack(node.id("q"), deliveries.tokens())) == [0] * MESSAGES
+        position = node.journal.history.end().position
+        await asyncio.sleep(3 * LOOK_S)
+        assert node.journal.history.end().position == position, "what made room was no commit"
+        assert node.broker.health()["state"] == "ready"
+        del disk.bodies[:MESSAGES]
+        await disk.publish(node, 3)
+
+    async def finish(node: Node) -> None:
+        await disk.consume(node, len(disk.bodies))
+        assert not disk.bodies and not node.seqs()
+
+    disk.life(story)
+    disk.life(finish)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_publish_larger_than_the_free_disk_is_refused_and_all_else_goes_on(seed: int) -> None:
+    disk = FullDisk(seed)
+
+    async def story(node: Node) -> None:
+        for name in "q", "other":
+            await disk.call(node, PutQueue("/", name, QueueSettings()))
+        await disk.publish(node, 6)
+        await asyncio.sleep(LOOK_S)
+        left_bytes = 3 * 4096
+        disk.files.capacity_bytes = disk.files.used_bytes + RESERVE_BYTES + left_bytes
+        large = [Draft(bytes(1000))] * (left_bytes // 1000)
+        small = Publish((node.id("other"),), messages_of([Draft(b"small")]))
+        for request in (
+            Publish((node.id("q"),), messages_of(large)),
+            Transact([(node.id("q"),)] * len(large), messages_of(large), []),
+        ):
+            answers: list[Any] = []
+            node.broker.send(small, answers.append)  # what is refused is refused alone
+            with pytest.raises(TooLargeForDisk, match="publish less at once"):
+                await disk.call(node, request)
+            await node.partition.durable()
+            assert isinstance(answers[0][0].result[0], Receipt)
+        assert node.broker.health()["state"] == "ready"
+        await disk.consume(node, 3)
+        assert await disk.call(node, PurgeQueue("/", "q")) == 3
+        assert not node.partition.committer.stuck
+        disk.bodies.clear()
+        await disk.publish(node, 3)
+
+    disk.life(story)
+    disk.life(lambda node: disk.consume(node, 3))
 
 
 @pytest.mark.parametrize("seed", range(5))

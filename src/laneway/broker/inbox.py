@@ -60,7 +60,7 @@ class Inbox:
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
         self._entries: list[Entry] = []
-        self._bytes = 0
+        self.waiting_bytes = 0  # that the entries will take of the journal
         self._is_drain_planned = False
         self._is_draining = False
         self._is_drain_wanted = False  # something came meanwhile that is to be carried out at once
@@ -79,8 +79,8 @@ class Inbox:
         self._entries.append(entry)
         self._ask(self._partition.committer.touch)
         if size_bytes:
-            self._bytes += size_bytes
-            if self._bytes > MAX_WAITING_BYTES:
+            self.waiting_bytes += size_bytes
+            if self.waiting_bytes > MAX_WAITING_BYTES:
                 self.drain()
 
     def add_later(self, entry: Entry) -> None:
@@ -123,7 +123,7 @@ class Inbox:
         try:
             while self._is_drain_wanted and self._entries:
                 self._is_drain_wanted = False
-                entries, self._entries, self._bytes = self._entries, [], 0
+                entries, self._entries, self.waiting_bytes = self._entries, [], 0
                 for kind, group in groupby(entries, key=_kind):
                     self._run_group(kind, list(group))
         finally:

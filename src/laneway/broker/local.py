@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from operator import add
 from typing import Any
 
 from laneway.broker import interface as i
@@ -15,6 +16,8 @@ from laneway.broker.topology import LocalTopology
 from laneway.broker.values import BatchOutcome, HistoryInfo, QueueName, Task
 from laneway.core import lease_commands
 from laneway.core.deliveries import Deliveries
+from laneway.core.message import RECORD_PREFIX_BYTES
+from laneway.core.rows import ROW_BYTES
 from laneway.errors import InvalidInput, LanewayError, LimitExceeded
 
 MAX_BATCH = 10_000
@@ -168,7 +171,8 @@ class LocalBroker:
 
     def _publish(self, request: i.Publish, done: Done) -> None:
         partition, messages = self._partition, request.messages
-        partition.check_writable()
+        size_bytes = _stored_bytes(request)
+        partition.check_writable(size_bytes)
         count = len(messages.bodies)
         if not 1 <= count <= MAX_BATCH:
             raise InvalidInput(f"a batch has 1 to {MAX_BATCH} messages, not {count}")
@@ -178,12 +182,18 @@ class LocalBroker:
             targets = request.targets
             if isinstance(targets, list) and targets.count(targets[0]) != len(targets):
                 raise InvalidInput("a batch with an idempotency key goes to the same queues as a whole")
-        partition.inbox.add(Entry(request, done), sum(map(len, messages.bodies)))
+        partition.inbox.add(Entry(request, done), size_bytes)
 
     def _transact(self, request: i.Transact, done: Done) -> None:
-        """Whether the disk has room is asked once, for all of it: it is all or nothing."""
-        self._partition.check_writable()
-        self._partition.inbox.add(Entry(request, done), sum(map(len, request.messages.bodies)))
+        """Whether the disk has room is asked once, for all of it: it is all or nothing. One that only settles makes
+        room."""
+        size_bytes = 0
+        if request.messages.bodies:
+            size_bytes = _stored_bytes(request)
+            self._partition.check_writable(size_bytes)
+        else:
+            self._partition.check_open()
+        self._partition.inbox.add(Entry(request, done), size_bytes)
 
     def _lease(self, request: i.Lease, done: Done) -> int:
         partition = self._partition
@@ -278,3 +288,13 @@ class LocalBroker:
     async def _name_queues(self, request: i.NameQueues) -> dict[int, QueueName]:
         async with self._naming:
             return await asyncio.to_thread(self._partition.engine.journal.history.catalogue)
+
+
+def _stored_bytes(request: i.Publish | i.Transact) -> int:
+    """What a publish will take of the journal."""
+    messages, targets = request.messages, request.targets
+    sizes: list[int] = list(map(add, map(len, messages.props), map(len, messages.bodies)))
+    overhead_bytes = RECORD_PREFIX_BYTES + ROW_BYTES
+    if type(targets) is list:
+        return sum([(size + overhead_bytes) * len(route) for size, route in zip(sizes, targets, strict=False)])
+    return (sum(sizes) + overhead_bytes * len(sizes)) * len(targets)

@@ -35,7 +35,7 @@ from laneway.core.message import Glimpse, Messages, Receipts
 from laneway.core.queue import Queue
 from laneway.core.runs import runs
 from laneway.core.table import SLAB_BITS, SLAB_MASK
-from laneway.errors import DiskFull, InvalidInput, LanewayError, QueueInUse, QueueNotFound, Unavailable
+from laneway.errors import DiskFull, InvalidInput, LanewayError, QueueInUse, QueueNotFound, TooLargeForDisk, Unavailable
 from laneway.telemetry.turns import LoopTurns
 
 log = logging.getLogger("laneway.broker")
@@ -104,7 +104,7 @@ class Partition:
             idle_s=self._idle_ms / 1000,
             new_writer=self._new_writer,
         )
-        self.upkeep.start(recovery.event_count, self.committer.touch, self.cursors.look)
+        self.upkeep.start(recovery.event_count, self.committer.touch, self.cursors.look, self.cursors.look_at_disk)
         self.cursors.start()
         await asyncio.to_thread(self.engine.journal.drop)  # finishes one that was interrupted
         self.vhosts.start()
@@ -148,7 +148,7 @@ class Partition:
 
     def health(self) -> dict[str, object]:
         phase = self._phase
-        if phase == "ready" and not self.engine.journal.has_room():
+        if phase == "ready" and not self.has_room():
             phase = "disk_full"
         return {
             "state": phase,
@@ -381,7 +381,7 @@ class Partition:
         return dict(self._state.documents.get(collection, {}))
 
     def put_document(self, collection: str, key: str, document: bytes) -> None:
-        self.check_writable()
+        self.check_writable(len(document))
         if len(document) > self.limits.max_document_bytes:
             raise InvalidInput(
                 f"{collection} {key!r} has {len(document)} bytes, {self.limits.max_document_bytes} are allowed"
@@ -448,12 +448,30 @@ class Partition:
         if self.committer.stuck is not None:
             raise Unavailable(f"nothing can be written: {self.committer.stuck.message}")
 
-    def check_writable(self) -> None:
+    def check_writable(self, need_bytes: int = 0) -> None:
+        """Whether what adds to the journal may be done, by what it will take."""
         self.check_open()
         if self.engine.journal.staged_bytes() > MAX_STAGED_BYTES:
             raise Unavailable(
                 f"{MAX_STAGED_BYTES >> 20} MiB wait to be written, the disk does not keep up; try again later"
             )
-        if not self.engine.journal.has_room():
-            self.cursors.look_at_disk()
+        if not self.has_room(self.inbox.waiting_bytes + need_bytes):
+            if need_bytes and self.engine.journal.has_room(self.inbox.waiting_bytes):
+                raise TooLargeForDisk(
+                    f"the disk has room for messages, but not for the {need_bytes} bytes that this takes of the "
+                    "journal; publish less at once, or free some space"
+                )
             raise DiskFull("the disk is full: consuming and acking go on, publishing waits until there is space again")
+
+    def check_free(self, need_bytes: int) -> None:
+        """Whether so much may be written on the disk beside the journal."""
+        if not self.engine.journal.has_free(need_bytes):
+            self.upkeep.make_room()
+            raise TooLargeForDisk(f"the disk has no room for {need_bytes} bytes beside what is held in reserve")
+
+    def has_room(self, need_bytes: int = 0) -> bool:
+        """Whether there is room for messages; if there is not, some is made."""
+        if self.engine.journal.has_room(need_bytes):
+            return True
+        self.upkeep.make_room()
+        return False

@@ -24,6 +24,7 @@ from laneway.core.events import DocumentPut, DocumentRemoved, Event
 from laneway.core.message import Receipt
 from laneway.errors import (
     BatchFenced,
+    BatchTooLarge,
     InvalidInput,
     LanewayError,
     LimitExceeded,
@@ -84,6 +85,7 @@ class Producers:
         partition = self._partition
         partition.begin_change(adds=True)
         check_producer_name(producer)
+        partition.check_free(sum([len(message.draft.body) for message in messages]))
         self._tidy()
         shares, _ = self._shares(messages)
         check_shares(partition.engine.state, shares, partition.now())
@@ -172,7 +174,7 @@ class Producers:
         now_ms = self._partition.now()
 
         def commit() -> Iterator[Event]:
-            yield from publish_shares(self._partition.engine.state, shares, now_ms, results, max_bytes=MAX_COMMIT_BYTES)
+            yield from publish_shares(self._partition.engine.state, shares, now_ms, results, self._check_bytes)
             duplicates = sum(1 for result in results if isinstance(result, Receipt) and result.duplicate)
             known = self._fences.get(producer)
             whose = owner if known is None else known.owner
@@ -186,6 +188,13 @@ class Producers:
         if temporary:
             self._temporary[producer] = now_ms + TEMPORARY_MS
         return BatchOutcome(batch, fence.published, fence.unrouted, fence.duplicates)
+
+    def _check_bytes(self, total_bytes: int) -> None:
+        if total_bytes > MAX_COMMIT_BYTES:
+            raise BatchTooLarge(
+                f"the batch would take {total_bytes} bytes of the journal, {MAX_COMMIT_BYTES} are allowed"
+            )
+        self._partition.check_writable(total_bytes)
 
     def _shares(self, messages: Sequence[Addressed]) -> tuple[builtins.list[Share], builtins.list[int]]:
         """What each queue gets, and which messages reach none."""

@@ -28,6 +28,7 @@ COLLECTION = "tasks"
 MAX_RUNNING = 100
 MAX_KEPT = 1_000
 MAX_RATE = 1_000_000
+WAIT_FOR_ROOM_S = 1.0
 
 
 class Redrives:
@@ -121,6 +122,8 @@ class Redrives:
         loop = asyncio.get_running_loop()
         started_s, moved = loop.time(), 0
         for i in range(0, len(matched), step):
+            while not partition.has_room():  # it adds to the journal, so it waits as publishers do
+                await asyncio.sleep(WAIT_FOR_ROOM_S)
             if partition.find_queue(task.vhost, task.queue) is not queue:
                 raise QueueNotFound(f"queue {task.queue!r} was deleted")
             target = None if request.target is None else partition.find_queue(task.vhost, request.target)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from laneway.broker.engine import Engine
 from laneway.core import snapshot
@@ -25,6 +25,7 @@ DEAD_SHARE = 4  # … or this part of all, if that is more: a snapshot costs as 
 EVENTS_SHARE = 2  # events for this part of all messages are worth a snapshot, for the same reason
 LOOK_EVERY_COMMITS = 64
 LOOK_EVERY_BYTES = 32 << 20
+LOOK_FOR_ROOM_S = 1.0  # between looks at what could be dropped, while there is no room
 SPARSE_BYTES_PER_RECORD = 8192  # an extent with fewer live records than this a piece is looked at closely …
 SPARSE_SHARE = 0.25  # … and rewritten if they fill less than this share of it
 SLABS_PER_STEP = 50
@@ -52,13 +53,25 @@ class Upkeep:
         self._preparing: asyncio.Task[None] | None = None
         self._drop_again = False
         self._sparse: dict[int, int] = {}  # extents that were sparse at the last snapshot -> their live records then
+        self._durable_position = 0
+        self._is_short = False  # somebody was refused for want of room since the last look
+        self._room_timer: asyncio.TimerHandle | None = None
+        self._is_wanted = False  # a snapshot, of the next commit
         self._touch: Callable[[], None] = lambda: None
         self._look_at_history: Callable[[], None] = lambda: None
+        self._make_room_of_history: Callable[[], None] = lambda: None
 
-    def start(self, replayed_events: int, touch: Callable[[], None], look_at_history: Callable[[], None]) -> None:
+    def start(
+        self,
+        replayed_events: int,
+        touch: Callable[[], None],
+        look_at_history: Callable[[], None],
+        make_room_of_history: Callable[[], None],
+    ) -> None:
         self._events = replayed_events
         self._touch = touch
         self._look_at_history = look_at_history
+        self._make_room_of_history = make_room_of_history
 
     def sealed(self, commit: Commit) -> None:
         """Called right after a commit was sealed, before anything else is staged."""
@@ -69,28 +82,67 @@ class Upkeep:
         if self._commits % LOOK_EVERY_COMMITS == 0 or self._bytes > LOOK_EVERY_BYTES:
             self._bytes = 0
             self._loop.call_soon(self._look_at_history)  # it may have something to write
-        if self._frozen is None and self._saving is None and not self._stopping and self._is_due():
-            self._frozen = self._engine.freeze_at(commit)
-            self._events = 0
+        if not self._engine.journal.has_room():
+            self.make_room()
+        if self._may_freeze() and (self._is_wanted or self._is_due()):
+            self._freeze(commit)
+
+    def _may_freeze(self) -> bool:
+        return self._frozen is None and self._saving is None and not self._stopping
+
+    def _freeze(self, commit: Commit) -> None:
+        self._frozen = self._engine.freeze_at(commit)
+        self._events, self._is_wanted = 0, False
 
     def _is_due(self) -> bool:
         if self._events >= self._snapshot_events:
             return self._events >= len(self._engine.state.table) // EVENTS_SHARE
         if self._commits % LOOK_EVERY_COMMITS:
             return False
-        # What is kept for readers of the history would not go with a snapshot.
-        journal, live = self._engine.journal, self._engine.state.extents
-        held = {one.extent for one in journal.held()}
-        extents = journal.extent_bytes()
-        dead = sum(extent not in live and extent not in held for extent in extents)
-        return dead >= max(DEAD_EXTENTS, len(extents) // DEAD_SHARE) or (dead > 0 and not journal.has_room())
+        extents = self._engine.journal.extent_bytes()
+        return self._dead_extents(extents) >= max(DEAD_EXTENTS, len(extents) // DEAD_SHARE)
+
+    def _dead_extents(self, extents: Iterable[int]) -> int:
+        """How many a snapshot would let go. What is kept for readers of the history would stay."""
+        live, held = self._engine.state.extents, {one.extent for one in self._engine.journal.held()}
+        return sum(extent not in live and extent not in held for extent in extents)
+
+    def make_room(self) -> None:
+        """There is no room: called by whoever found that. From then on a timer looks once a second until there is, for
+        no commit may come along: publishing is refused, and there may be nothing left to consume."""
+        self._is_short = True
+        if self._room_timer is None and not self._stopping:
+            self._room_timer = self._loop.call_later(0, self._look_for_room)
+
+    def _look_for_room(self) -> None:
+        self._room_timer = None
+        if self._stopping or self._engine.closed:
+            return
+        journal = self._engine.journal
+        is_short, self._is_short = self._is_short, False
+        if not is_short and journal.has_room():
+            return
+        self._room_timer = self._loop.call_later(LOOK_FOR_ROOM_S, self._look_for_room)
+        self._make_room_of_history()
+        if not self._may_freeze() or not self._dead_extents(journal.extent_bytes()):
+            return
+        if self._last is not None and self._durable_position == self._last.position and not journal.staged_bytes():
+            self._freeze(self._last)
+            self._save_soon()
+        else:
+            self._is_wanted = True
 
     def durable(self, commit: Commit) -> None:
+        self._durable_position = commit.position
         if self._frozen is not None and commit.position >= self._frozen[0]:
-            frozen, self._frozen = self._frozen, None
-            self._saving = self._loop.create_task(self._save(frozen))
+            self._save_soon()
         if self._preparing is None and not self._stopping and not self._engine.journal.is_prepared():
             self._preparing = self._loop.create_task(self._prepare())
+
+    def _save_soon(self) -> None:
+        assert self._frozen is not None
+        frozen, self._frozen = self._frozen, None
+        self._saving = self._loop.create_task(self._save(frozen))
 
     async def _prepare(self) -> None:
         try:
@@ -159,6 +211,8 @@ class Upkeep:
     async def stop(self) -> None:
         self._stopping = True
         self._frozen = None
+        if self._room_timer is not None:
+            self._room_timer.cancel()
         going_on = [task for task in (self._saving, self._dropping, self._preparing) if task is not None]
         await asyncio.gather(*going_on, return_exceptions=True)
 
@@ -211,9 +265,9 @@ class Upkeep:
         for i in range(0, len(seqs), RECORDS_PER_STEP):
             alive = [s for s in seqs[i : i + RECORDS_PER_STEP] if self._lives(s)]
             pairs = [(s, r) for s, r in zip(alive, self._engine.records(alive), strict=True) if r is not None]
-            if not pairs or not self._engine.journal.has_room():
-                return
             records = [r for _, r in pairs]
+            if not pairs or not self._engine.journal.has_room(sum(map(len, records))):
+                return
             event = Relocated(self._now_ms(), [s for s, _ in pairs], [len(r) for r in records], records)
             self._engine.run(iter([event]))
             self._touch()

@@ -43,6 +43,7 @@ ADVICE = {
     "lease_stale": "its lease ended or was settled already: receive it again",
     "queue_full": "wait until consumers catch up, or raise its limits with `laneway queue change`",
     "disk_full": "free some space on the server's disk: it goes on by itself",
+    "too_large_for_disk": "publish less at once, or free some space on the server's disk",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -12,7 +12,7 @@ from laneway.core.publishing import publish
 from laneway.core.queue import DEDUPLICATED, Queue
 from laneway.core.rows import ROW_BYTES
 from laneway.core.state import State
-from laneway.errors import BatchTooLarge, LanewayError, QueueFull
+from laneway.errors import LanewayError, QueueFull
 
 
 class Share(msgspec.Struct):
@@ -33,19 +33,22 @@ def check_shares(state: State, shares: Sequence[Share], now_ms: int) -> None:
 
 
 def publish_shares(
-    state: State, shares: Sequence[Share], now_ms: int, results: list[Receipt | LanewayError], *, max_bytes: int
+    state: State,
+    shares: Sequence[Share],
+    now_ms: int,
+    results: list[Receipt | LanewayError],
+    check_bytes: Callable[[int], None],
 ) -> Iterator[Event]:
     """Publish all of it, or raise before the first event. The ids in `results` are not those that are given in the end:
-    all queues are looked at before the first of them takes its numbers."""
+    all queues are looked at before the first of them takes its numbers. `check_bytes` is given what it will take of the
+    journal, and raises if that is too much."""
     begun = [_begin(state, share, now_ms) for share in shares]
     for share, (_, _, found) in zip(shares, begun, strict=True):
         for error in _refusals(share, found):
             raise error
         results += found
     events = [event for _, event, _ in begun if event is not None]
-    total_bytes = sum(sum(event.sizes) + ROW_BYTES * len(event.sizes) for event in events)
-    if total_bytes > max_bytes:
-        raise BatchTooLarge(f"the batch would take {total_bytes} bytes of the journal, {max_bytes} are allowed")
+    check_bytes(sum(sum(event.sizes) + ROW_BYTES * len(event.sizes) for event in events))
     for share, (command, event, found) in zip(shares, begun, strict=True):
         share.queue.totals[DEDUPLICATED] += sum(1 for r in found if isinstance(r, Receipt) and r.duplicate)
         if event is not None:

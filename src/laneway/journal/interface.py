@@ -1,7 +1,7 @@
 """What every journal offers. Everything above works on any implementation; tests/journal/contract.py runs against all.
 
 Three threads of thought meet here, so the calls are split by who may make them:
-- the broker's loop gathers:   stage(), staged_bytes(), seal(), has_room(), is_prepared()
+- the broker's loop gathers:   stage(), staged_bytes(), seal(), has_room(), has_free(), is_prepared()
 - one writer at a time:        write(), mark(), sync(), close()              (they block, and release the GIL): a thread
                                of its own, or the loop's thread for small commits if writes_on_loop says so
 - any one thread at a time:    save_snapshot(), drop(); beside a write() if need be
@@ -126,8 +126,12 @@ class Journal(Protocol):
     def sync(self) -> None:
         """Make everything written durable now, whatever the durability the journal was told."""
 
-    def has_room(self) -> bool:
-        """False once disk space runs out: publishing must stop while settling can go on. Cheap; call it often."""
+    def has_room(self, need_bytes: int = 0) -> bool:
+        """False once disk space runs out: publishing must stop while settling can go on. Also if there is not enough
+        for this and what is staged and not yet written. Cheap; call it often, and before the work is done."""
+
+    def has_free(self, need_bytes: int) -> bool:
+        """Whether so much may be written beside the journal, on the disk it is on."""
 
     def is_prepared(self) -> bool:
         """Whether prepare() would do nothing. Cheap; call it often."""

@@ -22,7 +22,7 @@ from laneway.core import property_lists
 from laneway.core.field_tables import TYPE_NAMES, Malformed, split_table
 from laneway.core.message import amqp_props_head
 from laneway.core.settings import RANGES
-from laneway.errors import InvalidInput, LanewayError
+from laneway.errors import InvalidInput, LanewayError, TooLargeForDisk
 from laneway.frontends.amqp import delivering, replies
 from laneway.frontends.amqp.confirms import Confirms
 from laneway.frontends.amqp.errors import (
@@ -310,7 +310,8 @@ def _published(ch: Channel, batch: Batch, last: int, answer: list[Arrival] | Lan
             ch.confirms.settle(first, last, True)
         return
     for refusal in refusals.values():
-        if isinstance(refusal, InvalidInput):  # a full queue drops; what no queue can take is the publisher's mistake
+        # A full queue drops; what no queue can take, or not even the disk, the publisher has to know.
+        if isinstance(refusal, InvalidInput | TooLargeForDisk):
             connection.fail_channel(ch, amqp_error(refusal), _PUBLISH.number)
             return
 

@@ -20,6 +20,7 @@ from laneway.errors import (
     NotFound,
     QueueFull,
     Refused,
+    TooLargeForDisk,
     Unauthenticated,
 )
 from laneway.frontends.http.errors import HttpError
@@ -40,6 +41,7 @@ STATUSES: dict[type[LanewayError], int] = {
     LimitExceeded: 429,
     Refused: 503,
     DiskFull: 507,
+    TooLargeForDisk: 507,
 }
 
 CHALLENGE = b'WWW-Authenticate: Bearer realm="laneway"\r\nWWW-Authenticate: Basic realm="laneway", charset="UTF-8"\r\n'

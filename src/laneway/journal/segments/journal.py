@@ -126,6 +126,7 @@ class SegmentJournal:
 
         # Commits sealed, not yet written: appended to by the loop, taken from by the writer.
         self._sealed: deque[Sealed] = deque()
+        self._sealed_bytes = self._written_bytes = 0  # of all commits so far; each is counted by one thread alone
 
     # --- start and end ----------------------------------------------------------------------------------------------
 
@@ -253,6 +254,7 @@ class SegmentJournal:
         )
         row_count = self._row_bytes // ROW_BYTES
         self._sealed.append(sealed)
+        self._sealed_bytes += length
         self._location += length
         self._next_position += 1
         self._rows, self._blobs = [], []
@@ -260,10 +262,16 @@ class SegmentJournal:
         self._row_bytes = self._event_count = 0
         return Commit(sealed.position, row_count, length, sealed)
 
-    def has_room(self) -> bool:
-        if not self._space.room:
-            self._space.tend()
-        return self._space.room
+    def has_room(self, need_bytes: int = 0) -> bool:
+        space = self._space
+        if not space.room:
+            space.tend()
+        need_bytes += self._fill + self._row_bytes + self._sealed_bytes - self._written_bytes
+        # A commit begins where at least so much of its segment is left, and that is allocated.
+        return space.room and (need_bytes <= self._roll_below_bytes or space.has_free(need_bytes))
+
+    def has_free(self, need_bytes: int) -> bool:
+        return self._space.has_free(need_bytes)
 
     def _begin_commit(self) -> None:
         if not self._writer.is_open:
@@ -298,6 +306,7 @@ class SegmentJournal:
             raise ValueError(f"commit {commit.position} is not the next one to be written")
         self._writer.write(self._sealed[0])
         self._sealed.popleft()
+        self._written_bytes += commit.byte_count
 
     def mark(self) -> None:
         self._writer.mark()
@@ -382,6 +391,8 @@ class SegmentJournal:
                 dropped.append(number)
             else:
                 segments[number] = segment
+        if dropped:
+            self._space.look_again()
         return dropped
 
     def hold(self, position: int | None, since_ms: int | None) -> int:

@@ -62,6 +62,17 @@ class Space:
             finally:
                 self._lock.release()
 
+    def has_free(self, need_bytes: int) -> bool:
+        """Whether so much is free now beyond the reserve."""
+        try:
+            return self._files.free_bytes(self._folder) >= need_bytes + self._reserve_bytes + self.snapshot_bytes
+        except OSError:
+            return False
+
+    def look_again(self) -> None:
+        """Space has come back: the next one to ask shall see it."""
+        self._next_look_ms = None
+
     def replace_spare(self) -> None:
         """The spare was taken: make the next one now, whenever the last look was."""
         with self._lock:
