@@ -1,18 +1,18 @@
-"""Exchanges and bindings as the broker's callers see them. Every call is carried out at once, on the loop: what it
+"""Changing exchanges and bindings, and routing through them. Every call is carried out at once, on the loop: what it
 raises was not done, and what it did is durable when `await partition.durable()` returns."""
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from laneway.broker.topology import exchange_info
 from laneway.broker.values import Binding, Draft, ExchangeInfo, ExchangeSettings
 from laneway.core import topology_commands as commands
 from laneway.core.events import Event
-from laneway.core.exchanges import BUILT_IN, Exchange, RoutingTable, check_routing_key, message_delay_ms
+from laneway.core.exchanges import RoutingTable, check_routing_key, message_delay_ms
 from laneway.core.queue import Queue
 from laneway.errors import InvalidInput
 
@@ -38,7 +38,7 @@ class Exchanges:
             commands.declare_exchange(state, vhost, name, settings, self._partition.now(), max_exchanges=limit),
             adds=True,
         )
-        return _info(vhost, self._topology.get(vhost, name))
+        return exchange_info(vhost, self._topology.get(vhost, name))
 
     def delete(self, vhost: str, name: str, *, if_unused: bool = False) -> None:
         state = self._partition.engine.state
@@ -69,7 +69,7 @@ class Exchanges:
 
     # Routing
 
-    def targets(self, vhost: str, exchange: str, routing_key: str, draft: Draft) -> tuple[builtins.list[Queue], Draft]:
+    def targets(self, vhost: str, exchange: str, routing_key: str, draft: Draft) -> tuple[list[Queue], Draft]:
         """The queues that a message reaches through an exchange, and the message as it comes out of it."""
         self._partition.vhosts.check(vhost)
         check_routing_key(routing_key)
@@ -87,36 +87,6 @@ class Exchanges:
         numbers = self._topology.route(vhost, exchange, routing_key, properties.attributes)
         return [self._partition.engine.state.queues[number] for number in numbers], draft
 
-    # Asking
-
-    def info(self, vhost: str, name: str) -> ExchangeInfo | None:
-        found = self._topology.find(vhost, name)
-        return None if found is None else _info(vhost, found)
-
-    def list(self, vhost: str) -> builtins.list[ExchangeInfo]:
-        """All of a virtual host, by name; the default exchange first."""
-        names = sorted({*BUILT_IN, *self._topology.exchanges.get(vhost, ())})
-        return [_info(vhost, self._topology.get(vhost, name)) for name in names]
-
-    def bindings(
-        self, vhost: str, *, source: str | None = None, destination: str | None = None, kind: str | None = None
-    ) -> builtins.list[Binding]:
-        """All of a virtual host, or those from an exchange, or to a queue or exchange. What the default exchange
-        implies is given only when it is asked for as the source."""
-        topology = self._topology
-        if source == "":
-            names = [name for at, name in self._partition.engine.state.by_name if at == vhost]
-            found = [Binding("", "queue", name, name) for name in names]
-        elif source is not None:
-            exchange = topology.find(vhost, source)
-            found = builtins.list(exchange.bindings.values()) if exchange is not None else []
-        elif destination is not None:
-            found = [*topology.into(vhost, "queue", destination), *topology.into(vhost, "exchange", destination)]
-        else:
-            there = topology.exchanges.get(vhost, {})
-            found = [binding for name in sorted(there) for binding in there[name].bindings.values()]
-        return [b for b in found if destination in (None, b.destination) and kind in (None, b.kind)]
-
 
 def fitting(draft: Draft, queue: Queue) -> Draft:
     """One message for queues of many ranges: each takes it at its own highest priority at most. If that is less than it
@@ -127,14 +97,3 @@ def fitting(draft: Draft, queue: Queue) -> Draft:
     extra = draft.properties.extra | {"priority": priority}
     properties = msgspec.structs.replace(draft.properties, extra=extra)
     return msgspec.structs.replace(draft, priority=highest, properties=properties)
-
-
-def _info(vhost: str, exchange: Exchange) -> ExchangeInfo:
-    return ExchangeInfo(
-        vhost,
-        exchange.name,
-        exchange.settings,
-        exchange.created_at_ms,
-        exchange.name in BUILT_IN,
-        len(exchange.bindings),
-    )

@@ -12,7 +12,7 @@ from typing import Any
 from laneway.broker import interface as i
 from laneway.broker.inbox import Entry, tell
 from laneway.broker.partition import Partition
-from laneway.broker.topology import LocalTopology
+from laneway.broker.topology import PartitionModel, TopologyView
 from laneway.broker.values import BatchOutcome, HistoryInfo, QueueName, Task
 from laneway.core import lease_commands
 from laneway.core.deliveries import Deliveries
@@ -32,7 +32,7 @@ class LocalBroker:
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
         self.limits = partition.limits
-        self.topology: i.Topology = LocalTopology(partition)
+        self.topology: i.Topology = TopologyView(PartitionModel(partition))
         self.now = partition.now
         self.health = partition.health
         self.open_session = partition.sessions.open

@@ -24,6 +24,7 @@ from laneway.broker.queues import Queues
 from laneway.broker.reading import NewReader, Reader, ReaderThread
 from laneway.broker.sessions import Sessions
 from laneway.broker.tasks import Redrives
+from laneway.broker.topology import queue_info
 from laneway.broker.upkeep import Upkeep
 from laneway.broker.values import BrokerLimits, DeadLetterFilter, PeekQuery, QueueInfo
 from laneway.broker.vhosts import Vhosts
@@ -430,9 +431,7 @@ class Partition:
         return queue
 
     def info(self, queue: Queue) -> QueueInfo:
-        owner = self.sessions.owners.get(queue.number, 0)
-        created_ms, changed_ms = queue.created_at_ms, queue.changed_at_ms
-        return QueueInfo(queue.vhost, queue.name, queue.settings, created_ms, changed_ms, queue.number, owner)
+        return queue_info(queue, self.sessions.owners)
 
     def find_queue(self, vhost: str, name: str) -> Queue:
         return commands.find_queue(self._state, vhost, name)

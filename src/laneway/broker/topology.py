@@ -1,56 +1,140 @@
-"""The topology of a partition as front ends see it: a read model that answers at once, in values."""
+"""The topology as front ends see it: a read model that answers at once, in values. What it reads is the state of the
+partition that leads the topology, or a copy that follows it (cluster/following.py)."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from laneway.broker.interface import QueueId, Targets
 from laneway.broker.values import Binding, ExchangeInfo, QueueInfo, Route
-from laneway.core.commands import find_queue
-from laneway.core.exchanges import check_routing_key
+from laneway.core.commands import no_queue
+from laneway.core.exchanges import BUILT_IN, Exchange, RoutingTable, check_routing_key
+from laneway.core.settings import QueueSettings
+from laneway.errors import VhostNotFound
 
 if TYPE_CHECKING:
     from laneway.broker.partition import Partition
 
 
-class LocalTopology:
+class ListedQueue(Protocol):
+    """What the topology knows of a queue."""
+
+    number: QueueId
+    vhost: str
+    name: str
+    settings: QueueSettings
+    created_at_ms: int
+    changed_at_ms: int
+
+
+class TopologyModel(Protocol):
+    """What the topology is read from."""
+
+    @property
+    def queues(self) -> Mapping[int, ListedQueue]: ...
+
+    @property
+    def by_name(self) -> Mapping[tuple[str, str], ListedQueue]: ...
+
+    @property
+    def names(self) -> Sequence[tuple[str, str]]:
+        """Of all queues, in order."""
+
+    @property
+    def routing(self) -> RoutingTable: ...
+
+    @property
+    def vhosts(self) -> Collection[str]: ...
+
+    @property
+    def documents(self) -> Mapping[str, Mapping[str, bytes]]: ...
+
+    @property
+    def owners(self) -> Mapping[int, int]:
+        """By number of a queue, the session that has it for itself alone."""
+
+    def on_vhost_deleted(self, call: Callable[[str], None]) -> None: ...
+
+
+class PartitionModel:
+    """The topology as the partition itself has it."""
+
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
+
+    @property
+    def queues(self) -> Mapping[int, ListedQueue]:
+        return self._partition.engine.state.queues
+
+    @property
+    def by_name(self) -> Mapping[tuple[str, str], ListedQueue]:
+        return self._partition.engine.state.by_name
+
+    @property
+    def names(self) -> Sequence[tuple[str, str]]:
+        return self._partition.queues.names
+
+    @property
+    def routing(self) -> RoutingTable:
+        return self._partition.engine.state.topology
+
+    @property
+    def vhosts(self) -> Collection[str]:
+        return self._partition.vhosts.names
+
+    @property
+    def documents(self) -> Mapping[str, Mapping[str, bytes]]:
+        return self._partition.engine.state.documents
+
+    @property
+    def owners(self) -> Mapping[int, int]:
+        return self._partition.sessions.owners
+
+    def on_vhost_deleted(self, call: Callable[[str], None]) -> None:
+        self._partition.vhosts.on_deleted.append(call)
+
+
+class TopologyView:
+    """Answers look-ups from a model."""
+
+    def __init__(self, model: TopologyModel) -> None:
+        self._model = model
         self._infos: dict[tuple[str, str], QueueInfo] = {}  # made once for each queue, until something changes
         self._infos_version = -1
 
     @property
     def version(self) -> int:
-        return self._partition.engine.state.topology.version
+        return self._model.routing.version
 
     # Virtual hosts
 
     def vhosts(self) -> list[str]:
-        return self._partition.vhosts.list()
+        return sorted(self._model.vhosts)
 
     def has_vhost(self, name: str) -> bool:
-        return self._partition.vhosts.exists(name)
+        return name in self._model.vhosts
 
     def check_vhost(self, name: str) -> None:
-        self._partition.vhosts.check(name)
+        if name not in self._model.vhosts:
+            raise no_vhost(name)
 
     def on_vhost_deleted(self, call: Callable[[str], None]) -> None:
-        self._partition.vhosts.on_deleted.append(call)
+        self._model.on_vhost_deleted(call)
 
     # Queues
 
     def queue(self, vhost: str, name: str) -> QueueInfo | None:
-        state = self._partition.engine.state
-        if self._infos_version != state.topology.version:
-            self._infos, self._infos_version = {}, state.topology.version
+        version = self._model.routing.version
+        if self._infos_version != version:
+            self._infos, self._infos_version = {}, version
         info = self._infos.get((vhost, name))
         if info is None:
-            queue = state.by_name.get((vhost, name))
+            queue = self._model.by_name.get((vhost, name))
             if queue is None:
                 return None
-            info = self._partition.info(queue)
+            info = self._info(queue)
             if not queue.settings.exclusive:  # its owner is noted after it was made
                 self._infos[vhost, name] = info
         return info
@@ -58,67 +142,99 @@ class LocalTopology:
     def find_queue(self, vhost: str, name: str) -> QueueInfo:
         info = self.queue(vhost, name)
         if info is None:
-            find_queue(self._partition.engine.state, vhost, name)  # raises that there is none
-            raise AssertionError(name)
+            raise no_queue(vhost, name)
         return info
 
     def queue_at(self, queue: QueueId) -> QueueInfo | None:
-        found = self._partition.engine.state.queues.get(queue)
-        return None if found is None else self._partition.info(found)
+        found = self._model.queues.get(queue)
+        return None if found is None else self._info(found)
+
+    def _info(self, queue: ListedQueue) -> QueueInfo:
+        return queue_info(queue, self._model.owners)
 
     def queues(
         self, *, vhost: str | None, prefix: str = "", limit: int = 100, after: tuple[str, str] | None = None
     ) -> list[QueueInfo]:
-        names, by_name = self._partition.queues.names, self._partition.engine.state.by_name
+        names, by_name = self._model.names, self._model.by_name
         start = bisect_left(names, (vhost, prefix)) if vhost is not None else 0
         if after is not None:
             start = max(start, bisect_right(names, after))
         out: list[QueueInfo] = []
         for key in names[start:] if vhost is None else self._between(start, vhost, prefix):
             if key[1].startswith(prefix):
-                out.append(self._partition.info(by_name[key]))
+                out.append(self._info(by_name[key]))
                 if len(out) >= limit:
                     break
         return out
 
     def _between(self, start: int, vhost: str, prefix: str) -> Iterator[tuple[str, str]]:
-        names = self._partition.queues.names
+        names = self._model.names
         for i in range(start, len(names)):
             if names[i][0] != vhost or not names[i][1].startswith(prefix):
                 return
             yield names[i]
 
     def queue_count(self, vhost: str) -> int:
-        names = self._partition.queues.names
+        names = self._model.names
         return bisect_left(names, (vhost + "\0",)) - bisect_left(names, (vhost,))
 
     # Exchanges
 
     def exchange(self, vhost: str, name: str) -> ExchangeInfo | None:
-        return self._partition.exchanges.info(vhost, name)
+        found = self._model.routing.find(vhost, name)
+        return None if found is None else exchange_info(vhost, found)
 
     def exchanges(self, vhost: str) -> list[ExchangeInfo]:
-        return self._partition.exchanges.list(vhost)
+        """By name; the default exchange first."""
+        routing = self._model.routing
+        names = sorted({*BUILT_IN, *routing.exchanges.get(vhost, ())})
+        return [exchange_info(vhost, routing.get(vhost, name)) for name in names]
 
     def bindings(
         self, vhost: str, *, source: str | None = None, destination: str | None = None, kind: str | None = None
     ) -> list[Binding]:
-        return self._partition.exchanges.bindings(vhost, source=source, destination=destination, kind=kind)
+        routing = self._model.routing
+        if source == "":
+            names = [name for at, name in self._model.by_name if at == vhost]
+            found = [Binding("", "queue", name, name) for name in names]
+        elif source is not None:
+            exchange = routing.find(vhost, source)
+            found = list(exchange.bindings.values()) if exchange is not None else []
+        elif destination is not None:
+            found = [*routing.into(vhost, "queue", destination), *routing.into(vhost, "exchange", destination)]
+        else:
+            there = routing.exchanges.get(vhost, {})
+            found = [binding for name in sorted(there) for binding in there[name].bindings.values()]
+        return [b for b in found if destination in (None, b.destination) and kind in (None, b.kind)]
 
     def route(self, vhost: str, exchange: str, routing_key: str, headers: Mapping[str, Any] | None = None) -> Targets:
         check_routing_key(routing_key)
-        return self._partition.engine.state.topology.route(vhost, exchange, routing_key, headers)
+        return self._model.routing.route(vhost, exchange, routing_key, headers)
 
     def asks_headers(self, vhost: str, exchange: str, routing_key: str) -> bool:
-        return self._partition.engine.state.topology.asks_headers(vhost, exchange, routing_key)
+        return self._model.routing.asks_headers(vhost, exchange, routing_key)
 
     def explain(
         self, vhost: str, exchange: str, routing_key: str, headers: Mapping[str, Any] | None = None
     ) -> list[Route]:
         check_routing_key(routing_key)
-        return self._partition.engine.state.topology.explain(vhost, exchange, routing_key, headers)
+        return self._model.routing.explain(vhost, exchange, routing_key, headers)
 
     # Documents of other layers
 
     def documents(self, collection: str) -> dict[str, bytes]:
-        return self._partition.documents(collection)
+        return dict(self._model.documents.get(collection, {}))
+
+
+def queue_info(queue: ListedQueue, owners: Mapping[int, int]) -> QueueInfo:
+    created_ms, changed_ms, owner = queue.created_at_ms, queue.changed_at_ms, owners.get(queue.number, 0)
+    return QueueInfo(queue.vhost, queue.name, queue.settings, created_ms, changed_ms, queue.number, owner)
+
+
+def exchange_info(vhost: str, exchange: Exchange) -> ExchangeInfo:
+    created_ms, is_built_in = exchange.created_at_ms, exchange.name in BUILT_IN
+    return ExchangeInfo(vhost, exchange.name, exchange.settings, created_ms, is_built_in, len(exchange.bindings))
+
+
+def no_vhost(name: str) -> VhostNotFound:
+    return VhostNotFound(f"there is no virtual host {name!r}; create it first", field="vhost", vhost=name)

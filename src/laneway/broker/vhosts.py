@@ -6,15 +6,15 @@ answers for one waits for it to be durable first, as with every other change.
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from laneway.broker.topology import no_vhost
 from laneway.core.events import DocumentPut, DocumentRemoved, Event, QueueDeleted
 from laneway.core.queue import Queue
 from laneway.core.state import queue_document
 from laneway.core.topology_commands import clear_exchanges
-from laneway.errors import Conflict, InvalidInput, LimitExceeded, VhostNotFound
+from laneway.errors import Conflict, InvalidInput, LimitExceeded
 
 if TYPE_CHECKING:
     from laneway.broker.partition import Partition
@@ -27,43 +27,35 @@ MAX_NAME_BYTES = 255
 class Vhosts:
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
-        self._names = {DEFAULT}
-        self.on_deleted: builtins.list[Callable[[str], None]] = []  # told the name of one that is gone
+        self.names = {DEFAULT}
+        self.on_deleted: list[Callable[[str], None]] = []  # told the name of one that is gone
 
     def start(self) -> None:
         """Take what the journal has. A queue of a store that knew no list of virtual hosts makes its own exist."""
         state = self._partition.engine.state
         listed = set(state.documents.get(COLLECTION, ()))
         used = {vhost for vhost, _ in state.by_name} | set(state.topology.exchanges)
-        self._names = {DEFAULT} | listed | used
+        self.names = {DEFAULT} | listed | used
         now_ms = self._partition.now()
         missing = sorted(used - listed - {DEFAULT})
         self._partition.engine.run(DocumentPut(now_ms, COLLECTION, name, b"{}") for name in missing)
 
-    def exists(self, name: str) -> bool:
-        return name in self._names
-
-    def list(self) -> list[str]:
-        return sorted(self._names)
-
     def check(self, name: str) -> None:
-        if name not in self._names:
-            raise VhostNotFound(f"there is no virtual host {name!r}; create it first", field="vhost", vhost=name)
+        if name not in self.names:
+            raise no_vhost(name)
 
     def create(self, name: str) -> bool:
         """Whether it is new; one that exists stays as it is."""
-        if name in self._names:
+        if name in self.names:
             return False
         check_vhost_name(name)
         partition = self._partition
         partition.begin_change(adds=True)
         most = partition.limits.max_vhosts
-        if len(self._names) >= most:
-            raise LimitExceeded(
-                f"there are {len(self._names)} virtual hosts already, {most} are allowed", field="vhost"
-            )
+        if len(self.names) >= most:
+            raise LimitExceeded(f"there are {len(self.names)} virtual hosts already, {most} are allowed", field="vhost")
         partition.engine.run(iter([DocumentPut(partition.now(), COLLECTION, name, b"{}")]))
-        self._names.add(name)
+        self.names.add(name)
         return True
 
     def delete(self, name: str) -> None:
@@ -75,7 +67,7 @@ class Vhosts:
         partition.begin_change(adds=False)
         queues = [queue for (vhost, _), queue in partition.engine.state.by_name.items() if vhost == name]
         partition.engine.run(self._deleted(name, queues))
-        self._names.discard(name)
+        self.names.discard(name)
         for queue in queues:
             partition.queues.forget(queue)
         for tell in self.on_deleted:

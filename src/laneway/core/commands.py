@@ -43,9 +43,13 @@ KEY_LIFE_MS = DAY_MS
 def find_queue(state: State, vhost: str, name: str) -> Queue:
     queue = state.by_name.get((vhost, name))
     if queue is None:
-        where = "" if vhost == "/" else f" in virtual host {vhost!r}"
-        raise QueueNotFound(f"there is no queue {name!r}{where}; create it first", field="queue", queue=name)
+        raise no_queue(vhost, name)
     return queue
+
+
+def no_queue(vhost: str, name: str) -> QueueNotFound:
+    where = "" if vhost == "/" else f" in virtual host {vhost!r}"
+    return QueueNotFound(f"there is no queue {name!r}{where}; create it first", field="queue", queue=name)
 
 
 def put_queue(
