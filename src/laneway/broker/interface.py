@@ -102,13 +102,14 @@ class Ack(Request):
 
 
 class SettleHeld(Request):
-    """Settle what a session holds, by number and lease. What it no longer holds is passed over. Not answered."""
+    """Settle what a session holds, by number and lease. What it no longer holds is passed over. `set_aside`: they stay
+    leased, until their leases run out, and are no burden of the consumer's meanwhile. Not answered."""
 
     session: SessionId
     queue: QueueId
     seqs: Sequence[int]
     leases: Sequence[int]
-    action: Literal["ack", "release", "reject", "extend"]
+    action: Literal["ack", "release", "reject", "extend", "set_aside"]
     consumer: int = 0  # whose credit is given back; 0: nobody's
     lease_ms: int | None = None  # extend: None is the queue's
 

@@ -235,7 +235,9 @@ class LocalBroker:
     def _settle_held(self, request: i.SettleHeld, done: Done) -> None:
         """What is given back or rejected others may have, so that is done in this turn. Credit counts at once."""
         inbox = self._partition.inbox
-        if request.action == "ack":
+        if request.action == "set_aside":
+            pass  # credit is all that changes
+        elif request.action == "ack":
             inbox.add_later(Entry(request, done))
         else:
             inbox.add_soon(Entry(request, done))

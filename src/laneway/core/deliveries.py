@@ -3,7 +3,7 @@ any protocol gets these, and writes its answer from the columns. Whoever needs a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import msgspec
 
@@ -95,7 +95,17 @@ class Deliveries(msgspec.Struct, gc=False):
             self.left,
         )
 
-    def without(self, gone: Sequence[int]) -> Deliveries:
+    def broken(self, build: Callable[[Deliveries], object]) -> dict[int, Exception]:
+        """Those that cannot be built, and why: asked when all of them together could not."""
+        found: dict[int, Exception] = {}
+        for i in range(len(self.seqs)):
+            try:
+                build(self.part(i, i + 1))
+            except Exception as trouble:
+                found[i] = trouble
+        return found
+
+    def without(self, gone: Collection[int]) -> Deliveries:
         """All but those at these indexes."""
         left_out = set(gone)
         kept = [i for i in range(len(self.seqs)) if i not in left_out]

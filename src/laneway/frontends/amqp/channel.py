@@ -115,7 +115,7 @@ class Channel:
                 else:
                     connection.fail_channel(self, refused(answer), method)
             else:
-                slot.fill(reply(answer))
+                slot.fill(connection.guarded(reply, answer))
             if is_held:
                 connection.release()
 

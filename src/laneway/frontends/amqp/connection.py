@@ -170,9 +170,20 @@ class AmqpConnection(asyncio.Protocol):
         except LanewayError as error:
             self.end(amqp_error(error))
         except Exception:
-            log.exception("a connection is given up")
-            self.end(AmqpError(541, "the server has made a mistake; see its log"))
+            self._give_up()
         self._is_reading = False
+
+    def _give_up(self) -> None:
+        log.exception("a connection is given up")
+        self.end(AmqpError(541, "the server has made a mistake; see its log"))
+
+    def guarded(self, reply: Callable[[Any], bytes], answer: Any) -> bytes:
+        """A reply made of the broker's answer. If it cannot be made, the connection ends instead of waiting for it."""
+        try:
+            return reply(answer)
+        except Exception:
+            self._give_up()
+            return b""
 
     def hold(self) -> None:
         """Read nothing more until as many releases came."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,8 @@ from laneway.frontends.amqp.unacked import Taken
 
 if TYPE_CHECKING:
     from laneway.frontends.amqp.channel import Channel
+
+log = logging.getLogger("laneway.amqp")
 
 _GET = BY_NAME["basic.get"]
 _GET_EMPTY = BY_NAME["basic.get-empty"]
@@ -55,10 +59,19 @@ class Consumer:
                 _give_back(ch, deliveries, self.number)
             return
         first = ch.last_delivery + 1
+        try:
+            frames = self._writer.write(deliveries, first)
+        except Exception:
+            deliveries = _set_aside(
+                ch, deliveries, partial(self._writer.write, first_delivery=first), 0 if self.no_ack else self.number
+            )
+            if not len(deliveries):
+                return
+            frames = self._writer.write(deliveries, first)
         ch.last_delivery += len(deliveries.seqs)
         if not self.no_ack:
             ch.unacked.add(self, deliveries.queue, first, deliveries.seqs, deliveries.leases)
-        ch.outbox.send(self._writer.write(deliveries, first))
+        ch.outbox.send(frames)
 
     def ended(self) -> None:
         """The queue went. The client hears of it once that is durable, and after the reply to whoever deleted it."""
@@ -159,11 +172,11 @@ def get(ch: Channel, a: Arguments) -> None:
     if not a.no_ack and unacked.count >= most and unacked.count - unacked.owned_count() >= most:
         raise AmqpError(506, f"a channel holds at most {most} messages it asked for")
     request = Lease(info.queue, 1, session=ch.connection.session, no_ack=a.no_ack)
-    done = partial(_got, ch, a.no_ack, is_quorum(info.settings), ch.outbox.hold())
-    ch.broker.send(request, done)
+    ch.broker.send(request, partial(_got, ch, request, is_quorum(info.settings), ch.outbox.hold()))
 
 
-def _got(ch: Channel, no_ack: bool, counted: bool, slot: Slot, answer: Deliveries | LanewayError) -> None:
+def _got(ch: Channel, request: Lease, counted: bool, slot: Slot, answer: Deliveries | LanewayError) -> None:
+    no_ack = request.no_ack
     if isinstance(answer, LanewayError):
         slot.fill(b"")
         ch.connection.fail_channel(ch, amqp_error(answer), _GET.number)
@@ -176,10 +189,37 @@ def _got(ch: Channel, no_ack: bool, counted: bool, slot: Slot, answer: Deliverie
             _give_back(ch, answer, 0)
         slot.fill(b"")
         return
+    build = partial(get_ok_frames, ch.number, ch.last_delivery + 1, frame_bytes=ch.connection.frame_bytes)
+    try:
+        frames = build(answer, counted=counted)
+    except Exception:
+        if not len(_set_aside(ch, answer, partial(build, counted=counted), 0)):
+            ch.broker.send(request, partial(_got, ch, request, counted, slot))  # the next one, if there is one
+            return
+        frames = build(answer, counted=counted)
     ch.last_delivery += 1
     if not no_ack:
         ch.unacked.add(None, answer.queue, ch.last_delivery, answer.seqs, answer.leases)
-    slot.fill(get_ok_frames(ch.number, ch.last_delivery, answer, ch.connection.frame_bytes, counted=counted))
+    slot.fill(frames)
+
+
+def _set_aside(ch: Channel, deliveries: Deliveries, build: Callable[[Deliveries], bytes], consumer: int) -> Deliveries:
+    """All but those that cannot be delivered on this connection. These stay leased without being anybody's burden: when
+    their leases run out they count as tried, and in the end they are dead letters, as others that nobody acks."""
+    broken = deliveries.broken(build)
+    for i, trouble in broken.items():
+        log.error(
+            "message %s of queue %r cannot be delivered over AMQP and is set aside: %s",
+            deliveries.message_id(i),
+            deliveries.queue_name,
+            trouble,
+            exc_info=None if isinstance(trouble, ValueError) else trouble,
+        )
+    at = list(broken)
+    seqs, leases = [deliveries.seqs[i] for i in at], [deliveries.leases[i] for i in at]
+    request = SettleHeld(ch.connection.session, deliveries.queue, seqs, leases, "set_aside", consumer)
+    ch.broker.send(request, _not_answered)
+    return deliveries.without(broken)
 
 
 def _give_back(ch: Channel, deliveries: Deliveries, consumer: int) -> None:

@@ -8,6 +8,11 @@ from laneway.broker.values import Death, Properties, Story
 from laneway.core import property_lists
 from laneway.core.field_tables import Long, Timestamp, encode_short_text
 
+#: Of the history that a message was published with, the latest entries: as many as Laneway keeps of its own.
+MAX_EARLIER = 32
+_MOST_DEATHS = (1 << 63) - 1  # that a count can say
+_LAST_SECOND = (1 << 64) - 1  # that a timestamp can say
+
 #: Laneway's reasons in RabbitMQ's words.
 REASONS = {"max_receives": "delivery_limit", "overflow": "maxlen", "expired": "expired", "rejected": "rejected"}
 
@@ -38,13 +43,19 @@ def _headers(deaths: tuple[Death, ...], p: Properties, expiration: str) -> dict[
 
 
 def _earlier(p: Properties) -> list[dict[str, Any]]:
-    """The history that a message was published with: a consumer that sends what it got once more sends it along."""
+    """The history that a message was published with: a consumer that sends what it got once more sends it along. Any
+    publisher may write anything there, so numbers are kept where they can be written and added to."""
     history = p.attributes.get("x-death")
     earlier = []
-    for entry in history if isinstance(history, list) else ():
+    for entry in history[:MAX_EARLIER] if isinstance(history, list) else ():
         if isinstance(entry, dict) and isinstance(entry.get("count"), int) and isinstance(entry.get("time"), int):
-            earlier.append(entry | {"count": Long(entry["count"]), "time": Timestamp(max(0, entry["time"]))})
+            time_s = Timestamp(min(max(0, entry["time"]), _LAST_SECOND))
+            earlier.append(entry | {"count": _deaths(entry["count"]), "time": time_s})
     return earlier
+
+
+def _deaths(count: int) -> Long:
+    return Long(min(max(0, count), _MOST_DEATHS))
 
 
 def _after(earlier: list[dict[str, Any]], entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -54,7 +65,7 @@ def _after(earlier: list[dict[str, Any]], entries: list[dict[str, Any]]) -> list
         for known in history:
             if (known.get("queue"), known.get("reason")) == (entry["queue"], entry["reason"]):
                 history.remove(known)
-                entry = known | {"count": Long(known["count"] + entry["count"])}
+                entry = known | {"count": _deaths(known["count"] + entry["count"])}
                 break
         history.insert(0, entry)
     return history
@@ -62,7 +73,7 @@ def _after(earlier: list[dict[str, Any]], entries: list[dict[str, Any]]) -> list
 
 def _entry(death: Death, p: Properties, expiration: str) -> dict[str, Any]:
     entry = {
-        "count": Long(death.count),
+        "count": _deaths(death.count),
         "reason": REASONS.get(death.reason, death.reason),
         "queue": death.queue,
         "time": Timestamp((death.first_at_ms or death.at_ms) // 1000),

@@ -115,6 +115,9 @@ class DeliveryWriter:
         """method frame: tag, redelivered, where │ CE │ content header, properties │ CE │ head of body │ body │ CE"""
         channel, count = self._channel, len(wheres)
         sizes = list(map(len, bodies))
+        lengths = [12 + len(raw) for raw in raws]
+        if max(lengths) > self._most:
+            raise _too_long(max(lengths), self._most)
         if min(sizes) == 0 or max(sizes) > self._most:
             return self._framed_singly(wheres, raws, redelivered, bodies, first_delivery)
         parts: list[bytes | memoryview] = [_END] * (9 * count)
@@ -125,7 +128,6 @@ class DeliveryWriter:
             parts[0::9] = map(self._before_tag, where_sizes)
         parts[1::9] = map(_pack_tag, range(first_delivery, first_delivery + count), redelivered)
         parts[2::9] = wheres
-        lengths = [12 + len(raw) for raw in raws]
         parts[4::9] = map(_pack_content, repeat(HEADER), repeat(channel), lengths, repeat(60), repeat(0), sizes)
         parts[5::9] = raws
         parts[6::9] = map(_pack_body, repeat(0xCE), repeat(BODY), repeat(channel), sizes)
@@ -160,6 +162,10 @@ class DeliveryWriter:
         return b"".join(parts)
 
 
+def _too_long(size: int, most: int) -> ValueError:
+    return ValueError(f"its properties take {size} bytes, a frame of this connection holds {most}")
+
+
 def content(channel: int, raw: bytes, body: bytes, frame_bytes: int) -> list[bytes]:
     """Header and body frames."""
     parts = [_CONTENT_HEAD.pack(HEADER, channel, 12 + len(raw), 60, 0, len(body)), raw, b"\xce"]
@@ -182,6 +188,8 @@ def deliver_frames(
 
 def get_ok_frames(channel: int, delivery: int, deliveries: Deliveries, frame_bytes: int, *, counted: bool) -> bytes:
     where, raw = face_of(deliveries, 0, counted=counted)
+    if 12 + len(raw) > frame_bytes - FRAME_OVERHEAD_BYTES:
+        raise _too_long(12 + len(raw), frame_bytes - FRAME_OVERHEAD_BYTES)
     payload = _TAG.pack(delivery, deliveries.receives[0] > 1) + where + _U32.pack(deliveries.left)
     head = _METHOD_HEAD.pack(METHOD, channel, len(payload) + 4, 60, 71)
     return b"".join([head, payload, b"\xce", *content(channel, raw, bytes(deliveries.bodies[0]), frame_bytes)])

@@ -72,7 +72,10 @@ class Getting:
     def _taken(self, call: Call, action: Action | None, deliveries: Deliveries) -> None:
         if call.is_abandoned or call.response is not None:
             give_back(self._broker, deliveries)
-        elif action is None or not len(deliveries):
+            return
+        if action is not None:
+            deliveries = self._writer.showable(deliveries)
+        if action is None or not len(deliveries):
             call.answer_pieces(200, *self._writer.deliveries(deliveries))
         else:
             settlements = [Settlement(action, token) for token in deliveries.tokens()]

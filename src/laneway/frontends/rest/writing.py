@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import base64
+import logging
 from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import Any, TypeVar
 
+import msgspec
+
 from laneway.access import Account, KeyInfo
 from laneway.broker.values import Deliveries, QueueInfo, QueueStats, Task
 from laneway.core.digits import LEASE_DIGITS, SEQ_DIGITS, by_block, high_digits, low_digits
-from laneway.core.message import JSON_TYPE, Death, Glimpse, Properties, Receipt, Receipts, message_id_prefix
+from laneway.core.message import (
+    JSON_TYPE,
+    UNKNOWN_TYPE,
+    Death,
+    Glimpse,
+    Properties,
+    Receipt,
+    Receipts,
+    message_id_prefix,
+)
 from laneway.errors import LanewayError
 from laneway.frontends.rest import answers as a
 from laneway.frontends.rest.answers import encode
@@ -20,7 +32,10 @@ from laneway.frontends.rest.publishing import are_json_texts, is_json_text, is_j
 from laneway.frontends.rest.times import Timestamps
 from laneway.frontends.rest.words import BY_CORE, seconds
 
+log = logging.getLogger("laneway.http")
+
 _K = TypeVar("_K")
+_UNKNOWN = Properties(content_type=UNKNOWN_TYPE)
 
 Piece = bytes | memoryview
 Pieces = tuple[list[Piece], int]  # of a text, and how many bytes they are together
@@ -95,6 +110,33 @@ class AnswerWriter:
         return b'{"message_id":"%b%b%b}' % (other.message_id.encode(), end, duplicate)
 
     def deliveries(self, d: Deliveries, *, with_handles: bool = True) -> Pieces:
+        """The pieces of an answer, without messages that cannot be shown. These stay leased: when their leases run out
+        they count as tried, and in the end they are dead letters, as others that nobody acks."""
+        try:
+            return self._deliveries(d, with_handles=with_handles)
+        except Exception:
+            return self._deliveries(self._without_broken(d), with_handles=with_handles)
+
+    def showable(self, d: Deliveries) -> Deliveries:
+        """For those who settle what they show, before they show it."""
+        try:
+            self._deliveries(d, with_handles=False)
+        except Exception:
+            return self._without_broken(d)
+        return d
+
+    def _without_broken(self, d: Deliveries) -> Deliveries:
+        broken = d.broken(lambda one: self._deliveries(one, with_handles=False))
+        for i, trouble in broken.items():
+            log.error(
+                "message %s of queue %r cannot be shown and is set aside",
+                d.message_id(i),
+                d.queue_name,
+                exc_info=trouble,
+            )
+        return d.without(broken)
+
+    def _deliveries(self, d: Deliveries, *, with_handles: bool) -> Pieces:
         """Hot: the pieces of an answer, to be joined once, with the head of the response in front of them. Messages
         that are settled already are shown without handles."""
         count = len(d)
@@ -193,7 +235,15 @@ class AnswerWriter:
         )
 
     def page(self, glimpses: Sequence[Glimpse], next_cursor: str | None) -> bytes:
-        return b'{"messages":[%b],"next_cursor":%b}' % (b",".join(map(self._glimpse, glimpses)), encode(next_cursor))
+        return b'{"messages":[%b],"next_cursor":%b}' % (b",".join(map(self._peeked, glimpses)), encode(next_cursor))
+
+    def _peeked(self, g: Glimpse) -> bytes:
+        """A message whose properties cannot be shown is shown without them."""
+        try:
+            return self._glimpse(g)
+        except Exception:
+            log.exception("message %s cannot be shown as it is", g.message_id)
+            return self._glimpse(msgspec.structs.replace(g, properties=_UNKNOWN))
 
     def _glimpse(self, g: Glimpse) -> bytes:
         consumer = b',"consumer_id":' + encode(g.consumer) if g.consumer else b""

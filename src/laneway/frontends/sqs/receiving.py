@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import repeat
@@ -24,6 +25,8 @@ from laneway.frontends.sqs.message_attributes import Wanted, md5_text, sequence_
 from laneway.frontends.sqs.queue_attributes import View, visibility_ms
 from laneway.frontends.sqs.recent import Recent
 from laneway.frontends.sqs.views import Views
+
+log = logging.getLogger("laneway.sqs")
 
 MOST_MESSAGES = 10
 MAX_WAIT_S = 20
@@ -130,7 +133,7 @@ class Receiving:
             return
         if one.attempt is not None:
             self._attempts.note(one.attempt, deliveries)
-        ask.answer(w.ReceiveMessageResult(self._messages(ask, one, deliveries)))
+        ask.answer(w.ReceiveMessageResult(self._shown(ask, one, deliveries)))
 
     def _give_back(self, one: Receive, deliveries: Deliveries) -> None:
         """Nobody is there any more to take these: others may have them now rather than when the leases expire."""
@@ -139,6 +142,22 @@ class Receiving:
             self._broker.send(Settle(one.view.queue, released), lambda _: None)
 
     # --- from the columns of deliveries to messages
+
+    def _shown(self, ask: Ask, one: Receive, d: Deliveries) -> list[w.ReceivedMessage]:
+        """All but those that cannot be shown. These stay in flight until their visibility timeouts end, count as
+        received, and in the end are dead letters."""
+        try:
+            return self._messages(ask, one, d)
+        except Exception:
+            broken = d.broken(partial(self._messages, ask, one))
+            for i, trouble in broken.items():
+                log.error(
+                    "message %s of queue %r cannot be received and is set aside",
+                    d.message_id(i),
+                    d.queue_name,
+                    exc_info=trouble,
+                )
+            return self._messages(ask, one, d.without(broken))
 
     def _messages(self, ask: Ask, one: Receive, d: Deliveries) -> list[w.ReceivedMessage]:
         handles = d.tokens()
