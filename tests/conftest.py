@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.certificates import Certificates
+
 if TYPE_CHECKING:
     from xdist.scheduler import LoadFileScheduling
 
@@ -52,3 +54,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
             return SPARK if file.startswith(SPARK) and file != CLUSTER else file
 
     return ByFile(config, log)
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """An authority, a certificate of a server's and one of a client's. Nobody changes them: a test that does makes
+    its own."""
+    return Certificates(tmp_path_factory.mktemp("certificates"))

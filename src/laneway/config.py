@@ -28,7 +28,8 @@ VARIABLE_PREFIX = "LANEWAY_"
 #: Variables of the same prefix that are not settings of a node: those of the command line's client, and where the
 #: file is.
 OTHER_VARIABLES = frozenset(
-    f"{VARIABLE_PREFIX}{name}" for name in ("CONFIG", "URL", "KEY", "USER", "PASSWORD", "VHOST")
+    f"{VARIABLE_PREFIX}{name}"
+    for name in ("CONFIG", "URL", "KEY", "USER", "PASSWORD", "VHOST", "CA", "CERT", "CERT_KEY")
 )
 
 #: What others may put into the environment under this prefix, and which must not stop a server: Kubernetes and
@@ -87,7 +88,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     # Where
     data: Annotated[Path, Meta(description="folder that holds the journal; created when missing")] = Path("data")
-    http: Annotated[Address, Meta(description="where HTTP is served")] = Address("127.0.0.1", 8080)
+    http: Annotated[Address | None, Meta(description="where HTTP is served, or off")] = Address("127.0.0.1", 8080)
+    https: Annotated[
+        Address | None, Meta(description="where HTTP is served with TLS, which needs tls_cert, or off")
+    ] = None
     amqp: Annotated[
         Address | None, Meta(description="where AMQP 0-9-1 is served, or off; localhost means both address families")
     ] = Address("localhost", 5672)
@@ -99,6 +103,20 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     tls_ca: Annotated[
         Path | None, Meta(description="certificates that clients' certificates must be signed by, as PEM")
     ] = None
+    tls_clients: Annotated[
+        Literal["optional", "required"],
+        Meta(description="with tls_ca: whether clients may come without a certificate"),
+    ] = "optional"
+    tls_min_version: Annotated[Literal["1.2", "1.3"], Meta(description="the oldest version of TLS that is spoken")] = (
+        "1.2"
+    )
+    tls_handshake_seconds: Annotated[float, Meta(ge=0.1, le=300, description="time for a TLS handshake")] = 10.0
+    max_tls_handshakes: Annotated[
+        int, Meta(ge=1, le=100_000, description="most TLS handshakes under way; the slowest makes room for the next")
+    ] = 256
+    plain_beyond_loopback: Annotated[
+        bool, Meta(description="allow http and amqp, which are not encrypted, at addresses that others can reach")
+    ] = False
     trusted_proxies: Annotated[
         Networks,
         Meta(

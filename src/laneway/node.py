@@ -27,6 +27,7 @@ from laneway.config import Address, Config
 from laneway.errors import ConfigInvalid, StartError
 from laneway.frontends.amqp.limits import AmqpLimits
 from laneway.frontends.amqp.server import AmqpServer
+from laneway.frontends.doors.tls import TlsDoor
 from laneway.frontends.http.server import HttpServer
 from laneway.frontends.rest.answers import ReloadAnswer
 from laneway.frontends.rest.api import RestApi
@@ -46,6 +47,9 @@ log = logging.getLogger("laneway.node")
 #: who wait for its commit. Only a thread that waits makes the other give way, so this costs nothing otherwise.
 SWITCH_INTERVAL_S = 0.00005
 
+
+#: What can change of TLS while it is served.
+TLS_SETTINGS = ("tls_cert", "tls_key", "tls_ca", "tls_clients", "tls_min_version")
 
 Start = Callable[[str, int], Awaitable[tuple[str, int]]]
 
@@ -74,7 +78,10 @@ class Node:
             account_id=config.sqs_account_id, region=config.sqs_region, is_anonymous=config.sqs_anonymous
         )
         limit = descriptors.limit_in_force()
-        share = descriptors.share_out(limit, config.max_connections)
+        share = descriptors.share_out(
+            limit, config.max_connections, config.max_tls_handshakes if config.tls_cert else 0
+        )
+        self.tls = tls_door(config, share.for_handshakes)
         if share.for_connections < config.max_connections:
             log.warning(
                 "max_connections is %d, and this process may open %d files: so there will be %d connections at most; "
@@ -143,12 +150,12 @@ class Node:
         self.http = HttpServer([sqs, rest], limits, intake=self.intake, proxies=proxies)
         self.access.on_change(self.http.recheck)
         self.amqp = AmqpServer(self.broker, self.access, self._amqp_limits(), intake=self.intake, proxies=proxies)
-        tls = tls_context(self.config)
         await self._listen("http", self.config.http, self.http.start)
         await self._listen("amqp", self.config.amqp, self.amqp.start)
-        if tls is not None:
-            await self._listen("amqps", self.config.amqps, partial(self.amqp.start, tls=tls))
-            self.reloading.on(("tls_cert", "tls_key", "tls_ca"), self._prepare_certificates)
+        if self.tls is not None:
+            await self._listen("https", self.config.https, partial(self.http.start, tls=self.tls))
+            await self._listen("amqps", self.config.amqps, partial(self.amqp.start, tls=self.tls))
+            self.reloading.on(TLS_SETTINGS, self._prepare_certificates)
         self.reloading.on(("log_level", "log_format"), _prepare_logging)
         self.reloading.on(("shutdown_grace_seconds",), _prepare_nothing)
         # What recovery built stays: the collector need not walk it again and again.
@@ -167,8 +174,8 @@ class Node:
             raise ConfigInvalid("tls_cert cannot be taken away while it is served with: restart", field="tls_cert")
 
         async def serve_with_these() -> None:
-            assert self.amqp is not None
-            await self.amqp.renew(tls)
+            assert self.tls is not None
+            self.tls.renew(tls)
 
         return serve_with_these
 
@@ -178,10 +185,10 @@ class Node:
         try:
             bound = await start(address.host, address.port)
         except OSError as trouble:
-            hint = f"use --{setting} HOST:PORT" + (", or off" if setting != "http" else "")
+            hint = f"use --{setting} HOST:PORT, or off"
             why = str(trouble)
             if trouble.errno == errno.EADDRINUSE:
-                by = "perhaps RabbitMQ" if setting != "http" else "perhaps another Laneway"
+                by = "perhaps RabbitMQ" if setting.startswith("amqp") else "perhaps another Laneway"
                 why = f"somebody listens there already, {by}; stop that one"
                 hint = f"or {hint}"
             raise StartError(f"cannot listen on {address}: {why}; {hint}") from None
@@ -189,14 +196,25 @@ class Node:
 
     def _refuse_open_doors(self, access: Access) -> None:
         c = self.config
-        for setting, address in (("http", c.http), ("amqp", c.amqp), ("amqps", c.tls_cert and c.amqps)):
-            if isinstance(address, Address) and access.guest_only and not address.is_loopback:
-                raise ConfigInvalid(
-                    f"{setting} is {address}, which others can reach, but the only account is guest, whose password "
-                    "everybody knows. Start on loopback, create an account "
-                    "(`laneway account create NAME --role admin`), then listen beyond it",
-                    field=setting,
+        listening = {"http": c.http, "https": c.https, "amqp": c.amqp, "amqps": c.tls_cert and c.amqps}
+        for setting, address in listening.items():
+            if not isinstance(address, Address) or address.is_loopback:
+                continue
+            reasons = []
+            if access.guest_only:
+                reasons.append(
+                    "the only account is guest, whose password everybody knows. Create an account first: "
+                    "`laneway account create NAME --role admin` while the server listens on loopback"
                 )
+            if setting in ("http", "amqp") and not c.plain_beyond_loopback:
+                reasons.append(
+                    "nothing is encrypted there, passwords and messages included. Use "
+                    f"--{setting}s HOST:PORT with --tls-cert instead, or allow it with --plain-beyond-loopback true "
+                    "(LANEWAY_PLAIN_BEYOND_LOOPBACK=true) where the network is your own or a proxy ends TLS"
+                )
+            if reasons:
+                why = "; and ".join(reasons)
+                raise ConfigInvalid(f"{setting} is {address}, which others can reach, but {why}", field=setting)
 
     def _rest_limits(self) -> RestLimits:
         c = self.config
@@ -218,27 +236,45 @@ class Node:
         await self.partition.stop()
 
     async def __aenter__(self) -> Node:
-        await self.start()
+        try:
+            await self.start()
+        except StartError:
+            await self.stop()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
 
+def _handshake_count(config: Config) -> int:
+    return config.max_tls_handshakes if config.tls_cert is not None else 0
+
+
+def tls_door(config: Config, handshake_count: int) -> TlsDoor | None:
+    """What connections with TLS are admitted through, so many handshakes at once; None without a certificate."""
+    context = tls_context(config)
+    if context is None:
+        return None
+    return TlsDoor(context, handshake_ms=int(config.tls_handshake_seconds * 1000), handshake_count=handshake_count)
+
+
 def tls_context(config: Config) -> ssl.SSLContext | None:
-    """What AMQP with TLS is served with; None without a certificate."""
+    """The certificate as it is in its files now; None without one."""
     if config.tls_cert is None:
-        if config.tls_key is not None or config.tls_ca is not None:
-            raise ConfigInvalid("tls_key and tls_ca need a tls_cert to go with", field="tls_cert")
+        for setting in ("https", "tls_key", "tls_ca"):
+            if getattr(config, setting) is not None:
+                raise ConfigInvalid(f"{setting} needs a tls_cert to go with", field="tls_cert")
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}[config.tls_min_version]
     field, file = "tls_cert", config.tls_cert
     try:
         context.load_cert_chain(config.tls_cert, config.tls_key)
         if config.tls_ca is not None:
             field, file = "tls_ca", config.tls_ca
             context.load_verify_locations(config.tls_ca)
-            context.verify_mode = ssl.CERT_OPTIONAL  # a certificate is one way to say who one is; a password is another
+            context.verify_mode = ssl.CERT_REQUIRED if config.tls_clients == "required" else ssl.CERT_OPTIONAL
     except OSError as trouble:
         what, why = f"{field} {file}", trouble.strerror or str(trouble)
         if field == "tls_cert" and config.tls_key is None:
@@ -247,6 +283,10 @@ def tls_context(config: Config) -> ssl.SSLContext | None:
             what += f" with tls_key {config.tls_key}"
             why += "; both must be there, be PEM, and belong together"
         raise ConfigInvalid(f"{what} cannot be used: {why}", field=field) from None
+    if config.tls_ca is None and config.tls_clients == "required":
+        raise ConfigInvalid(
+            "tls_clients required needs tls_ca: what clients' certificates are signed by", field="tls_ca"
+        )
     return context
 
 
@@ -270,7 +310,7 @@ def serve(config: Config, read_config: Callable[[], Config] | None = None) -> in
     """Run a node until it is told to stop; the exit code of the process."""
     set_up_logging(config.log_level, config.log_format)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is a node to reload
-    descriptors.raise_limit(config.max_connections)
+    descriptors.raise_limit(config.max_connections + _handshake_count(config))
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(100_000, 50, 100)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

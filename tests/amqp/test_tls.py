@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,46 +10,18 @@ import pytest
 
 from laneway.config import Address, load_config
 from laneway.errors import ConfigInvalid
-from laneway.node import Node, tls_context
+from laneway.node import Node, tls_door
 from tests.amqp.serving import Serving
 from tests.amqp.wire import HEADER, Wire, method
-
-
-def openssl(folder: Path, *arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+from tests.certificates import Certificates
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an authority and what it signed: server, and a client called robot."""
-    folder = tmp_path_factory.mktemp("certificates")
-    key = ("-newkey", "rsa:2048", "-nodes")
-    openssl(folder, "req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=authority", "-days", "2")
-    for name, subject, extra in (("server", "localhost", "subjectAltName=DNS:localhost"), ("robot", "robot", "")):
-        (folder / f"{name}.ext").write_text(extra)
-        openssl(folder, "req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={subject}")
-        openssl(
-            folder,
-            *("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial"),
-            *("-out", f"{name}.pem", "-days", "2", "-extfile", f"{name}.ext"),
-        )
-    return folder
-
-
-@pytest.fixture(scope="module")
-def tls_serving(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    flags = {f"tls_{part}": str(certificates / file) for part, file in
-             (("cert", "server.pem"), ("key", "server.key"), ("ca", "ca.pem"))}  # fmt: skip
-    context = tls_context(load_config(flags, {}))
-    with Serving(tmp_path_factory.mktemp("tls"), tls=context) as serving:
+def tls_serving(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    flags = {name: str(file) for name, file in certificates.settings(tls_ca=certificates.ca).items()}
+    door = tls_door(load_config(flags, {}), 9)
+    with Serving(tmp_path_factory.mktemp("tls"), tls=door) as serving:
         yield serving
-
-
-def client(certificates: Path, name: str | None = None) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
-    if name is not None:
-        context.load_cert_chain(certificates / f"{name}.pem", certificates / f"{name}.key")
-    return context
 
 
 def external(wire: Wire) -> None:
@@ -67,24 +37,24 @@ def external(wire: Wire) -> None:
     )
 
 
-def test_a_password_over_tls(tls_serving: Serving, certificates: Path) -> None:
-    with tls_serving.connect_tls(client(certificates)) as wire:
+def test_a_password_over_tls(tls_serving: Serving, certificates: Certificates) -> None:
+    with tls_serving.connect_tls(certificates.client()) as wire:
         wire.log_in()
         assert wire.ask(1, "queue.declare", queue="q").name == "queue.declare-ok"
 
 
-def test_without_a_certificate_external_is_not_offered(tls_serving: Serving, certificates: Path) -> None:
-    with tls_serving.connect_tls(client(certificates)) as wire:
+def test_without_a_certificate_external_is_not_offered(tls_serving: Serving, certificates: Certificates) -> None:
+    with tls_serving.connect_tls(certificates.client()) as wire:
         wire.send(HEADER)
         assert wire.expect("connection.start").fields["mechanisms"] == "PLAIN AMQPLAIN"
 
 
-def test_the_common_name_of_a_certificate_is_the_account(tls_serving: Serving, certificates: Path) -> None:
-    with tls_serving.connect_tls(client(certificates, "robot")) as wire:
+def test_the_common_name_of_a_certificate_is_the_account(tls_serving: Serving, certificates: Certificates) -> None:
+    with tls_serving.connect_tls(certificates.client("robot")) as wire:
         external(wire)
         assert wire.expect("connection.close").fields["text"].startswith("ACCESS_REFUSED - Login was refused")
     tls_serving.run(tls_serving.access.put_account("robot"))
-    with tls_serving.connect_tls(client(certificates, "robot")) as wire:
+    with tls_serving.connect_tls(certificates.client("robot")) as wire:
         external(wire)
         wire.expect("connection.tune")
 
@@ -100,11 +70,11 @@ async def _where(flags: dict[str, str]) -> dict[str, Address]:
         return dict(node.addresses)
 
 
-def test_a_node_serves_what_it_is_told_to(certificates: Path, tmp_path: Path) -> None:
+def test_a_node_serves_what_it_is_told_to(certificates: Certificates, tmp_path: Path) -> None:
     flags = {"data": str(tmp_path / "data"), "http": "127.0.0.1:0", "amqp": "localhost:0", "amqps": "127.0.0.1:0"}
     where = asyncio.run(_where(flags))
     assert list(where) == ["http", "amqp"] and where["amqp"].port
-    tls = {"tls_cert": str(certificates / "server.pem"), "tls_key": str(certificates / "server.key")}
+    tls = {name: str(file) for name, file in certificates.settings().items()}
     assert list(asyncio.run(_where(flags | tls))) == ["http", "amqp", "amqps"]
     assert list(asyncio.run(_where(flags | tls | {"amqp": "off", "amqps": "off"}))) == ["http"]
 
@@ -125,6 +95,6 @@ def test_a_certificate_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         ({"tls_key": str(tmp_path / "key.pem")}, "tls_cert"),
     ):
         with pytest.raises(ConfigInvalid) as refused:
-            tls_context(load_config(flags, {}))
+            tls_door(load_config(flags, {}), 9)
         assert refused.value.field == field
-    assert tls_context(load_config({}, {})) is None
+    assert tls_door(load_config({}, {}), 9) is None

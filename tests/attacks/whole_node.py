@@ -23,7 +23,7 @@ class WholeNode(InThread):
         super().__init__()
         self._is_new = is_new
         anywhere = Address("127.0.0.1", 0)
-        self._config = Config(data=folder, http=anywhere, amqp=anywhere, **settings)
+        self._config = Config(**{"data": folder, "http": anywhere, "amqp": anywhere, **settings})
         self.node: Node
 
     async def _start(self) -> None:
@@ -36,23 +36,23 @@ class WholeNode(InThread):
     async def _end(self) -> None:
         await self.node.stop()
 
-    def _address(self, setting: str) -> tuple[str, int]:
+    def address(self, setting: str) -> tuple[str, int]:
         address = self.node.addresses[setting]
         return address.host, address.port
 
     @property
     def url(self) -> str:
-        host, port = self._address("http")
+        host, port = self.address("http")
         return f"http://{host}:{port}"
 
     def http(self, name: str = "root", password: str = "secret", **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, auth=(name, password), timeout=DEADLINE_S + 10, **options)
 
     def http_wire(self) -> HttpWire:
-        return HttpWire(self._address("http"))
+        return HttpWire(self.address("http"))
 
     def amqp_wire(self) -> AmqpWire:
-        return AmqpWire(self._address("amqp"))
+        return AmqpWire(self.address("amqp"))
 
     def amqp(self, name: str, password: str, **options: Any) -> AmqpWire:
         return self.amqp_wire().log_in(name, password, **options)

@@ -18,7 +18,11 @@ from click.testing import CliRunner, Result
 from laneway.cli import COMMANDS, cli
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "cli.md"
-SHARED_FLAGS = {"--url", "--key", "--user", "--password", "--vhost", "--json", "--help", "-h"}
+SHARED_FLAGS = {"--url", "--key", "--user", "--password", "--vhost", "--json", "--help", "-h"} | {
+    "--ca",
+    "--cert",
+    "--cert-key",
+}
 
 
 @pytest.fixture(autouse=True)

@@ -80,8 +80,8 @@ def take_responses(data: bytes) -> list[Response]:
 class Wire:
     """One TCP connection, spoken byte by byte."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
-        self.socket = socket.create_connection(address, timeout=DEADLINE_S)
+    def __init__(self, address: tuple[str, int], connected: socket.socket | None = None) -> None:
+        self.socket = connected or socket.create_connection(address, timeout=DEADLINE_S)
         self._received = b""
 
     def send(self, data: bytes) -> None:
@@ -139,7 +139,7 @@ class RecordingTransport:
         self.writes += 1
 
     def get_extra_info(self, name: str) -> object:
-        return ("127.0.0.1", 40000)
+        return ("127.0.0.1", 40000) if name == "peername" else None
 
     def set_write_buffer_limits(self, high: int) -> None:
         pass

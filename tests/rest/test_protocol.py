@@ -190,7 +190,7 @@ H = b"Host: localhost\r\n"
 @pytest.mark.parametrize(
     ("raw", "status", "word"),
     [
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, "method"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, "http://"),
         (b"GARBAGE\r\n\r\n", 400, "method"),
         (b"GET /healthz HTTP/1.1\r\n\r\n", 400, "Host"),
         (b"GET /healthz HTTP/1.1\r\n" + H + H + b"\r\n", 400, "more than once"),

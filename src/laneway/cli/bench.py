@@ -60,9 +60,10 @@ def _run(
     import uvloop
 
     from laneway.cli.load import LoadFailed, Phase, Target, publishing, receiving, run_phase
+    from laneway.client import ClientTls
 
     key, user, password = session.credentials()
-    target = Target(session.url(), key, user, password)
+    target = Target(session.url(), key, user, password, ClientTls(**session.tls()))
     path = _queue_path(session.vhost(), queue)
     publish, receive, ack = Phase("publish"), Phase("receive"), Phase("ack")
     sending = publishing(f"{path}/messages", _bodies(body_bytes, priorities, batch), messages, batch)

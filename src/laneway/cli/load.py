@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import ssl
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
+
+from laneway.client import ClientTls
 
 
 class LoadFailed(Exception):
@@ -28,6 +29,7 @@ class Target:
     key: str | None
     user: str | None
     password: str | None
+    tls: ClientTls
 
     def head(self) -> bytes:
         """The headers that all requests share."""
@@ -81,7 +83,7 @@ class Connection:
     @classmethod
     async def open(cls, target: Target) -> Connection:
         parts = urlsplit(target.url)
-        secure = ssl.create_default_context() if parts.scheme == "https" else None
+        secure = target.tls.context() if parts.scheme == "https" else None
         port = parts.port or (443 if secure else 80)
         reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=secure, limit=1 << 20)
         return cls(reader, writer, target.head())

@@ -135,6 +135,10 @@ def options_of(
     if since is not None and until is not None and since >= until:
         raise click.UsageError(f"--since {since:%Y-%m-%dT%H:%M:%S} is not before --until {until:%Y-%m-%dT%H:%M:%S}")
     key, user, password = session.credentials()
+    if any(session.tls().values()):
+        raise click.UsageError(
+            "Spark's workers know nothing of --ca and --cert: let SSL_CERT_FILE name who signed the certificate"
+        )
     return Options(
         source=source,
         warehouse=Warehouse(warehouse),

@@ -52,7 +52,7 @@ def serve(ctx: click.Context, /, file: Path | None, **flags: str | None) -> None
     \b
     laneway serve
     laneway serve --data /var/lib/laneway --http 127.0.0.1:8080 --amqp localhost:5672
-    laneway serve --tls-cert server.pem --tls-key server.key
+    laneway serve --https 0.0.0.0:8443 --tls-cert server.pem --tls-key server.key
     laneway serve --config laneway.toml --durability interval
 
     Every setting can also be given in a TOML file and as a LANEWAY_* variable: `laneway config` shows them all.

@@ -32,6 +32,7 @@ ADVICE = {
     "unreachable": "start one with `laneway serve`, or name another with --url",
     "timed_out": "the server may be busy: see its log, then try again",
     "not_laneway": "name the right server with --url",
+    "tls_failed": "--ca names who signed its certificate, --cert one of your own",
     "unauthenticated": "give --key, or --user and --password (or LANEWAY_KEY, LANEWAY_USER, LANEWAY_PASSWORD)",
     "forbidden": "`laneway account change` grants permissions, with an admin's credentials",
     "queue_not_found": "`laneway queue list` shows the queues there are, `laneway queue create` makes one",
@@ -68,6 +69,7 @@ class CliSession:
                 user=user,
                 password=password,
                 vhost=self.vhost(),
+                **self.tls(),
                 timeout_seconds=timeout_seconds,
                 attempts=attempts,
             )
@@ -79,6 +81,10 @@ class CliSession:
 
     def vhost(self) -> str:
         return self._option("vhost") or "/"
+
+    def tls(self) -> dict[str, str | None]:
+        """The files that https:// addresses may need, as the client takes them."""
+        return {name: self._option(name) for name in ("ca", "cert", "cert_key")}
 
     def credentials(self) -> tuple[str | None, str | None, str | None]:
         """(key, user, password): those given as options, else those of the environment."""
@@ -190,7 +196,7 @@ def as_failure(error: Exception) -> click.ClickException | None:
 
     if isinstance(error, ClientError):
         shown = {**({"field": error.field} if error.field else {}), **error.details}
-        kind = Unreachable if error.code in ("unreachable", "timed_out", "not_laneway") else Failure
+        kind = Unreachable if error.code in ("unreachable", "timed_out", "not_laneway", "tls_failed") else Failure
         return kind(error.message, code=error.code, **shown)
     if isinstance(error, LanewayError):
         named: dict[str, Any] = {"field": error.field} if error.field else {}
@@ -216,12 +222,15 @@ def prints_json(command: F) -> F:
 
 
 def names_a_server(command: F) -> F:
-    """Give a command the options --url, --key, --user, --password and --json."""
+    """Give a command the options that say which server and as whom, and --json."""
     options = (
         _option("--url", metavar="URL", help=f"The server (LANEWAY_URL; default {DEFAULT_URL})."),
         _option("--key", metavar="KEY", help="An API key (LANEWAY_KEY)."),
         _option("--user", metavar="NAME", help="An account (LANEWAY_USER)."),
         _option("--password", metavar="TEXT", help="Its password (LANEWAY_PASSWORD); asked for if left out."),
+        _option("--ca", metavar="FILE", help="Who signed the certificate of an https:// server (LANEWAY_CA)."),
+        _option("--cert", metavar="FILE", help="A certificate of your own, if it wants one (LANEWAY_CERT)."),
+        _option("--cert-key", metavar="FILE", help="Its key, if in another file (LANEWAY_CERT_KEY)."),
         prints_json,
     )
     for option in reversed(options):
@@ -230,7 +239,7 @@ def names_a_server(command: F) -> F:
 
 
 def talks_to_a_server(command: F) -> F:
-    """Give a command the options --url, --key, --user, --password, --json and --vhost."""
+    """The same with --vhost."""
     vhost = _option("--vhost", metavar="NAME", help="The virtual host of the queues (LANEWAY_VHOST; default /).")
     return names_a_server(vhost(command))
 

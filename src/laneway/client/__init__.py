@@ -10,7 +10,7 @@ with Client("http://127.0.0.1:8080") as client:
 """
 
 from laneway.client.client import Client
-from laneway.client.transport import ClientError
+from laneway.client.transport import ClientError, ClientTls
 from laneway.client.wire import Message
 
-__all__ = ["Client", "ClientError", "Message"]
+__all__ = ["Client", "ClientError", "ClientTls", "Message"]

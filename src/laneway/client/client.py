@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from laneway.client.transport import ClientError, Transport
+from laneway.client.transport import ClientError, ClientTls, Transport
 from laneway.client.wire import Message, attributes_to_wire, message_to_wire, without_none
 
 Settled = dict[str, Any] | ClientError
@@ -35,12 +35,23 @@ class Client:
         user: str | None = None,
         password: str | None = None,
         vhost: str = "/",
+        ca: str | None = None,
+        cert: str | None = None,
+        cert_key: str | None = None,
         timeout_seconds: float = 30.0,
         attempts: int = 3,
     ) -> None:
+        """`ca`, `cert` and `cert_key` are PEM files for https:// addresses: who signed the server's certificate, if
+        this machine does not know them, and a certificate of one's own with its key, if the server wants one."""
         self.vhost = vhost
         self._transport = Transport(
-            url, key=key, user=user, password=password, timeout_seconds=timeout_seconds, attempts=attempts
+            url,
+            tls=ClientTls(ca, cert, cert_key),
+            key=key,
+            user=user,
+            password=password,
+            timeout_seconds=timeout_seconds,
+            attempts=attempts,
         )
         self._call = self._transport.call
 

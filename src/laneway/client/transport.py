@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # httpx takes a tenth of a second to import; a program that prints its --help need not wait for it
     import httpx
@@ -12,6 +13,14 @@ if TYPE_CHECKING:  # httpx takes a tenth of a second to import; a program that p
 UNREACHABLE = "unreachable"
 TIMED_OUT = "timed_out"
 NOT_LANEWAY = "not_laneway"
+TLS_FAILED = "tls_failed"
+
+#: By what OpenSSL says.
+_TLS_ADVICE = {
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not trusted here, or is another name's",
+    "WRONG_VERSION_NUMBER": "it speaks plain HTTP there, so its address begins with http://",
+    "CERTIFICATE_REQUIRED": "it wants to see a certificate of the client's",
+}
 
 
 class ClientError(Exception):
@@ -45,11 +54,33 @@ class ClientError(Exception):
         return {"error": {**shown, **self.details}}
 
 
+class ClientTls(NamedTuple):
+    """What an https:// address needs beside itself, as PEM files: the authority that signed the server's certificate,
+    if this machine does not know it, and a certificate of the client's own, if the server wants one."""
+
+    ca: str | None = None
+    cert: str | None = None
+    cert_key: str | None = None  # None: it is in the same file
+
+    def context(self) -> ssl.SSLContext:
+        """ValueError if one of the files cannot be used."""
+        file = self.ca
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+            if self.cert is not None:
+                file = self.cert
+                context.load_cert_chain(self.cert, self.cert_key)
+        except OSError as error:
+            raise ValueError(f"the certificate {file} cannot be used: {error.strerror or error}") from error
+        return context
+
+
 class Transport:
     def __init__(
         self,
         url: str,
         *,
+        tls: ClientTls,
         key: str | None,
         user: str | None,
         password: str | None,
@@ -71,6 +102,7 @@ class Transport:
                 headers={"authorization": f"Bearer {key}"} if key is not None else {},
                 auth=(user, password or "") if user is not None else None,
                 timeout=timeout_seconds,
+                verify=tls.context() if self.url.startswith("https://") else True,
                 trust_env=False,  # a proxy for the web has nothing to say about a queue on the next machine
                 follow_redirects=False,
             )
@@ -123,6 +155,9 @@ class Transport:
         import httpx
 
         what = str(error) or type(error).__name__
+        for sign, advice in _TLS_ADVICE.items():
+            if sign in what:
+                return ClientError(TLS_FAILED, f"no TLS with {self.url}: {advice}")
         if isinstance(error, httpx.TimeoutException) and was_sent:
             return ClientError(TIMED_OUT, f"{self.url} took the request but did not answer in time: {what}")
         if was_sent:

@@ -7,6 +7,7 @@ are made of plain values and open what they need when it is needed.
 from __future__ import annotations
 
 import os
+import ssl
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -246,6 +247,7 @@ class ServerSource:
                 headers={"authorization": f"Bearer {self._token}"} if self._token is not None else {},
                 auth=(self._user, self._password or "") if self._user is not None else None,
                 timeout=60.0,
+                verify=ssl.create_default_context() if self.url.startswith("https://") else True,
                 trust_env=False,
             )
         for attempt in range(1, TRIES + 1):

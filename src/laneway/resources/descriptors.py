@@ -10,22 +10,27 @@ _TURNED_AWAY_COUNT = 64  # … and connections beyond the limit, while they are 
 _READING_COUNT = (8, 128)  # files of the journal that stay open for reading: at least, at most
 _READING_SHARE = 8  # of the limit
 _FEWEST_CONNECTIONS = 8
+_HANDSHAKES_SHARE = 4  # of what is left for connections, at most
 
 
 class Descriptors(NamedTuple):
     for_connections: int
     for_reading: int
+    for_handshakes: int  # of TLS, before they are connections
 
 
-def share_out(limit: int, connection_count: int) -> Descriptors:
-    """`limit` descriptors, where so many connections are wanted."""
+def share_out(limit: int, connection_count: int, handshake_count: int = 0) -> Descriptors:
+    """`limit` descriptors, where so many connections and handshakes at once are wanted."""
     for_reading = min(max(limit // _READING_SHARE, _READING_COUNT[0]), _READING_COUNT[1])
     left = limit - for_reading - _OWN_COUNT - _TURNED_AWAY_COUNT
-    return Descriptors(min(connection_count, max(left, _FEWEST_CONNECTIONS)), for_reading)
+    for_handshakes = min(handshake_count, max(left // _HANDSHAKES_SHARE, _FEWEST_CONNECTIONS))
+    for_connections = min(connection_count, max(left - for_handshakes, _FEWEST_CONNECTIONS))
+    return Descriptors(for_connections, for_reading, for_handshakes)
 
 
 def raise_limit(connection_count: int) -> None:
-    """Let this process have as many descriptors as so many connections need, as far as it may grant itself that."""
+    """Let this process have as many descriptors as so many connections, and handshakes, need, as far as it may grant
+    itself that."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = connection_count + _READING_COUNT[1] + _OWN_COUNT + _TURNED_AWAY_COUNT
     allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)

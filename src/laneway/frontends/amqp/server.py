@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import ssl
 
 from laneway.access import Access, TrustedProxies
 from laneway.broker.interface import Broker
 from laneway.frontends.amqp.connection import AmqpConnection
 from laneway.frontends.amqp.limits import AmqpLimits
 from laneway.frontends.amqp.shared import AmqpShared
-from laneway.frontends.listening import Listeners
+from laneway.frontends.doors.listening import Listeners
+from laneway.frontends.doors.tls import TlsDoor
 from laneway.resources.intake import Intake
 
 log = logging.getLogger("laneway.amqp")
@@ -41,7 +41,7 @@ class AmqpServer:
         self.shared.on_connection = self._sweep_later
         broker.topology.on_vhost_deleted(self._leave)
         access.on_change(self._recheck)
-        self._listeners = Listeners(lambda: AmqpConnection(self.shared), handshake_s=limits.handshake_ms / 1000)
+        self._listeners = Listeners(lambda: AmqpConnection(self.shared))
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -49,14 +49,10 @@ class AmqpServer:
     def connection_count(self) -> int:
         return len(self.shared.connections)
 
-    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> tuple[str, int]:
+    async def start(self, host: str, port: int, tls: TlsDoor | None = None) -> tuple[str, int]:
         """Listen on all addresses of this name; the first that was bound (port 0 takes a free one)."""
         self._loop = asyncio.get_running_loop()
-        return await self._listeners.open(host, port, tls)
-
-    async def renew(self, tls: ssl.SSLContext) -> None:
-        """Serve those who connect with TLS from now on with this."""
-        await self._listeners.renew(tls)
+        return await self._listeners.listen(host, port, tls)
 
     async def stop(self, grace_ms: int) -> None:
         """Accept no more, tell everybody that this is the end, cut off who has not gone after the grace."""

@@ -14,6 +14,7 @@ import msgspec
 from laneway.frontends.http.errors import HttpError, malformed
 from laneway.frontends.http.limits import HttpLimits
 
+_TLS_RECORD = b"\x16\x03"
 _REMEMBERED_HEADS = 4096
 _REMEMBERED_HEAD_BYTES = 2048  # longer ones carry tokens or cookies that rarely come twice
 
@@ -155,6 +156,8 @@ def parse_head(raw: bytes, limits: HttpLimits) -> Head | None:
 
 def check_beginning(raw: bytes, limits: HttpLimits) -> None:
     """Raise if the beginning of a head shows already that it will be none, or that it will be too large."""
+    if raw.startswith(_TLS_RECORD):
+        raise malformed("this is a TLS handshake, and this port speaks plain HTTP: its address begins with http://")
     read = _Collector()
     try:
         read.parser.feed_data(raw)

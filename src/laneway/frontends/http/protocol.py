@@ -101,6 +101,10 @@ class HttpShared:
         self.on_connection: Callable[[], None] = lambda: None  # called when one came
         self.on_empty: Callable[[], None] = lambda: None  # called when the last one is gone
 
+    def farewell(self, error: HttpError) -> bytes:
+        """A response to what is no request, after which the connection ends."""
+        return self.framer.special(*self.applications[-1].refusal(error), connection=b"close", omit_body=False)
+
 
 class Call(msgspec.Struct, eq=False):
     """One request and its answer; also its place in the order of answers."""
@@ -256,10 +260,7 @@ class HttpConnection(asyncio.Protocol):
         if not self.shared.is_stopping:
             most = self.shared.intake.most_connections
             sentence = f"there are {most} connections already: use fewer, and keep them open"
-        error = HttpError(503, "too_many_connections", sentence, headers=b"Retry-After: 1\r\n")
-        response = self.shared.framer.special(
-            *self.shared.applications[-1].refusal(error), connection=b"close", omit_body=False
-        )
+        response = self.shared.farewell(HttpError(503, "too_many_connections", sentence, headers=b"Retry-After: 1\r\n"))
         self._is_deaf = True
         self._transport.write(response)
         if len(self.shared.turned_away) < _TURNED_AWAY_COUNT:
@@ -293,7 +294,7 @@ class HttpConnection(asyncio.Protocol):
         if self._is_lingering:
             return False
         self._end_waits()
-        return bool(self._slots)
+        return bool(self._slots) and self._transport.can_write_eof()  # TLS knows no half of a connection
 
     @property
     def is_pipelined(self) -> bool:
@@ -613,10 +614,8 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
 
     def _linger(self) -> None:
-        if not self._transport.can_write_eof():
-            self._transport.close()
-            return
-        self._transport.write_eof()
+        if self._transport.can_write_eof():  # not with TLS
+            self._transport.write_eof()
         self._is_lingering = True
         self._ticks = 0
         if self._is_reading_paused:
@@ -656,7 +655,7 @@ class HttpConnection(asyncio.Protocol):
         ticks = self.shared.ticks
         if self._is_lingering:
             if self._ticks > _LINGER_TICKS:
-                self._transport.abort()
+                self._transport.abort() if self._transport.can_write_eof() else self._transport.close()
         elif self._is_writing_paused:
             if self._ticks > ticks.send:
                 self._transport.abort()

@@ -7,14 +7,17 @@ import time
 from collections.abc import Callable, Sequence
 
 from laneway.access import TrustedProxies
+from laneway.frontends.doors.listening import Listeners
+from laneway.frontends.doors.tls import TlsDoor
+from laneway.frontends.http.errors import HttpError
 from laneway.frontends.http.limits import HttpLimits
 from laneway.frontends.http.protocol import Application, HttpConnection, HttpShared, Ticks
 from laneway.frontends.http.responses import Framer
-from laneway.frontends.listening import Listeners
 from laneway.resources.intake import Intake
 
 _LONGEST_SWEEP_MS = 1000
 _SWEEPS_A_TIMEOUT = 4  # so that a time limit is kept to a quarter of itself
+_TLS_EXPECTED = "this port speaks TLS, and this request was plain HTTP: its address begins with https://"
 
 
 class HttpServer:
@@ -34,9 +37,8 @@ class HttpServer:
         ticks = Ticks(limits, self._sweep_ms)
         self._shared = HttpShared(applications, limits, intake, Framer(now), ticks, proxies or TrustedProxies())
         self._shared.on_connection = self._sweep_later
-        self._listeners = Listeners(
-            lambda: HttpConnection(self._shared), handshake_s=self._limits.receive_timeout_ms / 1000
-        )
+        refusal = self._shared.farewell(HttpError(400, "tls_expected", _TLS_EXPECTED))
+        self._listeners = Listeners(lambda: HttpConnection(self._shared), refusal=refusal)
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -44,10 +46,10 @@ class HttpServer:
     def connection_count(self) -> int:
         return len(self._shared.connections)
 
-    async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen; the address that was bound (port 0 takes a free one)."""
+    async def start(self, host: str, port: int, tls: TlsDoor | None = None) -> tuple[str, int]:
+        """Listen, perhaps on one more address; the one that was bound (port 0 takes a free one)."""
         self._loop = asyncio.get_running_loop()
-        return await self._listeners.open(host, port)
+        return await self._listeners.listen(host, port, tls)
 
     async def stop(self, grace_ms: int) -> None:
         """Accept no more, answer what is being worked on, end long polls with empty answers, close what is idle; cut

@@ -1,0 +1,119 @@
+"""The sockets that a front end listens on, plain ones and those with TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+
+from laneway.frontends.doors.tls import NewProtocol, TlsDoor
+
+log = logging.getLogger("laneway.listening")
+
+_BACKLOG = 4096
+_ACCEPTED_A_TURN = 64
+_LOOK_AGAIN_S = 0.02  # where as many handshakes as there may be are under way
+_OUT_OF_DESCRIPTORS_S = 0.5
+
+
+class Listeners:
+    """`refusal` is what somebody without TLS is told at a port for TLS."""
+
+    def __init__(self, new_protocol: NewProtocol, *, refusal: bytes = b"") -> None:
+        self._new_protocol = new_protocol
+        self._refusal = refusal
+        self._servers: list[asyncio.Server] = []
+        self._tls_sockets: list[socket.socket] = []
+        self._doors: set[TlsDoor] = set()
+
+    async def listen(self, host: str, port: int, tls: TlsDoor | None = None) -> tuple[str, int]:
+        """Listen on all addresses of this name; the first that was bound (port 0 takes a free one). localhost means
+        both address families, where there are both."""
+        bound = await _bind(host, port)
+        address = bound[0].getsockname()
+        for listener in bound:
+            if tls is None:
+                loop = asyncio.get_running_loop()
+                self._servers.append(await loop.create_server(self._new_protocol, sock=listener, backlog=_BACKLOG))
+            else:
+                listener.listen(_BACKLOG)
+                self._doors.add(tls)
+                self._tls_sockets.append(listener)
+                self._resume(listener, tls)
+        return address[0], address[1]
+
+    def close(self) -> None:
+        """Accept no more."""
+        for server in self._servers:
+            server.close()
+        for listener in self._tls_sockets:
+            asyncio.get_running_loop().remove_reader(listener.fileno())
+            listener.close()
+        self._tls_sockets.clear()
+        for door in self._doors:
+            door.stop()
+
+    async def wait_closed(self) -> None:
+        for server in self._servers:
+            await server.wait_closed()
+
+    def _resume(self, listener: socket.socket, tls: TlsDoor) -> None:
+        if listener in self._tls_sockets:
+            asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener, tls)
+
+    def _accept(self, listener: socket.socket, tls: TlsDoor) -> None:
+        for _ in range(_ACCEPTED_A_TURN):
+            if not tls.is_open():
+                self._pause(_LOOK_AGAIN_S, listener, tls)
+                return
+            try:
+                accepted, _address = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as trouble:
+                log.warning("no connection can be accepted now: %s", trouble)
+                self._pause(_OUT_OF_DESCRIPTORS_S, listener, tls)
+                return
+            accepted.setblocking(False)
+            tls.admit(accepted, self._new_protocol, self._refusal)
+
+    def _pause(self, seconds: float, listener: socket.socket, tls: TlsDoor) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listener.fileno())
+        loop.call_later(seconds, self._resume, listener, tls)
+
+
+async def _bind(host: str, port: int) -> list[socket.socket]:
+    bound: list[socket.socket] = []
+    is_either = host == "localhost"  # a machine may lack one of the address families
+    try:
+        for each in ("127.0.0.1", "::1") if is_either else (host,):
+            found = await asyncio.get_running_loop().getaddrinfo(
+                each, bound[0].getsockname()[1] if bound else port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            for family, kind, protocol, _, address in dict.fromkeys(found):
+                try:
+                    bound.append(_bound(family, kind, protocol, address))
+                except OSError as trouble:
+                    if not (is_either and bound) or trouble.errno == errno.EADDRINUSE:
+                        raise
+    except OSError:
+        for listener in bound:
+            listener.close()
+        raise
+    return bound
+
+
+def _bound(family: int, kind: int, protocol: int, address: tuple[object, ...]) -> socket.socket:
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    listener.setblocking(False)
+    return listener
