@@ -63,9 +63,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"errors", "core.settings"},
     "logs": set(),
     "reloading": {"errors", "config"},
+    "first_admin": {"errors", "access"},
     "node": {
         "errors",
         "config",
+        "first_admin",
         "logs",
         "reloading",
         "core",
@@ -77,7 +79,19 @@ MAY_IMPORT: dict[str, set[str]] = {
         "resources",
         "telemetry",
     },
-    "cli": {"errors", "config", "logs", "core", "journal", "access", "client", "demo", "node", "pipeline"},
+    "cli": {
+        "errors",
+        "config",
+        "first_admin",
+        "logs",
+        "core",
+        "journal",
+        "access",
+        "client",
+        "demo",
+        "node",
+        "pipeline",
+    },
     "__main__": {"cli"},
 }
 

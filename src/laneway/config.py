@@ -25,11 +25,14 @@ from laneway.errors import ConfigInvalid
 DEFAULT_FILE = Path("laneway.toml")
 VARIABLE_PREFIX = "LANEWAY_"
 
-#: Variables of the same prefix that are not settings of a node: those of the command line's client, and where the
-#: file is.
+#: Variables of the same prefix that are not settings of a node: those of the command line's client, those that name
+#: the first administrator, and where the file is.
 OTHER_VARIABLES = frozenset(
-    f"{VARIABLE_PREFIX}{name}"
-    for name in ("CONFIG", "URL", "KEY", "USER", "PASSWORD", "VHOST", "CA", "CERT", "CERT_KEY")
+    VARIABLE_PREFIX + name
+    for name in (
+        *("CONFIG", "URL", "KEY", "USER", "PASSWORD", "VHOST", "CA", "CERT", "CERT_KEY"),
+        *("ADMIN_USER", "ADMIN_USER_FILE", "ADMIN_PASSWORD", "ADMIN_PASSWORD_FILE"),
+    )
 )
 
 #: What others may put into the environment under this prefix, and which must not stop a server: Kubernetes and

@@ -11,9 +11,11 @@ import signal
 import ssl
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 
+import msgspec
 import uvloop
 
 from laneway.access import Access, TrustedProxies
@@ -25,6 +27,7 @@ from laneway.broker.partition import Partition
 from laneway.broker.values import BrokerLimits, StagingLimits
 from laneway.config import Address, Config
 from laneway.errors import ConfigInvalid, StartError
+from laneway.first_admin import PASSWORD, USER, FirstAdmin
 from laneway.frontends.amqp.limits import AmqpLimits
 from laneway.frontends.amqp.server import AmqpServer
 from laneway.frontends.doors.tls import TlsDoor
@@ -69,8 +72,10 @@ class Node:
         *,
         wrap: Callable[[Broker], Broker] = lambda broker: broker,
         read_config: Callable[[], Config] | None = None,
+        first_admin: FirstAdmin | None = None,
     ) -> None:
         self.reloading = Reloading(config, read_config)
+        self._first_admin = first_admin
         self.failed: asyncio.Event = asyncio.Event()
         self.turns = LoopTurns()
         self._watch = TurnWatch(self.turns)
@@ -130,7 +135,8 @@ class Node:
         """The settings in force."""
         return self.reloading.running
 
-    async def start(self) -> None:
+    async def open(self) -> Access:
+        """Recover what is in the folder, and listen nowhere."""
         started_s = time.monotonic()
         recovery = await self.partition.start()
         log.info(
@@ -142,14 +148,20 @@ class Node:
             recovery.epoch,
         )
         self.access = Access(Documents(self.broker), now_ms=wall_clock_ms)
-        self._refuse_open_doors(self.access)
+        return self.access
+
+    async def start(self) -> None:
+        access = await self.open()
+        if self._first_admin is not None and await self._first_admin.create(access):
+            log.info("created the first account, %r with the role admin, and deleted guest", self._first_admin.name)
+        self._refuse_open_doors(access)
         limits = self._rest_limits()
-        sqs = SqsApi(self.broker, self.access, self._sqs)
+        sqs = SqsApi(self.broker, access, self._sqs)
         proxies = TrustedProxies(self.config.trusted_proxies.networks)
-        rest = RestApi(self.broker, self.access, limits, reload=self._reload)
+        rest = RestApi(self.broker, access, limits, reload=self._reload)
         self.http = HttpServer([sqs, rest], limits, intake=self.intake, proxies=proxies)
-        self.access.on_change(self.http.recheck)
-        self.amqp = AmqpServer(self.broker, self.access, self._amqp_limits(), intake=self.intake, proxies=proxies)
+        access.on_change(self.http.recheck)
+        self.amqp = AmqpServer(self.broker, access, self._amqp_limits(), intake=self.intake, proxies=proxies)
         await self._listen("http", self.config.http, self.http.start)
         await self._listen("amqp", self.config.amqp, self.amqp.start)
         if self.tls is not None:
@@ -204,7 +216,8 @@ class Node:
             if access.guest_only:
                 reasons.append(
                     "the only account is guest, whose password everybody knows. Create an account first: "
-                    "`laneway account create NAME --role admin` while the server listens on loopback"
+                    f"`laneway account create NAME --role admin --data {c.data}`, or {USER} and {PASSWORD} "
+                    "(or a file of each: …_FILE) in the environment"
                 )
             if setting in ("http", "amqp") and not c.plain_beyond_loopback:
                 reasons.append(
@@ -306,7 +319,20 @@ def _prepare_nothing(config: Config) -> PutInForce:
     return nothing
 
 
-def serve(config: Config, read_config: Callable[[], Config] | None = None) -> int:
+@asynccontextmanager
+async def offline(config: Config) -> AsyncIterator[Access]:
+    """The accounts in a folder that no server runs on; JournalLocked if one does."""
+    node = Node(msgspec.structs.replace(config, tls_cert=None, tls_key=None, tls_ca=None, https=None))
+    access = await node.open()
+    try:
+        yield access
+    finally:
+        await node.stop()
+
+
+def serve(
+    config: Config, read_config: Callable[[], Config] | None = None, first_admin: FirstAdmin | None = None
+) -> int:
     """Run a node until it is told to stop; the exit code of the process."""
     set_up_logging(config.log_level, config.log_format)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is a node to reload
@@ -314,11 +340,11 @@ def serve(config: Config, read_config: Callable[[], Config] | None = None) -> in
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(100_000, 50, 100)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config, read_config))
+        return runner.run(_serve(config, read_config, first_admin))
 
 
-async def _serve(config: Config, read_config: Callable[[], Config] | None) -> int:
-    node = Node(config, read_config=read_config)
+async def _serve(config: Config, read_config: Callable[[], Config] | None, first_admin: FirstAdmin | None) -> int:
+    node = Node(config, read_config=read_config, first_admin=first_admin)
     await node.start()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

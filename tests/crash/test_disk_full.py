@@ -78,7 +78,7 @@ def test_acking_works_on_a_full_disk_and_publishing_again_when_there_is_space(se
     ballast = fill(server, left_mib)
     status, answer = eventually("publishing is refused", lambda: refused(connection, payloads))
     assert (status, answer["error"]["code"]) == (507, "disk_full")
-    assert connection.call("GET", "/readyz")[0] == 503
+    assert [connection.call("GET", f"/readyz{what}")[0] for what in ("", "/publish", "/consume")] == [503, 503, 200]
     consume(connection, payloads[:100])
     assert publish(connection, "no")[0] == 507
     ballast.unlink()

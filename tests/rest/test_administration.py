@@ -312,7 +312,8 @@ def test_dead_letters_go_to_their_queue_with_their_history(serving: Serving, htt
 def test_health_and_the_root_need_no_account(serving: Serving) -> None:
     with serving.client(headers={"Host": "some.name"}) as http:
         assert http.get("/healthz").json() == {"state": "alive", "slow_turns": 0, "longest_turn_ms": 0}
-        assert http.get("/readyz").json() == {"state": "ready"}
+        for path in ("/readyz", "/readyz/publish", "/readyz/consume"):
+            assert http.get(path).json() == {"state": "ready"}
         assert http.get("/").json()["name"] == "laneway"
 
 
@@ -321,7 +322,8 @@ def test_a_node_that_is_not_ready_says_so(own_serving) -> None:  # type: ignore[
     with serving.client() as http:
         http.put("/queues/q")
         serving.partition._phase = "starting"
-        answer = http.get("/readyz")
-        assert (answer.status_code, answer.json()["error"]["state"]) == (503, "starting")
+        for path in ("/readyz", "/readyz/publish", "/readyz/consume"):
+            answer = http.get(path)
+            assert (answer.status_code, answer.json()["error"]["state"]) == (503, "starting")
         assert error(http.post("/queues/q/messages", json={"payload": 1}))[:2] == (503, "unavailable")
         serving.partition._phase = "ready"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+import msgspec
 
 from laneway.cli.kinds import stdin_bytes
 from laneway.cli.session import CliSession, FailingGroup, Failure, confirm, pass_session, talks_to_a_server
@@ -106,17 +109,30 @@ def _permissions_text(permissions: list[dict[str, Any]]) -> str:
 @account_argument
 @click.option("--new-password", metavar="TEXT", help="Its password; - reads it from stdin.  [default: ask]")
 @click.option("--no-password", is_flag=True, help="None: it will use API keys.")
+@click.option(
+    "--data",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="In this data folder, which no server runs on, instead of asking one.",
+)
 @takes_permissions
 @talks_to_a_server
 @pass_session
 def create_account(
-    session: CliSession, name: str, new_password: str | None, no_password: bool, roles: tuple[str, ...], **options: Any
+    session: CliSession,
+    name: str,
+    new_password: str | None,
+    no_password: bool,
+    data: Path | None,
+    roles: tuple[str, ...],
+    **options: Any,
 ) -> None:
     """Create an account. From then on, everybody needs credentials.
 
     \b
     laneway account create ann --role admin
     laneway account create shop --write 'orders.*' --no-password
+    laneway account create ann --role admin --data /var/lib/laneway
     """
     if no_password and new_password is not None:
         raise click.UsageError("--new-password and --no-password contradict each other")
@@ -125,14 +141,56 @@ def create_account(
         if not sys.stdin.isatty():
             raise click.UsageError("give --new-password (- reads it from stdin), or --no-password")
         new_password = click.prompt(f"Password for {name}", hide_input=True, confirmation_prompt=True, err=True)
-    with session.client() as client:
-        if any(one["name"] == name for one in client.accounts()):
-            raise Failure(
-                f"there is an account {name!r} already: `laneway account change` changes it", code="account_exists"
-            )
-        password = _password(new_password)
-        made = client.put_account(name, password=password, roles=list(roles) or None, permissions=permissions)
+    if data is not None:
+        made = _create_offline(session, data, name, _password(new_password), roles, permissions)
+    else:
+        with session.client() as client:
+            if any(one["name"] == name for one in client.accounts()):
+                raise _exists(name)
+            password = _password(new_password)
+            made = client.put_account(name, password=password, roles=list(roles) or None, permissions=permissions)
     print_json(made) if session.json else click.echo(f"created account {name}")
+
+
+def _exists(name: str) -> Failure:
+    return Failure(f"there is an account {name!r} already: `laneway account change` changes it", code="account_exists")
+
+
+def _create_offline(
+    session: CliSession,
+    data: Path,
+    name: str,
+    password: str | None,
+    roles: tuple[str, ...],
+    permissions: list[dict[str, Any]] | None,
+) -> dict[str, Any]:
+    """In a folder that no server runs on; made when missing."""
+    if session.options.get("url"):
+        raise click.UsageError("--data and --url contradict each other: a folder, or the server that runs on it")
+    from laneway.access import Permission
+    from laneway.cli.serve import config_in_force
+    from laneway.errors import JournalLocked
+    from laneway.node import offline
+
+    try:
+        wanted = None if permissions is None else msgspec.convert(permissions, list[Permission])
+    except msgspec.ValidationError as error:
+        raise click.UsageError(f"--permissions: {error}") from None
+
+    async def create() -> dict[str, Any]:
+        async with offline(config_in_force(None, {"data": str(data)})) as access:
+            if any(account.name == name for account in access.accounts()):
+                raise _exists(name)
+            made = await access.put_account(name, password=password, roles=roles or None, permissions=wanted)
+        return {"name": made.name, "roles": list(made.roles), "permissions": msgspec.to_builtins(made.permissions)}
+
+    try:
+        return asyncio.run(create())
+    except JournalLocked as locked:
+        process = locked.details.get("pid") or "unknown"
+        raise Failure(
+            f"a server runs on {data} (process {process}): leave --data out, and it is asked", code=locked.code
+        ) from None
 
 
 @account.command("change", short_help="Change an account; everybody may change their own password.")

@@ -56,16 +56,18 @@ def serve(ctx: click.Context, /, file: Path | None, **flags: str | None) -> None
     laneway serve --config laneway.toml --durability interval
 
     Every setting can also be given in a TOML file and as a LANEWAY_* variable: `laneway config` shows them all.
+    LANEWAY_ADMIN_USER and LANEWAY_ADMIN_PASSWORD (or …_FILE) create the first administrator in an empty folder.
     SIGHUP reads them again, certificates included, as `laneway config reload` does.
     Leases stay valid across a restart; what AMQP connections hold goes back to its place.
     """
+    from laneway.first_admin import first_admin
     from laneway.node import serve as serve_node
 
     def read() -> Config:
         return config_in_force(file, flags)
 
     try:
-        ctx.exit(serve_node(read(), read))
+        ctx.exit(serve_node(read(), read, first_admin(os.environ)))
     except LanewayError as refusal:
         if not wants_json_log({n: v for n, v in flags.items() if v is not None}, os.environ, file):
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from importlib.metadata import version
 from typing import Any
 
@@ -36,6 +36,8 @@ from laneway.frontends.rest.vhosts import VirtualHosts
 from laneway.frontends.rest.writing import AnswerWriter
 
 log = logging.getLogger("laneway.http")
+
+_SERVING_NOBODY = ("starting", "stopping", "failed")  # all other states keep publishers out at most
 
 
 class RestApi:
@@ -197,9 +199,22 @@ class RestApi:
 
     @ApiRoute("GET", "/readyz", public=True, answers={200: a.HealthAnswer})
     async def readyz(self, call: Call) -> Reply:
-        """Whether the node takes requests; 503 with its state if not."""
+        """Whether the node takes all requests; 503 with its state if not."""
+        return self._ready(is_enough=lambda state: state == "ready")
+
+    @ApiRoute("GET", "/readyz/publish", public=True, answers={200: a.HealthAnswer})
+    async def ready_to_publish(self, call: Call) -> Reply:
+        """Whether the node takes messages; 503 with its state if not."""
+        return self._ready(is_enough=lambda state: state == "ready")
+
+    @ApiRoute("GET", "/readyz/consume", public=True, answers={200: a.HealthAnswer})
+    async def ready_to_consume(self, call: Call) -> Reply:
+        """Whether the node serves consumers, which a full disk does not keep it from; 503 with its state if not."""
+        return self._ready(is_enough=lambda state: state not in _SERVING_NOBODY)
+
+    def _ready(self, is_enough: Callable[[str], bool]) -> Reply:
         state = str(self._broker.health().get("state"))
-        if state != "ready":
+        if not is_enough(state):
             raise HttpError(503, "not_ready", f"the node is not ready: its state is {state}", state=state)
         return Reply(200, a.encode(a.HealthAnswer(state=state)))
 
