@@ -48,7 +48,7 @@ class Node:
         for at in range(0, count, BATCH):
             receipts: list[Receipts] = []
             messages = Messages([body] * BATCH, [b""] * BATCH)
-            self.engine.run(publishing.publish(state, self.queue, messages, START_MS + at, receipts))
+            self.engine.run(publishing.publish(state, [(self.queue, len(messages))], messages, START_MS + at, receipts))
             commit = journal.seal()
             assert commit is not None
             journal.write(commit)

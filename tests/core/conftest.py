@@ -15,7 +15,6 @@ SMALL: dict[str, object] = {
     "CHUNK_ROWS": 5,
     "STALE_SLACK": 2,
     "TICK_MESSAGES": 3,
-    "RUN_ROWS": 2,
     "SLABS_PER_CHUNK": 2,
     "MAX_DEATHS": 4,
     "MAX_LEASE_BYTES": 400,

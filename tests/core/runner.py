@@ -123,7 +123,7 @@ class Core:
     def publish(self, *drafts: Draft | bytes, queue: str = "q") -> tuple[list[Event], list[Receipt | LanewayError]]:
         results: list[Receipts] = []
         batch = messages_of([Draft(d) if isinstance(d, bytes) else d for d in drafts])
-        events = self.run(publishing.publish(self.state, self[queue], batch, self.now_ms, results))
+        events = self.run(publishing.publish(self.state, [(self[queue], len(drafts))], batch, self.now_ms, results))
         return events, results[0].each()
 
     def fill(self, count: int, queue: str = "q", **draft: Any) -> None:

@@ -22,7 +22,7 @@ class Setup:
     def publish(self, count: int) -> None:
         if count:
             first = self.table.next_seq
-            self.table.append([0] * count, [1] * count, 0, 1, [5] * count, READY)
+            self.table.append([0] * count, [1] * count, 0, [1] * count, [5] * count, READY)
             self.lane.extend(range(first, first + count))
             self.lane.count += count
 

@@ -260,3 +260,32 @@ def test_things_that_follow_one_another_have_their_places() -> None:
     assert list(places([7, 8, 9], 100)) == [100, 107, 115]
     assert list(places([0, 0], 100)) == [100, 100]
     assert list(places([3], 100)) == [100]
+
+
+@given(st.data())
+def test_an_event_of_several_queues_is_stored_as_one_for_each(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from([Kind.PUBLISHED, Kind.LEASED, Kind.ACKED]))
+    event = data.draw(EVENTS[kind])
+    count = len(event.sizes if isinstance(event, Published) else event.seqs)  # type: ignore[union-attr]
+    ends = sorted({*data.draw(st.lists(st.integers(1, count), max_size=5)), count})
+    sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    numbers = [event.queue, *data.draw(st.lists(u32, min_size=len(sizes) - 1, max_size=len(sizes) - 1))]  # type: ignore[union-attr]
+    alone, _ = store([event])
+    event.queues = list(zip(numbers, sizes, strict=True))  # type: ignore[union-attr]
+    together, page = store([event])
+    back = list(rows.decode(together, lambda at, size: page[at : at + size], lambda at: at))
+    assert [one.queue for one in back] == numbers  # type: ignore[union-attr]
+    assert [len(getattr(one, "sizes", ()) or getattr(one, "seqs", ())) for one in back] == sizes
+    # Nothing differs but to which queue a row belongs, and where one begins.
+    queue_and_flags = [row[3:5] for row in rows.ROW.iter_unpack(together)]
+    expected = [
+        (row[3], n, i) for row, (n, i) in zip(rows.ROW.iter_unpack(alone), _places(numbers, sizes), strict=True)
+    ]
+    assert queue_and_flags == [(flags & ~1 | (1 if i else 0), n) for flags, n, i in expected]
+    others = [[row[:3] + row[5:] for row in rows.ROW.iter_unpack(stored)] for stored in (alone, together)]
+    assert others[0] == others[1]
+
+
+def _places(numbers: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """(queue, which of its messages) of each row."""
+    return [(number, i) for number, size in zip(numbers, sizes, strict=True) for i in range(size)]

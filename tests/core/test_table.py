@@ -18,7 +18,7 @@ from tests.core.runner import Core, draft
 
 def filled(count: int) -> Table:
     table = Table()
-    table.append(list(range(count)), [7] * count, 123, 1, [5] * count, READY)
+    table.append(list(range(count)), [7] * count, 123, [1] * count, [5] * count, READY)
     return table
 
 
@@ -55,7 +55,7 @@ def test_an_unfinished_slab_stays_so_that_numbers_go_on() -> None:
     for seq in range(1, 6):
         table.free(seq)
     assert list(table.slabs) == [0]
-    table.append([0], [1], 0, 1, [5], READY)
+    table.append([0], [1], 0, [1], [5], READY)
     assert table.state(6) == READY and len(table) == 1
 
 
@@ -157,7 +157,7 @@ def test_runs_are_neighbours_in_the_given_order(seqs: list[int], expected: list[
 
 def test_priorities_are_told_in_the_order_that_was_asked_for() -> None:
     table = Table()
-    table.append([1, 2, 3, 4], [1] * 4, 0, 1, [10, 20, 30, 40], READY)
+    table.append([1, 2, 3, 4], [1] * 4, 0, [1] * 4, [10, 20, 30, 40], READY)
     for asked, expected in (([1, 2, 3, 4], [10, 20, 30, 40]), ([1, 3, 2, 4], [10, 30, 20, 40]), ([4], [40])):
         assert list(table.priorities(runs(asked))) == expected
         assert list(table.priorities(runs(Seqs(asked)))) == expected
@@ -171,8 +171,8 @@ def test_when_a_message_was_published_takes_memory_only_where_its_age_counts_fro
     assert (list(first.since_ms[2:5]), list(first.enqueued_ms[2:5])) == ([123, 500, 123], [123, 200, 123])
     assert not second.enqueued_ms
     table.owned(SLAB_ROWS).set_times(0, 500, 200)
-    table.append([1], [1], 600, 1, [5], READY)
-    table.append([1, 2], [1, 1], 700, 1, [5, 5], READY)
+    table.append([1], [1], 600, [1], [5], READY)
+    table.append([1, 2], [1, 1], 700, [1, 1], [5, 5], READY)
     assert list(second.enqueued_ms[-4:]) == [123, 600, 700, 700]
     assert len(second.enqueued_ms) == len(second.state)
 

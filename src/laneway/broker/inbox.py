@@ -52,8 +52,32 @@ class Entry:
         return str(self.request.doing())
 
 
-#: What one queue gets of a publish: its messages, and which of the publish they are (None: all).
-_Share = tuple[Entry, Messages, Sequence[int] | None]
+class _Gathered:
+    """Publishes that are carried out together, by queue."""
+
+    __slots__ = ("clamps", "count", "keys", "parts", "queued", "requests", "start")
+
+    def __init__(self, clamps: bool) -> None:
+        self.clamps = clamps
+        self.requests: list[Messages] = []
+        self.start = self.count = 0  # where the messages of the last one begin among those of all, and end
+        self.queued = 0  # messages that go to queues; one that goes to several counts for each
+        # What a queue gets: of which entry, which of its messages (None: all), and their places among those of all.
+        self.parts: dict[int, list[tuple[Entry, Sequence[int] | None, Sequence[int]]]] = {}
+        self.keys: set[tuple[int, str]] = set()
+
+    def add(self, entry: Entry, number: int, places: Sequence[int] | None) -> None:
+        messages = entry.request.messages
+        if not self.requests or self.requests[-1] is not messages:
+            self.requests.append(messages)
+            self.start, self.count = self.count, self.count + len(messages.bodies)
+        start = self.start
+        rows = range(start, self.count) if places is None else [start + i for i in places]
+        self.queued += len(rows)
+        if number in self.parts:
+            self.parts[number].append((entry, places, rows))
+        else:
+            self.parts[number] = [(entry, places, rows)]
 
 
 class Inbox:
@@ -150,12 +174,14 @@ class Inbox:
     # Publishing
 
     def _publish(self, entries: list[Entry]) -> None:
-        by_queue: dict[int, list[_Share]] = {}
-        keys: set[tuple[int, str]] = set()
+        gathered = _Gathered(entries[0].request.messages.clamps)
         queues = self._partition.engine.state.queues
         for entry in entries:
             request: Publish = entry.request
             entry.arrivals = []
+            if request.messages.clamps is not gathered.clamps:
+                self._publish_gathered(gathered)
+                gathered = _Gathered(request.messages.clamps)
             for number, places in shares(request.targets):
                 queue = queues.get(number)
                 if queue is None:
@@ -163,52 +189,57 @@ class Inbox:
                 if request.key is not None:
                     name = (number, request.key[0])
                     # A repeat comes behind its original, which may be of this drain, and behind all others before it.
-                    if name in keys or self._partition.engine.state.keys.get(*name) is not None:
-                        self._publish_shares(by_queue)
-                        by_queue, keys = {}, set()
+                    if name in gathered.keys or self._partition.engine.state.keys.get(*name) is not None:
+                        self._publish_gathered(gathered)
+                        gathered = _Gathered(gathered.clamps)
                     if self._is_repeated(queue, entry):
                         continue
-                    keys.add(name)
-                messages = request.messages if places is None else request.messages.at(places)
-                share = (entry, messages, places)
-                if number in by_queue:
-                    by_queue[number].append(share)
-                else:
-                    by_queue[number] = [share]
-        self._publish_shares(by_queue)
+                    gathered.keys.add(name)
+                gathered.add(entry, number, places)
+        self._publish_gathered(gathered)
         self._partition.committer.when_durable(_tell_arrivals, entries)
 
-    def _publish_shares(self, by_queue: dict[int, list[_Share]]) -> None:
-        for number, some in by_queue.items():
-            queue = self._partition.engine.state.queues[number]
-            if len(some) == 1:
-                self._publish_into(queue, some)
+    def _publish_gathered(self, gathered: _Gathered) -> None:
+        if not gathered.parts:
+            return
+        messages = joined_messages(gathered.requests)
+        queues = self._partition.engine.state.queues
+        alike: dict[Any, list[int]] = {}  # queues whose messages can be checked together
+        for number in gathered.parts:
+            rules = number if messages.dedup_ids else queues[number].rules
+            if rules in alike:
+                alike[rules].append(number)
             else:
-                for _, same in groupby(some, key=_clamps):
-                    self._publish_into(queue, list(same))
+                alike[rules] = [number]
+        for numbers in alike.values():
+            self._publish_into(numbers, gathered, messages)
 
-    def _publish_into(self, queue: Queue, some: list[_Share]) -> None:
-        """Publish shares of one queue as one batch, and note in each entry what became of its share."""
+    def _publish_into(self, numbers: list[int], gathered: _Gathered, messages: Messages) -> None:
+        """Publish what goes to these queues as one batch, and note in each entry what became of its share."""
+        queues, parts = self._partition.engine.state.queues, gathered.parts
+        rows = [[its for _, _, its in parts[number]] for number in numbers]
+        shares = [(queues[number], sum(map(len, its))) for number, its in zip(numbers, rows, strict=True)]
+        if len(parts) > 1 or gathered.queued < gathered.count:
+            messages = messages.at(list(chain.from_iterable(chain.from_iterable(rows))))
         try:
-            receipts = self._partition.publish(queue, joined_messages([messages for _, messages, _ in some]))
+            receipts = self._partition.publish(shares, messages)
         except LanewayError as refusal:  # the journal takes no more
-            for entry, _, places in some:
-                entry.arrivals.append(Arrival(queue.number, places, refusal))
+            for number in numbers:
+                for entry, places, _ in parts[number]:
+                    entry.arrivals.append(Arrival(number, places, refusal))
             return
         at = 0
-        has_keys = False
-        for entry, messages, places in some:
-            part = receipts
-            if len(some) > 1:
-                end = at + len(messages.bodies)
-                part, at = receipts.part(at, end), end
-            entry.arrivals.append(Arrival(queue.number, places, part))
-            has_keys = has_keys or entry.request.key is not None
-        if has_keys:
-            self._remember_keys(queue, some)
+        for queue, _ in shares:
+            number = queue.number
+            for entry, places, its in parts[number]:
+                end = at + len(its)
+                entry.arrivals.append(Arrival(number, places, receipts.part(at, end)))
+                at = end
+            if gathered.keys:
+                self._remember_keys(queue, [entry for entry, _, _ in parts[number]])
 
-    def _remember_keys(self, queue: Queue, some: list[_Share]) -> None:
-        self._partition.engine.run(chain.from_iterable([self._key_events(queue, entry) for entry, _, _ in some]))
+    def _remember_keys(self, queue: Queue, entries: list[Entry]) -> None:
+        self._partition.engine.run(chain.from_iterable([self._key_events(queue, entry) for entry in entries]))
 
     def _key_events(self, queue: Queue, entry: Entry) -> Iterator[Event]:
         key: IdempotencyKey | None = entry.request.key
@@ -232,7 +263,7 @@ class Inbox:
             receipts = _repeated(state.tag, queue, request.messages, known)
             missing = [i for i, text in enumerate(known) if not text]
             if missing:
-                again = partition.publish(queue, request.messages.at(missing)).each()
+                again = partition.publish([(queue, len(missing))], request.messages.at(missing)).each()
                 for i, one in zip(missing, again, strict=True):
                     receipts.others[i] = one
                 ids = [one.message_id if isinstance(one, Receipt) else "" for one in receipts.each()]
@@ -408,10 +439,6 @@ def _by_queue(entries: list[Entry]) -> dict[int, list[Entry]]:
     for entry in entries:
         by_queue.setdefault(entry.request.queue, []).append(entry)
     return by_queue
-
-
-def _clamps(share: _Share) -> bool:
-    return share[1].clamps
 
 
 def _repeated(tag: int, queue: Queue, messages: Messages, known: list[str]) -> Receipts:

@@ -179,10 +179,10 @@ class Partition:
 
     # Publishing and leasing
 
-    def publish(self, queue: Queue, messages: Messages) -> Receipts:
+    def publish(self, shares: publishing.Shares, messages: Messages) -> Receipts:
         """Carry out a publish, and serve those who wait for it."""
         results: list[Receipts] = []
-        self.after(self.engine.run(publishing.publish(self._state, queue, messages, self.now(), results)))
+        self.after(self.engine.run(publishing.publish(self._state, shares, messages, self.now(), results)))
         return results[0]
 
     def lease(
@@ -279,17 +279,21 @@ class Partition:
             if event.kind is Kind.PUBLISHED:
                 self._serve_published(event)  # type: ignore[arg-type]
             else:
-                for number in dict.fromkeys((getattr(event, "queue", 0), getattr(event, "target", 0))):
+                queues = getattr(event, "queues", ())
+                for number in dict(queues) if queues else (getattr(event, "queue", 0), getattr(event, "target", 0)):
                     self.serve(number)
 
     def _serve_published(self, event: Published) -> None:
         """Messages are pushed when they are durable; before, if they may expire until then."""
-        self.waiting.serve(event.queue)
-        if event.queue in self.sessions.audiences:
-            if any(event.expires_at):
-                self.sessions.dispatch(event.queue, at_once=True)
-            else:
-                self.sessions.dispatch_when_durable(event.queue)
+        numbers = [number for number, _ in event.queues] if event.queues else [event.queue]
+        if self.waiting:
+            for number in numbers:
+                self.waiting.serve(number)
+        if any(event.expires_at):
+            for number in numbers:
+                self.sessions.dispatch(number, at_once=True)
+        else:
+            self.sessions.dispatch_when_durable(numbers)
 
     def _demand(self, number: int, enough: int) -> int:
         """How many messages those who wait for a queue would take at once, counted no further than `enough`."""

@@ -4,7 +4,7 @@ die with their users. A session is a number; what it is pushed are values."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from laneway.broker.audiences import Audience, Limit, Subscription
@@ -66,8 +66,9 @@ class Sessions:
         self._last = 0
         self._expiries: dict[int, asyncio.TimerHandle] = {}
         self._is_stopped = False
-        self._planned: set[int] = set()  # queues to be looked at in the next turn of the loop
-        self._undurable: set[int] = set()  # queues to be looked at when what they hold is durable
+        # In the order in which their messages came: what is leased together then has neighbouring numbers.
+        self._planned: dict[int, None] = {}  # queues to be looked at in the next turn of the loop
+        self._undurable: dict[int, None] = {}  # queues to be looked at when what they hold is durable
 
     # Beginning and end
 
@@ -241,25 +242,26 @@ class Sessions:
             if self._partition.engine.state.queues[subscription.queue].ready:
                 self._plan(subscription.queue)
 
-    def dispatch_when_durable(self, number: int) -> None:
+    def dispatch_when_durable(self, numbers: Sequence[int]) -> None:
         if self._partition.all_is_durable:
             return  # it is something else that holds them back
         if not self._undurable:
             self._partition.committer.when_durable(self._dispatch_durable, None)
-        self._undurable.add(number)
+        self._undurable.update(dict.fromkeys(numbers))
 
     def _dispatch_durable(self, _: None) -> None:
-        numbers, self._undurable = self._undurable, set()
+        numbers, self._undurable = self._undurable, {}
         for number in numbers:
-            self._plan(number)  # behind what waited for the same commit longer
+            if number in self.audiences:
+                self._plan(number)  # behind what waited for the same commit longer
 
     def _plan(self, number: int) -> None:
         if not self._planned:
             self._partition.committer.last(self._dispatch_planned)
-        self._planned.add(number)
+        self._planned[number] = None
 
     def _dispatch_planned(self) -> None:
-        planned, self._planned = self._planned, set()
+        planned, self._planned = self._planned, {}
         for number in planned:
             self.dispatch(number)
 
@@ -292,7 +294,7 @@ class Sessions:
                 return
             if leased is None:
                 audience.return_turn(subscription)
-                self.dispatch_when_durable(number)
+                self.dispatch_when_durable((number,))
                 return
             self._push(queue, subscription, leased)
             if queue.ready:

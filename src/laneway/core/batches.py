@@ -63,7 +63,7 @@ def _begin(
     """The command of one queue up to its first event, which nobody has applied yet; nothing is changed by that."""
     counted = share.queue.totals[DEDUPLICATED]
     results: list[Receipts] = []
-    command = publish(state, share.queue, messages_of(share.drafts), now_ms, results)
+    command = publish(state, [(share.queue, len(share.drafts))], messages_of(share.drafts), now_ms, results)
     event = next(command, None)
     share.queue.totals[DEDUPLICATED] = counted
     return command, event if isinstance(event, Published) else None, results[0].each()

@@ -40,10 +40,10 @@ def _fall_due(state: State, kind: int, number: int, seqs: array[int], now_ms: in
     queue = state.queues.get(number)
     if kind == KEYS:
         _forget_keys(state, now_ms)
+    elif kind == LEASE:
+        yield from _expire_leases(state, seqs, now_ms)
     elif queue is None:
         return
-    elif kind == LEASE:
-        yield from _expire_leases(state, queue, seqs, now_ms)
     elif kind == DELAY:
         state.ripen(queue, seqs, now_ms)
     elif kind == TTL:
@@ -54,14 +54,15 @@ def _fall_due(state: State, kind: int, number: int, seqs: array[int], now_ms: in
         _forget_dedups(state, queue, now_ms)
 
 
-def _expire_leases(state: State, queue: Queue, seqs: array[int], now_ms: int) -> Iterator[Event]:
-    over: list[int] = []
+def _expire_leases(state: State, seqs: array[int], now_ms: int) -> Iterator[Event]:
+    over: dict[int, list[int]] = {}  # by queue
     for seq in dict.fromkeys(seqs):
         slab = state.table.slabs.get(seq >> SLAB_BITS)
         i = seq & SLAB_MASK
-        if slab is not None and slab.state[i] == LEASED and slab.queue[i] == queue.number and slab.due_ms[i] <= now_ms:
-            over.append(seq)
-    yield from give_back(state, queue, over, Cause.LEASE_EXPIRED, now_ms)
+        if slab is not None and slab.state[i] == LEASED and slab.due_ms[i] <= now_ms:
+            over.setdefault(slab.queue[i], []).append(seq)
+    for number, its in over.items():
+        yield from give_back(state, state.queues[number], its, Cause.LEASE_EXPIRED, now_ms)
 
 
 def _expire_messages(state: State, queue: Queue, seqs: array[int], now_ms: int) -> Iterator[Event]:

@@ -1,5 +1,5 @@
 """What falls due when. Cost follows what is due, never what is waiting: entries of one millisecond, kind and
-queue share a bucket, and a bucket is looked at once, when its time has come.
+queue share a bucket (leases of all queues: queue 0), and a bucket is looked at once, when its time has come.
 
 An entry is a reminder, not a decision: whoever handles it looks at the message and may find nothing to do. So nothing
 is taken out when a lease ends early or a message goes; once there are too many such reminders, tidy() drops them.

@@ -1,6 +1,7 @@
 """The event vocabulary: everything that ever happens to a partition.
 
-An event covers one or more messages of one queue (batch first). Its stored form is in rows.py.
+An event covers one or more messages (batch first), mostly of one queue: those that are frequent may be of several, so
+that a thousand thin queues cost one event. Its stored form is in rows.py.
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ class Cause(IntEnum):
     RETENTION = 7
     DELETED = 8  # by an administrator
     REDRIVEN = 9
+
+
+#: What an event of several queues says of them, in the order of its messages: (queue, how many); its `queue` is the
+#: first of them. Stored it is an event for each, so that replaying one sees a single queue. Empty: all are of `queue`.
+Queues = Sequence[tuple[int, int]]
 
 
 class Births(msgspec.Struct, gc=False):
@@ -109,6 +115,7 @@ class Published(msgspec.Struct, gc=False):
     dedups: dict[int, str]
     location: int = 0  # of the first record; the others follow it
     tenants: dict[int, str] = {}
+    queues: Queues = ()
 
     @property
     def records(self) -> list[bytes]:
@@ -129,6 +136,7 @@ class Leased(msgspec.Struct, gc=False):
     deadline_ms: int
     consumer: str
     births: Births | None = None
+    queues: Queues = ()
 
 
 class Acked(msgspec.Struct, gc=False):
@@ -138,6 +146,7 @@ class Acked(msgspec.Struct, gc=False):
     seqs: Sequence[int]
     leases: Sequence[int]
     births: Births | None = None
+    queues: Queues = ()
 
 
 class Released(msgspec.Struct, gc=False):

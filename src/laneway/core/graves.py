@@ -116,7 +116,7 @@ def _arrive(state: State, target: Queue, row: Row, story: Story, group: str, ten
     if priority != published_with or story.priority is not None:
         story = msgspec.structs.replace(story, priority=published_with if priority != published_with else None)
     new = state.table.next_seq
-    state.table.append((location,), (size,), at_ms, target.number, (priority,), READY)
+    state.table.append((location,), (size,), at_ms, (target.number,), (priority,), READY)
     state.extents[location >> 32] = state.extents.get(location >> 32, 0) + 1
     slab = state.table.owned(new)
     if enqueued_ms != at_ms:

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 
-from laneway.core.runs import as_array, joined
+from laneway.core.runs import as_array, joined, runs
 from laneway.core.table import READY, Table
 
 CHUNK_ROWS = 8192
@@ -37,11 +37,21 @@ class Lane:
     def extend(self, seqs: range) -> None:
         if not self.chunks or len(self.chunks[-1]) >= CHUNK_ROWS:
             self.chunks.append(array("Q"))
-        self.chunks[-1] += as_array(seqs)
+        if len(seqs) > 1:
+            self.chunks[-1] += as_array(seqs)
+        else:
+            self.chunks[-1].append(seqs.start)
         self.entries += len(seqs)
 
     def give_back(self, seq: int) -> None:
         heappush(self.returned, seq)
+
+    def pass_over(self, seqs: Sequence[int], table: Table) -> None:
+        """Drop the entries of messages that just left, which stand in order, if they are next."""
+        last = seqs[-1]
+        if (self.entries and self.chunks[0][self.head] <= last) or (self.returned and self.returned[0] <= last):
+            for first, count in runs(seqs):
+                self.skip(first, count, table)
 
     def skip(self, first: int, count: int, table: Table) -> None:
         """Drop the entries of neighbours that just left, if they are next, and the dead ones that are next then.

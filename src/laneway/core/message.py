@@ -162,12 +162,12 @@ class Messages(msgspec.Struct, gc=False):
         """Those of these indexes, in this order."""
         priorities, ttls, delays, visible = self.priorities, self.ttls_ms, self.delays_ms, self.visible_at_ms
         return Messages(
-            [self.bodies[i] for i in places],
-            [self.props[i] for i in places],
-            [priorities[i] for i in places] if priorities is not None else None,
-            [ttls[i] for i in places] if ttls is not None else None,
-            [delays[i] for i in places] if delays is not None else None,
-            [visible[i] for i in places] if visible is not None else None,
+            list(map(self.bodies.__getitem__, places)),
+            list(map(self.props.__getitem__, places)),
+            list(map(priorities.__getitem__, places)) if priorities is not None else None,
+            list(map(ttls.__getitem__, places)) if ttls is not None else None,
+            list(map(delays.__getitem__, places)) if delays is not None else None,
+            list(map(visible.__getitem__, places)) if visible is not None else None,
             _taken(self.groups, places),
             _taken(self.dedup_ids, places),
             _taken(self.tenants, places),

@@ -1,4 +1,4 @@
-"""The publish command: messages in columns, checked against a queue and turned into one Published event.
+"""The publish command: messages in columns, checked against their queues and turned into one Published event.
 
 Hot: every check is made for the whole column first. Only if a column holds something that breaks a rule, or the queue
 may have no room for all, the messages are looked at one by one.
@@ -6,6 +6,7 @@ may have no room for all, the messages are looked at one by one.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 from operator import add
@@ -28,15 +29,21 @@ MAX_TTL_MS = RANGES["message_ttl_ms"][1]
 _Column = list[int | None] | None
 
 
-def publish(state: State, queue: Queue, messages: Messages, now_ms: int, results: list[Receipts]) -> Iterator[Event]:
-    """Publish messages into one queue; `results` gets one Receipts, with an entry for each of them."""
+#: The first messages are those of the first queue, so many of them, and so on.
+Shares = Sequence[tuple[Queue, int]]
+
+
+def publish(state: State, shares: Shares, messages: Messages, now_ms: int, results: list[Receipts]) -> Iterator[Event]:
+    """Publish messages into queues; `results` gets one Receipts, with an entry for each of them. There are several
+    queues only if their `rules` are equal and no message has a dedup id: then what holds for one holds for all."""
+    queue = shares[0][0]
     settings = queue.settings
     count = len(messages.bodies)
     others: dict[int, Receipt | LanewayError] = dict(messages.refused)
-    priorities = _priorities(queue, messages, others)
+    priorities = _priorities(shares, messages, others)
     sizes = list(map(add, map(len, messages.props), map(len, messages.bodies)))
     if count and max(sizes) > settings.max_message_bytes:
-        _refuse_large(queue, sizes, others)
+        _refuse_large(shares, sizes, others)
     visible = _visible_at(messages, settings.delay_ms, now_ms, others)
     expires = _expires_at(messages.ttls_ms, settings.message_ttl_ms, visible, count, now_ms, others)
     dedup_ids = messages.dedup_ids if settings.dedup_window_ms or queue.dedup else {}
@@ -49,10 +56,12 @@ def publish(state: State, queue: Queue, messages: Messages, now_ms: int, results
     first = state.table.next_seq
     # Messages of a group keep the order in which they came, whatever their priorities.
     is_grouped = messages.groups and not messages.groups.keys().isdisjoint(kept)
-    order = kept if is_grouped else _by_priority(kept, priorities)
+    order = kept if is_grouped else _by_priority(shares, kept, priorities)
     results.append(_receipts(state, first, order, priorities, visible, others, repeats, now_ms))
     if kept:
-        yield _published(queue, messages, now_ms, first, order, priorities, visible, expires, sizes)
+        if len(kept) < count and len(shares) > 1:
+            shares = _kept_shares(shares, kept)
+        yield _published(shares, messages, now_ms, first, order, priorities, visible, expires, sizes)
         if settings.overflow == "drop_oldest" and (settings.max_messages is not None or settings.max_bytes is not None):
             yield from shed(state, queue, now_ms)
     if others and settings.overflow == "reject_dead_letter":
@@ -60,7 +69,7 @@ def publish(state: State, queue: Queue, messages: Messages, now_ms: int, results
 
 
 def _published(
-    queue: Queue,
+    shares: Shares,
     messages: Messages,
     now_ms: int,
     first: int,
@@ -73,6 +82,7 @@ def _published(
     """Those of `order`, numbered in this order."""
     props: Sequence[bytes] = messages.props
     bodies: Sequence[bytes] = messages.bodies
+    queue = shares[0][0]
     settings = queue.settings
     groups, tenants = messages.groups, messages.tenants if settings.fair else {}
     dedups = messages.dedup_ids if settings.dedup_window_ms else {}
@@ -100,15 +110,37 @@ def _published(
         groups,
         dedups,
         tenants=tenants,
+        queues=[(queue.number, count) for queue, count in shares] if len(shares) > 1 else (),
     )
 
 
-def _by_priority(kept: Sequence[int], priorities: Sequence[int]) -> Sequence[int]:
+def _by_priority(shares: Shares, kept: Sequence[int], priorities: Sequence[int]) -> Sequence[int]:
     """In which order the messages of a batch are numbered: what will be delivered together then stands together, on
     disk and in memory."""
     if not kept or priorities.count(priorities[0]) == len(priorities):
         return kept
-    return sorted(kept, key=priorities.__getitem__, reverse=True)
+    order: list[int] = []
+    for _, its in _split(shares, kept):
+        order += sorted(its, key=priorities.__getitem__, reverse=True)
+    return order
+
+
+def _split(shares: Shares, kept: Sequence[int]) -> Iterator[tuple[Queue, Sequence[int]]]:
+    """Which of the kept messages are whose."""
+    start = end = 0
+    for queue, count in shares:
+        end += count
+        stop = bisect_left(kept, end, start)
+        yield queue, kept[start:stop]
+        start = stop
+
+
+def _kept_shares(shares: Shares, kept: Sequence[int]) -> Shares:
+    return [(queue, len(its)) for queue, its in _split(shares, kept) if its]
+
+
+def _queue_of(shares: Shares, i: int) -> Queue:
+    return next(queue for queue, its in _split(shares, (i,)) if its)
 
 
 def _receipts(
@@ -137,8 +169,8 @@ def _receipts(
 # The columns
 
 
-def _priorities(queue: Queue, messages: Messages, others: dict[int, Receipt | LanewayError]) -> list[int]:
-    usual, highest = queue.settings.priority_when_unset, queue.settings.max_priority
+def _priorities(shares: Shares, messages: Messages, others: dict[int, Receipt | LanewayError]) -> list[int]:
+    usual, highest = shares[0][0].rules[:2]
     given = messages.priorities
     if given is None:
         return [usual] * len(messages.bodies)
@@ -148,27 +180,19 @@ def _priorities(queue: Queue, messages: Messages, others: dict[int, Receipt | La
             return [min(priority, highest) for priority in found]
         for i, priority in enumerate(found):
             if not 0 <= priority <= highest:
-                others.setdefault(
-                    i,
-                    InvalidInput(
-                        f"priority {priority} is out of range: queue {queue.name!r} takes 0 to {highest}",
-                        field="priority",
-                    ),
-                )
+                name = _queue_of(shares, i).name
+                text = f"priority {priority} is out of range: queue {name!r} takes 0 to {highest}"
+                others.setdefault(i, InvalidInput(text, field="priority"))
     return found
 
 
-def _refuse_large(queue: Queue, sizes: Sequence[int], others: dict[int, Receipt | LanewayError]) -> None:
-    most = queue.settings.max_message_bytes
+def _refuse_large(shares: Shares, sizes: Sequence[int], others: dict[int, Receipt | LanewayError]) -> None:
+    most = shares[0][0].settings.max_message_bytes
     for i, size in enumerate(sizes):
         if size > most:
-            others.setdefault(
-                i,
-                MessageTooLarge(
-                    f"the message has {size} bytes with its properties, queue {queue.name!r} takes {most}",
-                    field="payload",
-                ),
-            )
+            name = _queue_of(shares, i).name
+            text = f"the message has {size} bytes with its properties, queue {name!r} takes {most}"
+            others.setdefault(i, MessageTooLarge(text, field="payload"))
 
 
 def _visible_at(
@@ -321,5 +345,5 @@ def _bury_refused(
     # times: they are dead already.
     dead = msgspec.structs.replace(messages, dedup_ids={}, tenants={})
     sizes = list(map(add, map(len, messages.props), map(len, messages.bodies)))
-    yield _published(queue, dead, now_ms, first, full, priorities, None, None, sizes)
+    yield _published([(queue, len(full))], dead, now_ms, first, full, priorities, None, None, sizes)
     yield from bury(state, queue, range(first, first + len(full)), Cause.OVERFLOW, "", now_ms)

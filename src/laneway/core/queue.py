@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import groupby
 
 from laneway.core.deadlines import coarse
 from laneway.core.lane import STALE_SLACK, Lane
@@ -59,6 +60,14 @@ FOREVER_MS = 1 << 42  # over a hundred years
 STALE_OFFERS = 1_000  # so many offers that no longer hold are tolerated
 
 
+def _alike(priorities: Sequence[int]) -> Sequence[tuple[int, int]]:
+    """(priority, how many) of neighbours that have the same."""
+    first, count = priorities[0], len(priorities)
+    if priorities.count(first) == count:
+        return ((first, count),)
+    return [(priority, len(list(alike))) for priority, alike in groupby(priorities)]
+
+
 class Group:
     """Messages that are delivered in arrival order, one outstanding batch at a time."""
 
@@ -96,6 +105,7 @@ class Queue:
         "rates",
         "ready",
         "retention_armed_ms",
+        "rules",
         "settings",
         "tenants",
         "totals",
@@ -106,7 +116,7 @@ class Queue:
         self.number = number
         self.vhost = vhost
         self.name = name
-        self.settings = settings
+        self.set(settings)
         self.created_at_ms = at_ms
         self.changed_at_ms = at_ms
         self.lanes: dict[int, Lane] = {}
@@ -129,11 +139,46 @@ class Queue:
         self.totals = [0] * len(TOTALS)
         self.rates: list[list[int]] = []  # [second, published, delivered, acked], of the last seconds with traffic
 
+    def set(self, settings: QueueSettings) -> None:
+        self.settings = settings
+        self.rules = (
+            settings.priority_when_unset,
+            settings.max_priority,
+            settings.max_message_bytes,
+            settings.delay_ms,
+            settings.message_ttl_ms,
+            settings.fair,
+            # A queue that may be full is looked at for itself.
+            0 if settings.max_messages is None and settings.max_bytes is None else self.number,
+        )
+
     def lane(self, priority: int) -> Lane:
         lane = self.lanes.get(priority)
         if lane is None:
             lane = self.lanes[priority] = Lane()
         return lane
+
+    def append(self, first: int, priorities: Sequence[int]) -> None:
+        """New messages are ready, numbered from `first` on, behind all others of their priorities."""
+        for priority, count in _alike(priorities):
+            lane = self.lane(priority)
+            lane.extend(range(first, first + count))
+            lane.count += count
+            self.bitmap |= 1 << priority
+            first += count
+        self.ready += len(priorities)
+
+    def take(self, seqs: Sequence[int], priorities: Sequence[int], table: Table) -> None:
+        """Messages that stood in lanes are ready no more."""
+        at = 0
+        for priority, count in _alike(priorities):
+            lane = self.lanes[priority]
+            lane.count -= count
+            if not lane.count:
+                self.bitmap &= ~(1 << priority)
+            lane.pass_over(seqs[at : at + count], table)
+            at += count
+        self.ready -= at
 
     def keeps_until(self, since_ms: int) -> int:
         """When the retention of a message of this age ends; rounded, so that a sweep finds many at once."""

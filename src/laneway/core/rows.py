@@ -44,6 +44,7 @@ import struct
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
+from operator import or_
 
 import msgspec
 
@@ -69,6 +70,7 @@ from laneway.core.events import (
     QueueDeleted,
     QueuePurged,
     QueuePut,
+    Queues,
     Released,
     Relocated,
     Removed,
@@ -87,6 +89,7 @@ _TIME_MASK = (1 << TIME_BITS) - 1
 assert ROW_BYTES == 64
 
 _pack = ROW.pack
+_PRIORITY_BITS = [priority << 16 for priority in range(256)]
 Row = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int]
 
 
@@ -168,14 +171,23 @@ def _encode_queue_purged(e: QueuePurged, offset: int) -> tuple[bytes, Sequence[b
     return _one(e.kind, queue=e.queue, seq=e.before_seq, at_ms=e.at_ms), ()
 
 
-def _table(count: int, kind: int, queue: int, at_ms: int) -> array[int]:
+def _table(count: int, kind: int, queue: int, at_ms: int, queues: Queues = ()) -> array[int]:
     """Rows of one event as words of eight bytes, eight to a row, with what they all share filled in.
 
     Hot: a column is set with one strided slice instead of one call a row. Words are little-endian, as rows are.
     """
     words = array("Q", bytes(ROW_BYTES * count))
-    words[0::8] = array("Q", (kind | CONTINUES << 24 | queue << 32,)) * count
-    words[0] = kind | queue << 32
+    if queues:
+        beginnings: list[int] = []
+        for number, size in queues:
+            beginning = kind | number << 32
+            beginnings.append(beginning)
+            if size > 1:
+                beginnings += [beginning | CONTINUES << 24] * (size - 1)
+        words[0::8] = array("Q", beginnings)
+    else:
+        words[0::8] = array("Q", (kind | CONTINUES << 24 | queue << 32,)) * count
+        words[0] = kind | queue << 32
     words[2::8] = array("Q", (at_ms,)) * count
     return words
 
@@ -198,15 +210,12 @@ def _encode_published(e: Published, offset: int) -> tuple[bytes, Sequence[bytes]
             10, 0, e.priorities[0], mark, e.queue, e.first_seq, e.at_ms, visible, 0, expires, 0, 0, offset, size
         )
         return row, record_pieces(e.first_seq, e.at_ms, e.props, e.bodies)
-    words = _table(count, e.kind, e.queue, e.at_ms)
-    first, *others = e.priorities
-    if first:
-        words[0] |= first << 16
-    if others.count(first) == count - 1:
-        words[8::8] = array("Q", (words[8] | first << 16,)) * (count - 1)
+    first = e.priorities[0]
+    if e.priorities.count(first) == count:
+        words = _table(count, e.kind | first << 16, e.queue, e.at_ms, e.queues)
     else:
-        beginnings = {priority: words[8] | priority << 16 for priority in set(others)}
-        words[8::8] = array("Q", map(beginnings.__getitem__, others))
+        words = _table(count, e.kind, e.queue, e.at_ms, e.queues)
+        words[0::8] = array("Q", map(or_, words[0::8], map(_PRIORITY_BITS.__getitem__, e.priorities)))
     for i in e.groups:
         words[8 * i] |= HAS_GROUP << 24
     for i in e.dedups:
@@ -236,7 +245,7 @@ def _encode_leased(e: Leased, offset: int) -> tuple[bytes, Sequence[bytes]]:
         due, lease, size = e.deadline_ms, e.first_lease, len(name)
         mark, born, low = _birth(e.births)
         return _pack(11, 0, 0, mark, e.queue, seq, e.at_ms, due, lease, born, receives, low, offset, size), blobs
-    words = _table(count, e.kind, e.queue, e.at_ms)
+    words = _table(count, e.kind, e.queue, e.at_ms, e.queues)
     words[1::8] = as_array(e.seqs)
     words[3::8] = array("Q", (e.deadline_ms,)) * count
     words[4::8] = as_array(range(e.first_lease, e.first_lease + count))
@@ -250,7 +259,7 @@ def _encode_acked(e: Acked, offset: int) -> tuple[bytes, Sequence[bytes]]:
     if len(e.seqs) == 1:
         mark, born, low = _birth(e.births)
         return _pack(12, 0, 0, mark, e.queue, e.seqs[0], e.at_ms, 0, e.leases[0], born, 0, low, 0, 0), ()
-    words = _table(len(e.seqs), e.kind, e.queue, e.at_ms)
+    words = _table(len(e.seqs), e.kind, e.queue, e.at_ms, e.queues)
     words[1::8] = as_array(e.seqs)
     words[4::8] = as_array(e.leases)
     _set_births(words, e.births)

@@ -329,5 +329,5 @@ def _thaw_deadlines(state: State) -> None:
         for wanted, kind in ((LEASED, LEASE), (DELAYED, DELAY)):
             i = slab.state.find(wanted)
             while i >= 0:
-                state.deadlines.add(slab.due_ms[i], kind, slab.queue[i], (base + i,))
+                state.deadlines.add(slab.due_ms[i], kind, slab.queue[i] if kind == DELAY else 0, (base + i,))
                 i = slab.state.find(wanted, i + 1)

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappush
-from itertools import groupby, islice
+from itertools import chain, groupby, islice, repeat, starmap
 from typing import Any
 
 import msgspec
@@ -78,17 +78,6 @@ from laneway.core.tenants import Tenants
 
 #: Set in the lease ids of sessions: connections, which end with the process. Above it is the epoch.
 SESSION_LEASE = 1 << 39
-
-#: From so many neighbours on, they are handled at once instead of one by one.
-RUN_ROWS = 4
-
-
-def _alike(priorities: Sequence[int]) -> list[tuple[int, int]]:
-    """(priority, how many) of neighbours that have the same."""
-    first, count = priorities[0], len(priorities)
-    if priorities.count(first) == count:
-        return [(first, count)]
-    return [(priority, len(list(alike))) for priority, alike in groupby(priorities)]
 
 
 class QueueDocument(msgspec.Struct):
@@ -174,7 +163,7 @@ class State:
             self.topology.changed()
         else:
             self._drop_sender(queue)
-            queue.settings = document.settings
+            queue.set(document.settings)
             self._add_sender(queue)
             queue.changed_at_ms = e.at_ms
             self.topology.changed()  # what was planned for publishing into it may no longer hold
@@ -303,7 +292,6 @@ class State:
     # The life of messages
 
     def _published(self, e: Published) -> None:
-        queue = self.queues[e.queue]
         count = len(e.sizes)
         first = e.first_seq
         table = self.table
@@ -315,42 +303,41 @@ class State:
         else:
             locations = places(e.sizes, e.location)
             total = locations[-1] + e.sizes[-1] - e.location
-        table.append(locations, e.sizes, e.at_ms, e.queue, e.priorities, READY)
+        numbers = array("I", chain.from_iterable(starmap(repeat, e.queues or ((e.queue, count),))))
+        table.append(locations, e.sizes, e.at_ms, numbers, e.priorities, READY)
         extent = e.location >> 32
         self.extents[extent] = self.extents.get(extent, 0) + count
-        queue.bytes_waiting += total
-        queue.count(q_.PUBLISHED, e.at_ms, count, 0)
-        if not queue.retention_armed_ms:
-            self.arm_retention(queue, queue.keeps_until(e.at_ms))
-        if e.dedups:
-            self._remember_dedups(queue, e)
-        if e.groups or e.tenants or any(e.visible_at):
-            self._place_each(queue, e)
-        else:
-            at = first
-            for priority, n in _alike(e.priorities):
-                lane = queue.lane(priority)
-                lane.extend(range(at, at + n))
-                lane.count += n
-                queue.bitmap |= 1 << priority
-                at += n
-            queue.ready += count
-        if any(e.expires_at):
-            self._arm_times_to_live(e)
-
-    def _arm_times_to_live(self, e: Published) -> None:
-        """One reminder for all that expire at about the same time."""
+        is_plain = not (e.groups or e.tenants or any(e.visible_at))
+        expires = any(e.expires_at)
         at = 0
-        for expires_ms, same in groupby(e.expires_at):
-            end = at + len(list(same))
-            if expires_ms:
-                seqs = range(e.first_seq + at, e.first_seq + end)
-                self.deadlines.add(coarse(expires_ms, e.at_ms), TTL, e.queue, seqs)
+        for number, n in e.queues or ((e.queue, count),):
+            queue = self.queues[number]
+            end = at + n
+            queue.bytes_waiting += total if n == count else sum(e.sizes[at:end])
+            queue.count(q_.PUBLISHED, e.at_ms, n, 0)
+            if not queue.retention_armed_ms:
+                self.arm_retention(queue, queue.keeps_until(e.at_ms))
+            if e.dedups:
+                self._remember_dedups(queue, e, at, end)
+            if is_plain:
+                queue.append(first + at, e.priorities if n == count else e.priorities[at:end])
+            else:
+                self._place_each(queue, e, at, end)
+            if expires:
+                self._arm_times_to_live(queue, e, at, end)
             at = end
 
-    def _place_each(self, queue: Queue, e: Published) -> None:
-        for i, (priority, visible_ms) in enumerate(zip(e.priorities, e.visible_at, strict=True)):
-            seq = e.first_seq + i
+    def _arm_times_to_live(self, queue: Queue, e: Published, at: int, end: int) -> None:
+        """One reminder for all that expire at about the same time."""
+        for expires_ms, same in groupby(e.expires_at[at:end]):
+            first, at = e.first_seq + at, at + len(list(same))
+            if expires_ms:
+                seqs = range(first, e.first_seq + at)
+                self.deadlines.add(coarse(expires_ms, e.at_ms), TTL, queue.number, seqs)
+
+    def _place_each(self, queue: Queue, e: Published, at: int, end: int) -> None:
+        for i in range(at, end):
+            priority, visible_ms, seq = e.priorities[i], e.visible_at[i], e.first_seq + i
             slab = self.table.owned(seq)
             name = e.groups.get(i)
             if name is not None:
@@ -380,32 +367,40 @@ class State:
             queue.tenants = Tenants()
         slab.tenant[seq & SLAB_MASK] = queue.tenants.join(name).number
 
-    def _remember_dedups(self, queue: Queue, e: Published) -> None:
+    def _remember_dedups(self, queue: Queue, e: Published, at: int, end: int) -> None:
         window_ms = queue.settings.dedup_window_ms
-        if not queue.dedup:
+        found = {i: text for i, text in e.dedups.items() if at <= i < end}
+        if found and not queue.dedup:
             self.deadlines.add(e.at_ms + window_ms, DEDUP, queue.number, ())
-        for i, dedup_id in e.dedups.items():
+        for i, dedup_id in found.items():
             queue.dedup.pop(dedup_id, None)
             queue.dedup[dedup_id] = (message_id(e.at_ms, self.tag, e.first_seq + i), e.at_ms)
 
     def _leased(self, e: Leased) -> None:
-        queue = self.queues[e.queue]
-        lease = e.first_lease
-        done = 0
-        for first, count in runs(e.seqs):
-            receives = e.receives[done : done + count]
-            if count < RUN_ROWS or not self._lease_run(queue, first, receives, lease, e.deadline_ms):
-                for i in range(count):
-                    self._lease_one(queue, first + i, receives[i], lease + i, e.deadline_ms)
-            lease += count
-            done += count
-        queue.leased += len(e.seqs)
-        self.next_lease = max(self.next_lease, lease & ~SESSION_LEASE)
+        seqs, receives = e.seqs, e.receives
+        count = len(seqs)
+        is_plain = self._are_plain(seqs, READY)
+        sizes, priorities = self._lease_runs(e) if is_plain else (array("I"), bytearray())
+        is_first = receives.count(1) == count
+        at = 0
+        for number, n in e.queues or ((e.queue, count),):
+            queue = self.queues[number]
+            end = at + n
+            if is_plain:
+                queue.bytes_waiting -= sum(sizes[at:end])
+                queue.take(seqs[at:end], priorities[at:end], self.table)
+            else:
+                for i in range(at, end):
+                    self._lease_one(queue, seqs[i], receives[i], e.first_lease + i, e.deadline_ms)
+            queue.leased += n
+            queue.count(q_.DELIVERED, e.at_ms, n, 1)
+            if not is_first:
+                queue.totals[q_.REDELIVERED] += n - receives[at:end].count(1)
+            at = end
+        self.next_lease = max(self.next_lease, e.first_lease + count & ~SESSION_LEASE)
         if e.consumer:
-            self._note_consumer(e.seqs, e.consumer)
-        self.deadlines.add(e.deadline_ms, LEASE, e.queue, e.seqs)
-        queue.count(q_.DELIVERED, e.at_ms, len(e.seqs), 1)
-        queue.totals[q_.REDELIVERED] += len(e.seqs) - e.receives.count(1)
+            self._note_consumer(seqs, e.consumer)
+        self.deadlines.add(e.deadline_ms, LEASE, 0, seqs)
 
     def _note_consumer(self, seqs: Sequence[int], consumer: str) -> None:
         """Who holds these, which have just been leased."""
@@ -417,54 +412,38 @@ class State:
             else:
                 flags[i : i + count] = bytes([flag | HAS_CONSUMER for flag in flags[i : i + count]])
 
-    def _lease_run(self, queue: Queue, first: int, receives: Sequence[int], lease: int, deadline_ms: int) -> bool:
-        """Lease neighbours of one slab at once if they are ready and plain. False if not."""
-        slab, i, n = self.table.slabs[first >> SLAB_BITS], first & SLAB_MASK, len(receives)
-        j = i + n
-        if slab.state.count(READY, i, j) != n or slab.flags.count(0, i, j) != n:
-            return False
-        if slab.frozen:
-            slab = self.table.owned(first)
-        if not slab.lease:
-            slab.widen()
-        slab.state[i:j] = bytes((LEASED,)) * n
-        slab.receives[i:j] = column("I", receives)
-        slab.lease[i:j] = as_array(range(lease, lease + n))
-        slab.due_ms[i:j] = array("Q", (deadline_ms,)) * n
-        queue.bytes_waiting -= sum(slab.size[i:j])
-        queue.ready -= n
-        while i < j:
-            priority = slab.priority[i]
-            alike = slab.priority.count(priority, i, j)
-            if slab.priority.count(priority, i, i + alike) != alike:  # rare: the numbers of a batch go by priority
-                alike = 1
-            lane = queue.lanes[priority]
-            lane.count -= alike
-            if not lane.count:
-                queue.bitmap &= ~(1 << priority)
-            lane.skip(first, alike, self.table)
-            first += alike
-            i += alike
+    def _are_plain(self, seqs: Sequence[int], state: int) -> bool:
+        """Whether all of these are in a state, and nothing is to be known of them beside their rows."""
+        for first, count in runs(seqs):
+            slab, i = self.table.slabs[first >> SLAB_BITS], first & SLAB_MASK
+            j = i + count
+            if slab.state.count(state, i, j) != count or slab.flags.count(0, i, j) != count:
+                return False
         return True
 
+    def _lease_runs(self, e: Leased) -> tuple[array[int], bytearray]:
+        """Write leases into the rows of messages that are ready and plain; their sizes and priorities."""
+        sizes, priorities = array("I"), bytearray()
+        done = 0
+        for first, n in runs(e.seqs):
+            slab, i = self.table.owned(first), first & SLAB_MASK
+            if not slab.lease:
+                slab.widen()
+            lease, j = e.first_lease + done, i + n
+            slab.state[i:j] = bytes((LEASED,)) * n
+            slab.receives[i:j] = column("I", e.receives[done : done + n])
+            slab.lease[i:j] = as_array(range(lease, lease + n))
+            slab.due_ms[i:j] = array("Q", (e.deadline_ms,)) * n
+            sizes += slab.size[i:j]
+            priorities += slab.priority[i:j]
+            done += n
+        return sizes, priorities
+
     def _lease_one(self, queue: Queue, seq: int, receives: int, lease: int, deadline_ms: int) -> None:
-        slab, i = self.table.slabs[seq >> SLAB_BITS], seq & SLAB_MASK
-        if slab.frozen:
-            slab = self.table.owned(seq)
+        self.leave(queue, seq)
+        slab, i = self.table.owned(seq), seq & SLAB_MASK
         if not slab.lease:
             slab.widen()
-        if slab.state[i] == READY and not slab.flags[i]:  # what _leave does, for the usual case
-            priority = slab.priority[i]
-            queue.bytes_waiting -= slab.size[i]
-            queue.ready -= 1
-            lane = queue.lanes[priority]
-            lane.count -= 1
-            if lane.returned or (lane.entries and lane.chunks[0][lane.head] <= seq):
-                lane.skip(seq, 1, self.table)
-            if not lane.count:
-                queue.bitmap &= ~(1 << priority)
-        else:
-            self.leave(queue, seq)
         if slab.flags[i] & GROUPED:
             group = queue.group_of[seq]
             group.outstanding += 1
@@ -477,16 +456,19 @@ class State:
         slab.due_ms[i] = deadline_ms
 
     def _acked(self, e: Acked) -> None:
-        queue = self.queues[e.queue]
         for first, count in runs(e.seqs):
-            if count < RUN_ROWS or not self._ack_run(queue, first, count):
+            if not self._ack_run(first, count):
                 for seq in range(first, first + count):
-                    if not self._ack_run(queue, seq, 1):
-                        self.leave(queue, seq)
+                    if not self._ack_run(seq, 1):
+                        slab, i = self.table.owned(seq), seq & SLAB_MASK
+                        self._end_lease(self.queues[slab.queue[i]], slab, seq)
                         self.forget(seq)
-        queue.count(q_.ACKED, e.at_ms, len(e.seqs), 2)
+        for number, n in e.queues or ((e.queue, len(e.seqs)),):
+            queue = self.queues[number]
+            queue.leased -= n
+            queue.count(q_.ACKED, e.at_ms, n, 2)
 
-    def _ack_run(self, queue: Queue, first: int, count: int) -> bool:
+    def _ack_run(self, first: int, count: int) -> bool:
         """Forget leased neighbours of one slab at once if they are plain, but for who holds them, and their records
         stand together."""
         number, i = first >> SLAB_BITS, first & SLAB_MASK
@@ -511,7 +493,6 @@ class State:
         slab.live -= count
         if not slab.live and len(slab.state) == SLAB_ROWS:
             del self.table.slabs[number]
-        queue.leased -= count
         self._extent_loses(extent, count)
         return True
 
@@ -530,7 +511,7 @@ class State:
     def _extended(self, e: Extended) -> None:
         for seq in e.seqs:
             self.table.owned(seq).due_ms[seq & SLAB_MASK] = e.deadline_ms
-        self.deadlines.add(e.deadline_ms, LEASE, e.queue, e.seqs)
+        self.deadlines.add(e.deadline_ms, LEASE, 0, e.seqs)
 
     def _relocated(self, e: Relocated) -> None:
         location = e.location
@@ -596,15 +577,7 @@ class State:
         state, flags, priority = slab.state[i], slab.flags[i], slab.priority[i]
         if state == LEASED:
             queue.leased -= 1
-            if flags & HAS_CONSUMER:
-                del self.consumers[seq]
-                slab.flags[i] = flags & ~HAS_CONSUMER
-            if flags & GROUPED:
-                queue.group_of[seq].outstanding -= 1
-                slab.state[i] = FREE  # so that offer() does not see it as leased or ready
-                queue.offer(queue.group_of[seq], self.table)
-            elif flags & TENANTED:
-                _tenants(queue).unlease(slab.tenant[i])
+            self._end_lease(queue, slab, seq)
             return
         if state == DEAD:
             del queue.dead[seq]
@@ -630,6 +603,20 @@ class State:
             queue.bitmap &= ~(1 << priority)
         else:
             lane.tidy(self.table)
+
+    def _end_lease(self, queue: Queue, slab: Slab, seq: int) -> None:
+        """What others know of a lease that ends; the count of the queue is left to the caller."""
+        i = seq & SLAB_MASK
+        flags = slab.flags[i]
+        if flags & HAS_CONSUMER:
+            del self.consumers[seq]
+            slab.flags[i] = flags & ~HAS_CONSUMER
+        if flags & GROUPED:
+            queue.group_of[seq].outstanding -= 1
+            slab.state[i] = FREE  # so that offer() does not see it as leased or ready
+            queue.offer(queue.group_of[seq], self.table)
+        elif flags & TENANTED:
+            _tenants(queue).unlease(slab.tenant[i])
 
     def leave_group(self, queue: Queue, slab: Slab, seq: int) -> None:
         i = seq & SLAB_MASK
@@ -687,21 +674,25 @@ class State:
         """Those of the reminders of a time that will find something to do, None if there are none."""
         if kind == KEYS:
             return seqs
+        if kind == LEASE:
+            return self._still_waiting(seqs, LEASED, at_ms) or None
         queue = self.queues.get(number)
         if queue is None or (kind == RETENTION and queue.retention_armed_ms != at_ms):
             return None
         if kind in (RETENTION, DEDUP):
             return seqs
-        slabs = self.table.slabs
         if kind == TTL:
             return self._still_in_the_table(seqs) or None
-        wanted = LEASED if kind == LEASE else DELAYED
+        return self._still_waiting(seqs, DELAYED, at_ms) or None
+
+    def _still_waiting(self, seqs: array[int], state: int, at_ms: int) -> array[int]:
+        """Those that are still leased, or delayed, until this time."""
         kept = array("Q")
         for seq in seqs:
-            slab, i = slabs.get(seq >> SLAB_BITS), seq & SLAB_MASK
-            if slab is not None and slab.state[i] == wanted and slab.due_ms[i] == at_ms and slab.queue[i] == number:
+            slab, i = self.table.slabs.get(seq >> SLAB_BITS), seq & SLAB_MASK
+            if slab is not None and slab.state[i] == state and slab.due_ms[i] == at_ms:
                 kept.append(seq)
-        return kept or None
+        return kept
 
     def _still_in_the_table(self, seqs: array[int]) -> array[int]:
         """All but those whose whole slab has gone, which is quick to tell: they stand in the order of publishing."""

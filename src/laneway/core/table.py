@@ -109,7 +109,7 @@ class Table:
 
     def _pad_first_slab(self) -> None:
         slab = self.slabs[0] = Slab()
-        _extend(slab, [0], [0], 0, 0, [0], FREE)
+        _extend(slab, [0], [0], 0, [0], [0], FREE)
 
     def __contains__(self, seq: int) -> bool:
         return self.state(seq) != FREE
@@ -143,20 +143,20 @@ class Table:
         locations: Sequence[int],
         sizes: Sequence[int],
         since_ms: int,
-        queue: int,
+        queues: Sequence[int],
         priorities: Sequence[int],
         state: int,
     ) -> None:
-        """Rows for the next numbers, all in one queue and one state."""
+        """Rows for the next numbers, all in one state."""
         done, count = 0, len(sizes)
         while done < count:
             slab = self._tail()
             take = min(count - done, SLAB_ROWS - len(slab.state))
             if take == count:
-                _extend(slab, locations, sizes, since_ms, queue, priorities, state)
+                _extend(slab, locations, sizes, since_ms, queues, priorities, state)
             else:
-                end = done + take
-                _extend(slab, locations[done:end], sizes[done:end], since_ms, queue, priorities[done:end], state)
+                here = slice(done, done + take)
+                _extend(slab, locations[here], sizes[here], since_ms, queues[here], priorities[here], state)
             slab.live += take
             self.next_seq += take
             done += take
@@ -219,7 +219,7 @@ def _extend(
     locations: Sequence[int],
     sizes: Sequence[int],
     since_ms: int,
-    queue: int,
+    queues: Sequence[int],
     priorities: Sequence[int],
     state: int,
 ) -> None:
@@ -228,7 +228,7 @@ def _extend(
         slab.state.append(state)
         slab.flags.append(0)
         slab.priority.append(priorities[0])
-        slab.queue.append(queue)
+        slab.queue.append(queues[0])
         slab.receives.append(0)
         slab.size.append(sizes[0])
         slab.location.append(locations[0])
@@ -239,7 +239,7 @@ def _extend(
     slab.state.extend(bytes((state,)) * count)
     slab.flags.extend(bytes(count))
     slab.priority.extend(bytes(priorities[:1]) * count if priorities.count(priorities[0]) == count else priorities)
-    slab.queue += array("I", (queue,)) * count
+    slab.queue.extend(queues)
     slab.receives += array("I", (0,)) * count
     slab.size += column("I", sizes)
     slab.location.extend(locations)

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from laneway.core.events import Event, Opened, Published, QueueDeleted, QueuePut
+from laneway.core.events import Acked, Event, Leased, Opened, Published, QueueDeleted, QueuePut
 from laneway.core.message import split_record
 from laneway.core.rows import ROW_BYTES, encode
 from laneway.errors import JournalDamaged, JournalFailed, JournalLocked, LimitExceeded
@@ -53,6 +53,8 @@ _MOST_STAGED_BYTES = MAX_COMMIT_BYTES - 3 * UNIT_BYTES  # header, padding and ma
 
 #: Events that more is done about than to write them down.
 _NOTICED = frozenset({Opened, QueuePut, QueueDeleted})
+#: Those that may be of several queues, and are stored as one for each.
+_OF_QUEUES = frozenset({Published, Leased, Acked})
 
 log = logging.getLogger("laneway.journal")
 
@@ -226,7 +228,7 @@ class SegmentJournal:
             self._notice(event)
         self._rows.append(rows)
         self._row_bytes = row_bytes
-        self._event_count += 1
+        self._event_count += (type(event) in _OF_QUEUES and len(event.queues)) or 1  # type: ignore[union-attr]
         if not blobs:
             return 0
         location = self._location + self._fill
