@@ -57,6 +57,7 @@ from laneway.frontends.sqs.api import SqsApi
 from laneway.frontends.sqs.names import SqsOptions
 from laneway.journal.interface import Commit, Journal
 from laneway.journal.segments.journal import SegmentJournal
+from laneway.resources.intake import Intake
 
 KILOBYTE = 1024
 BATCH = 100
@@ -136,8 +137,9 @@ class Server:
         applications = [SqsApi(broker, access, SqsOptions()), RestApi(broker, access, limits)]
         self.broker, self.access = broker, access
         ticks, proxies = protocol.Ticks(limits, 1000), TrustedProxies()
-        self._http = protocol.HttpShared(applications, limits, Framer(time.time), ticks, proxies)
-        self._amqp = AmqpShared(broker, access, AmqpLimits(), lambda: "any", proxies)
+        intake = Intake(most_connections=1000, most_bytes=1 << 30)
+        self._http = protocol.HttpShared(applications, limits, intake, Framer(time.time), ticks, proxies)
+        self._amqp = AmqpShared(broker, access, AmqpLimits(), intake, lambda: "any", proxies)
 
     def http(self, count: int) -> list[Transport]:
         return [Transport(protocol.HttpConnection(self._http)) for _ in range(count)]

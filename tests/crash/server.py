@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import re
@@ -97,8 +98,8 @@ class Server:
             process.stdout.close()
             process.wait()
 
-    def connect(self, timeout_s: float = 20.0) -> Connection:
-        return Connection(self.port, timeout_s)
+    def connect(self, timeout_s: float = 20.0, *, user: str = "", password: str = "") -> Connection:
+        return Connection(self.port, timeout_s, user=user, password=password)
 
     def __enter__(self) -> Server:
         self.start()
@@ -111,13 +112,16 @@ class Server:
 class Connection:
     """One keep-alive connection."""
 
-    def __init__(self, port: int, timeout_s: float) -> None:
+    def __init__(self, port: int, timeout_s: float, *, user: str = "", password: str = "") -> None:
         self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+        self._headers = {"Content-Type": "application/json"}
+        if user:
+            self._headers["Authorization"] = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
     def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """(status, decoded answer)"""
         payload = None if body is None else json.dumps(body)
-        self._http.request(method, path, payload, {"Content-Type": "application/json"})
+        self._http.request(method, path, payload, self._headers)
         response = self._http.getresponse()
         data = response.read()
         return response.status, json.loads(data) if data else None

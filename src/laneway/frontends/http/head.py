@@ -67,6 +67,7 @@ class Head(msgspec.Struct):
     is_repeated: bool = True  # the application says if no other request will have the same head
     application: Any = None  # who answers requests with this head
     plan: Any = None  # what the application made of this head, remembered with it
+    raw: bytes = b""  # its bytes, until the application knows who asks: nothing is remembered for strangers
     own: Any = None  # what the application read that this one request alone says, and others like it do not
 
     def __post_init__(self) -> None:
@@ -112,7 +113,17 @@ class _Collector:
         self.begun_count = 0
         self.is_complete = False
         self.keep_alive = False
-        self.parser = httptools.HttpRequestParser(self)
+        self.version = ""
+        self.method = b""
+        self._parser: Any = None
+
+    def feed(self, raw: bytes) -> None:
+        self._parser = parser = httptools.HttpRequestParser(self)
+        try:
+            parser.feed_data(raw)
+        finally:
+            self.version, self.method = parser.get_http_version(), parser.get_method()
+            self._parser = None  # it holds this object: what anybody may send must not wait for the garbage collector
 
     def on_message_begin(self) -> None:
         self.begun_count += 1
@@ -125,7 +136,7 @@ class _Collector:
 
     def on_headers_complete(self) -> None:
         self.is_complete = True
-        self.keep_alive = self.parser.should_keep_alive()  # only told while the head is being read
+        self.keep_alive = self._parser.should_keep_alive()  # only told while the head is being read
 
 
 def parse_head(raw: bytes, limits: HttpLimits) -> Head | None:
@@ -134,7 +145,7 @@ def parse_head(raw: bytes, limits: HttpLimits) -> Head | None:
         return None
     read = _Collector()
     try:
-        read.parser.feed_data(raw)
+        read.feed(raw)
     except httptools.HttpParserUpgrade:
         pass  # an offer to speak something else: it may be declined by answering in HTTP/1.1
     except httptools.HttpParserInvalidMethodError:
@@ -143,11 +154,11 @@ def parse_head(raw: bytes, limits: HttpLimits) -> Head | None:
         raise malformed(f"this is no HTTP request: {error}") from None
     if not read.is_complete or read.begun_count != 1:
         raise malformed("this is no HTTP request: its head is not complete")
-    version = read.parser.get_http_version()
+    version = read.version
     if version not in ("1.0", "1.1"):
         raise HttpError(505, "version_not_supported", f"HTTP/{version} is not spoken here, HTTP/1.1 is")
     _check_size(raw, read, limits)
-    head = Head(read.parser.get_method().decode("ascii"), read.target, version, read.keep_alive)
+    head = Head(read.method.decode("ascii"), read.target, version, read.keep_alive)
     _take_headers(head, read.headers)
     if head.content_length > limits.body_bytes:
         raise body_too_large(head.content_length, limits)
@@ -160,7 +171,7 @@ def check_beginning(raw: bytes, limits: HttpLimits) -> None:
         raise malformed("this is a TLS handshake, and this port speaks plain HTTP: its address begins with http://")
     read = _Collector()
     try:
-        read.parser.feed_data(raw)
+        read.feed(raw)
     except httptools.HttpParserError as error:
         raise malformed(f"this is no HTTP request: {error}") from None
     _check_size(raw, read, limits)

@@ -25,7 +25,7 @@ from laneway.access import Peer, TrustedProxies
 from laneway.errors import LanewayError
 from laneway.frontends.http.chunks import ChunkedBody
 from laneway.frontends.http.errors import HttpError
-from laneway.frontends.http.head import Head, HeadCache, check_beginning, parse_head
+from laneway.frontends.http.head import Head, HeadCache, check_beginning, is_short, parse_head
 from laneway.frontends.http.limits import HttpLimits
 from laneway.frontends.http.responses import CONTINUE, JSON, Framer
 from laneway.resources.intake import Intake
@@ -48,7 +48,7 @@ class Application(Protocol):
         """All that can be said about a head without its body; kept as head.plan as long as the head is remembered."""
 
     def learn(self, raw: bytes, head: Head) -> None:
-        """Called with a head that was parsed and planned, if no other request will have the very same head."""
+        """Called with a head that call.remember() was called for, if no other request will have the very same head."""
 
     def recall(self, raw: bytes) -> Head | None:
         """A head with its plan, made of what was learned from others like it; None if it must be parsed."""
@@ -151,6 +151,16 @@ class Call(msgspec.Struct, eq=False):
         if connection.peer.is_proxy and forwarding is not None and forwarding.proto in ("http", "https"):
             return forwarding.proto
         return "https" if connection.is_tls else "http"
+
+    def remember(self) -> None:
+        """The application knows who asks: what was made of the head serves for others like it. Nothing is remembered
+        of what anybody may send."""
+        head = self.head
+        raw, head.raw = head.raw, b""
+        if raw and head.is_repeated:
+            self.connection.shared.heads.remember(raw, head)
+        elif raw:
+            head.application.learn(raw, head)
 
     def answer(
         self, status: int, body: bytes | bytearray = b"", headers: bytes = b"", content_type: bytes = JSON
@@ -420,10 +430,7 @@ class HttpConnection(asyncio.Protocol):
             head.application = next(one for one in self.shared.applications if one.takes(head))
             head.plan = head.application.plan(head)
             head.headers = []  # whoever wanted them all has looked
-            if head.is_repeated:
-                self.shared.heads.remember(raw, head)
-            else:
-                head.application.learn(raw, head)
+            head.raw = raw if is_short(raw) else b""
         return head
 
     def _keep_beginning(self, beginning: bytes) -> None:

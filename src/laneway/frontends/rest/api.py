@@ -29,7 +29,7 @@ from laneway.frontends.rest.openapi import openapi_document
 from laneway.frontends.rest.plan import HeadPlan, KeyedHeads, OneMessageHeads
 from laneway.frontends.rest.producers import ProducersApi
 from laneway.frontends.rest.rebalancing import Rebalancing
-from laneway.frontends.rest.routing import ApiRoute, Reply, Router, routes_of
+from laneway.frontends.rest.routing import ApiRoute, Router, routes_of
 from laneway.frontends.rest.settings import Reload, SettingsApi, nothing_to_reload
 from laneway.frontends.rest.times import Timestamps
 from laneway.frontends.rest.vhosts import VirtualHosts
@@ -50,7 +50,8 @@ class RestApi:
         self._access = access
         self._limits = limits
         self._version = version("laneway")
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # administration
+        self._logins: set[asyncio.Task[None]] = set()  # password checks
         self._one_message_heads, self._keyed_heads = OneMessageHeads(), KeyedHeads()
         writer = AnswerWriter(Timestamps())
         self._dequeuing = Dequeuing(broker, access, limits, writer)
@@ -113,9 +114,12 @@ class RestApi:
             self._dispatch(call, plan)
         elif plan.find_account(self._access, call):
             call.account = plan.account
+            if call.head.raw:
+                call.remember()
+                self._router.remember(call.head.method, call.head.target, plan.match)
             self._dispatch(call, plan)
         else:
-            self._start(call, self._authenticate(call, plan))
+            self._begin(call, self._authenticate(call, plan), self._logins)
 
     def end_wait(self, call: Call) -> None:
         self._dequeuing.end_wait(call)
@@ -140,29 +144,27 @@ class RestApi:
             if not plan.is_json and call.body:
                 _check_media_type(plan)
             plan.fast(call)
+        elif len(self._tasks) >= self._limits.slow_count:
+            raise Unavailable(f"{self._limits.slow_count} administrative requests are being worked on: try again soon")
         else:
-            self._start(call, self._run(call, plan))
+            self._begin(call, self._run(call, plan), self._tasks)
 
     # --- what is awaited
 
-    def _start(self, call: Call, work: Coroutine[Any, Any, None]) -> None:
-        if len(self._tasks) >= self._limits.slow_count:
-            work.close()
-            raise Unavailable(f"{self._limits.slow_count} administrative requests are being worked on: try again soon")
+    @staticmethod
+    def _begin(call: Call, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
         # Requests behind this one on its connection wait: what they do must come after what this one does.
         call.connection.hold(call)
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     async def _authenticate(self, call: Call, plan: HeadPlan) -> None:
+        """How many of these there are is bounded by access, by address: they take nothing from those who are known."""
         try:
             call.account = await plan.credentials.account_later(self._access, call)
-            if plan.fast is not None:
-                call.connection.release(call)
-                self._dispatch(call, plan)
-            else:
-                await self._run(call, plan)
+            call.connection.release(call)
+            self._dispatch(call, plan)
         except Exception as error:
             self._refuse(call, error)
 
@@ -182,46 +184,46 @@ class RestApi:
             error = INTERNAL
         call.refuse(error)
 
-    # --- the server itself
+    # --- the server itself. Whoever watches it must be answered however busy it is: nothing here is awaited.
 
     @ApiRoute("GET", "/", public=True, answers={200: a.RootAnswer})
-    async def root(self, call: Call) -> Reply:
+    def root(self, call: Call) -> None:
         """What this is."""
         links = {"api": "/openapi.json", "queues": "/queues", "health": "/healthz", "readiness": "/readyz"}
-        return Reply(200, a.encode(a.RootAnswer(name="laneway", version=self._version, links=links)))
+        call.answer(200, a.encode(a.RootAnswer(name="laneway", version=self._version, links=links)))
 
     @ApiRoute("GET", "/healthz", public=True, answers={200: a.AliveAnswer})
-    async def healthz(self, call: Call) -> Reply:
+    def healthz(self, call: Call) -> None:
         """Whether the process is alive, and whether anything keeps it from answering at once."""
         health = self._broker.health()
         counts = {name: health[name] for name in ("slow_turns", "longest_turn_ms")}
-        return Reply(200, a.encode({"state": "alive", **counts}))
+        call.answer(200, a.encode({"state": "alive", **counts}))
 
     @ApiRoute("GET", "/readyz", public=True, answers={200: a.HealthAnswer})
-    async def readyz(self, call: Call) -> Reply:
+    def readyz(self, call: Call) -> None:
         """Whether the node takes all requests; 503 with its state if not."""
-        return self._ready(is_enough=lambda state: state == "ready")
+        self._answer_ready(call, lambda state: state == "ready")
 
     @ApiRoute("GET", "/readyz/publish", public=True, answers={200: a.HealthAnswer})
-    async def ready_to_publish(self, call: Call) -> Reply:
+    def ready_to_publish(self, call: Call) -> None:
         """Whether the node takes messages; 503 with its state if not."""
-        return self._ready(is_enough=lambda state: state == "ready")
+        self._answer_ready(call, lambda state: state == "ready")
 
     @ApiRoute("GET", "/readyz/consume", public=True, answers={200: a.HealthAnswer})
-    async def ready_to_consume(self, call: Call) -> Reply:
+    def ready_to_consume(self, call: Call) -> None:
         """Whether the node serves consumers, which a full disk does not keep it from; 503 with its state if not."""
-        return self._ready(is_enough=lambda state: state not in _SERVING_NOBODY)
+        self._answer_ready(call, lambda state: state not in _SERVING_NOBODY)
 
-    def _ready(self, is_enough: Callable[[str], bool]) -> Reply:
+    def _answer_ready(self, call: Call, is_enough: Callable[[str], bool]) -> None:
         state = str(self._broker.health().get("state"))
         if not is_enough(state):
             raise HttpError(503, "not_ready", f"the node is not ready: its state is {state}", state=state)
-        return Reply(200, a.encode(a.HealthAnswer(state=state)))
+        call.answer(200, a.encode(a.HealthAnswer(state=state)))
 
     @ApiRoute("GET", "/openapi.json", public=True, answers={200: dict})
-    async def openapi(self, call: Call) -> Reply:
+    def openapi(self, call: Call) -> None:
         """This document."""
-        return Reply(200, self._openapi)
+        call.answer(200, self._openapi)
 
 
 def _check_media_type(plan: HeadPlan) -> None:

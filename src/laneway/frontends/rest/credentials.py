@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from copy import copy
 
 from laneway.access import GUEST, Access, Account
 from laneway.errors import LanewayError, Unauthenticated
@@ -33,7 +34,7 @@ class Credentials:
             try:
                 self._name, self._password = _read_basic(value)
             except Unauthenticated as refusal:
-                self._refusal = refusal
+                self._refusal = copy(refusal)
             else:
                 self._refusal = cross_site_refusal(head)
                 if self._name == GUEST:  # a page may know that password, too
@@ -44,8 +45,7 @@ class Credentials:
     def account_now(self, access: Access, call: Call) -> Account | None:
         """The account, or None if finding out takes a password check (account_later)."""
         if self._refusal is not None:
-            # A new one each time: an exception that is raised again collects tracebacks.
-            raise type(self._refusal)(self._refusal.message, field=self._refusal.field)
+            raise copy(self._refusal)  # a traceback in it would lead back here, and be freed late
         if self._key is not None:
             return access.authenticate_key(self._key)
         if self._name is not None:

@@ -42,6 +42,7 @@ class HeadPlan:
         "is_public",
         "known_peer_kind",
         "known_version",
+        "match",
         "names",
         "query",
         "queue",
@@ -52,7 +53,7 @@ class HeadPlan:
     )
 
     def __init__(self, head: Head, router: Router) -> None:
-        match = router.match(head.method, head.target)
+        self.match = match = router.match(head.method, head.target)
         self.refusal: HttpError | None = match.refusal
         self.route: ApiRoute | None = match.route
         self.fast = match.route.fast if match.route is not None else None

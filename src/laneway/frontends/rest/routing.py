@@ -20,6 +20,7 @@ from laneway.frontends.rest.errors import invalid_json
 DEFAULT_VHOST = "/"
 
 _REMEMBERED_TARGETS = 16_384
+_REMEMBERED_TARGET_BYTES = 512
 _MAX_OPTIONS = 64  # in one query string
 _BAD_PERCENT = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
@@ -140,14 +141,16 @@ class Router:
         if found is not None:
             return found
         try:
-            found = self._find(method, target)
+            return self._find(method, target)
         except HttpError as refusal:
             return Match(None, refusal=refusal)
-        if found.route is not None and found.route.is_repeated:
+
+    def remember(self, method: str, target: bytes, match: Match) -> None:
+        """Somebody known asked for this."""
+        if match.route is not None and match.route.is_repeated and len(target) <= _REMEMBERED_TARGET_BYTES:
             if len(self._matches) >= _REMEMBERED_TARGETS:
                 self._matches.clear()
-            self._matches[method, target] = found
-        return found
+            self._matches[method, target] = match
 
     def _find(self, method: str, target: bytes) -> Match:
         path, _, query = _origin_form(target).partition(b"?")

@@ -8,6 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -61,7 +62,9 @@ class RequestPlan:
                 head.own = signature = read_signature(head, self.path, self.query)
                 self.region = signature.credential.region
         except SqsError as error:
-            self.refusal = error
+            # A copy, and a copy of that whenever it is raised: its traceback would lead back here, and such a circle
+            # waits for the garbage collector with all that a stranger sent.
+            self.refusal = copy(error)
 
 
 class SqsApi:
@@ -124,7 +127,7 @@ class SqsApi:
         form: Form = self._json if plan.action else self._query
         try:
             if plan.refusal is not None:
-                raise plan.refusal.with_traceback(None)
+                raise copy(plan.refusal)
             caller = self._caller(call, plan)
             name, action, asked = self._read(call, plan)
             ask = Ask(call, form, name, caller, request_id)
@@ -172,6 +175,10 @@ class SqsApi:
         caller, key = self._who(call, plan)
         if signature is not None and key is not None:
             signature.check(key, call.body, self._now_s())
+            if self._callers.found is not None:
+                self._callers.remember()
+        if call.head.raw:
+            call.remember()
         return caller
 
     def _who(self, call: Call, plan: RequestPlan) -> tuple[Caller, SigningKey | None]:

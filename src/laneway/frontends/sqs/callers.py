@@ -32,7 +32,8 @@ class Callers:
         self._names = names
         self._is_anonymous = is_anonymous
         self._version = access.version
-        self._signing: dict[str, tuple[Caller, SigningKey]] = {}  # by credential
+        self._signing: dict[str, tuple[Caller, SigningKey]] = {}  # by credential, once a signature was right
+        self.found: tuple[str, tuple[Caller, SigningKey]] | None = None  # with its credential, not remembered yet
         self._anonymous: dict[str, Caller] = {}  # by region
 
     def signing(self, credential: Credential) -> tuple[Caller, SigningKey] | None:
@@ -40,15 +41,23 @@ class Callers:
         if self._version != self._access.version:
             self._forget()
         known = self._signing.get(credential.text)
+        self.found = None
         if known is None:
             found = self._access.signing_key(credential.access_key)
             if found is not None:
                 account, secret = found
-                if len(self._signing) >= _REMEMBERED:
-                    self._signing.clear()
                 caller = Caller(account, credential.region, self._access, self._names)
-                known = self._signing[credential.text] = (caller, derive_key(secret, credential))
+                known = caller, derive_key(secret, credential)
+                self.found = credential.text, known
         return known
+
+    def remember(self) -> None:
+        """The signature of the one found last was right."""
+        if self.found is not None:
+            if len(self._signing) >= _REMEMBERED:
+                self._signing.clear()
+            self._signing[self.found[0]] = self.found[1]
+            self.found = None
 
     def anonymous(self, call: Call, region: str, *, is_signed: bool) -> Caller:
         """Whoever may come without a signature may come with any: a client that insists on a key is given a made-up

@@ -30,6 +30,8 @@ SERVICE = "sqs"
 SKEW_S = 15 * 60  # between the clocks of client and server
 LONGEST_PRESIGNED_S = 7 * 24 * 3600
 _SAYS = b"x-amz-"  # what headers of this service begin with; x-amz-target is the action
+_LONGEST_CREDENTIAL = 256
+_LONGEST_NAMES = 1024
 _SPACES = re.compile(b" +")
 _USUAL = re.compile(rf"{ALGORITHM} Credential=([^,\s]+), ?SignedHeaders=([^,\s]+), ?Signature=([^,\s]+)")
 
@@ -190,6 +192,8 @@ def _read_authorization(text: str) -> tuple[str, str, str]:
 
 @lru_cache(maxsize=1024)
 def _read_credential(text: str) -> Credential:
+    if len(text) > _LONGEST_CREDENTIAL:  # also because anybody may send them, and the last ones are remembered
+        raise _incomplete(f"Credential has more than {_LONGEST_CREDENTIAL} characters.")
     scope = text.split("/")
     if len(scope) != 5 or scope[4] != "aws4_request":
         raise _incomplete("Credential must be KEY/DATE/REGION/sqs/aws4_request")
@@ -198,8 +202,10 @@ def _read_credential(text: str) -> Credential:
     return Credential(text, scope[0], scope[1], check_region(scope[2]), "/".join(scope[1:]))
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def _read_names(signed_headers: str) -> tuple[bytes, ...]:
+    if len(signed_headers) > _LONGEST_NAMES:
+        raise _incomplete(f"SignedHeaders has more than {_LONGEST_NAMES} characters.")
     names = tuple(signed_headers.encode("latin-1", "replace").split(b";"))
     if b"host" not in names:
         raise _mismatch("'Host' must be a 'SignedHeader' in the AWS Authorization.")
