@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from laneway.broker.values import ExchangeSettings, QueueInfo
-from laneway.core.settings import RANGES, QueueSettings
+from laneway.core.settings import RANGES, QueueSettings, check_bounds
 from laneway.errors import InvalidInput, QueueExists
 
 MAX_EXPIRY_MS = 10 * 365 * 86_400_000
@@ -44,6 +44,7 @@ def settings_from_arguments(
     max_message_bytes: int,
 ) -> QueueSettings:
     """The settings of a queue as an AMQP client declares it. Raises ArgumentInvalid for the first wrong argument."""
+    check_bounds(arguments)
     given = plain_arguments(arguments)
     values = {name: check(name, given[name], given) for name, check in _CHECKS.items() if name in given}
     limit = values.get("x-delivery-limit")
@@ -120,6 +121,7 @@ def exchange_from_arguments(
     type: str, arguments: Mapping[str, Any], *, durable: bool, auto_delete: bool, internal: bool
 ) -> ExchangeSettings:
     """The settings of an exchange as an AMQP client declares it; its type is known to be one there is."""
+    check_bounds(arguments)
     given = plain_arguments(arguments)
     alternate = given.get("alternate-exchange")
     if alternate is not None:

@@ -26,10 +26,10 @@ from laneway.core.matching import (
     pack,
 )
 from laneway.core.queue import Queue
+from laneway.core.settings import check_bounds
 from laneway.errors import ExchangeNotFound, InvalidInput
 
 MAX_KEY_BYTES = 255
-MAX_ARGUMENTS_BYTES = 16 * 1024
 #: Routes that are remembered together hold at most so many queue numbers and keys.
 MAX_REMEMBERED = 200_000
 
@@ -373,26 +373,17 @@ def _check_text(text: str, what: str, field: str) -> None:
         raise InvalidInput(f"{what} is valid Unicode, this one is not: {text!r}", field=field)
 
 
-def check_arguments(arguments: dict[str, Any]) -> None:
-    try:
-        size = len(pack(arguments))
-    except (OverflowError, RecursionError, TypeError, ValueError) as wrong:
-        raise InvalidInput(f"the arguments cannot be stored: {wrong}", field="arguments") from None
-    if size > MAX_ARGUMENTS_BYTES:
-        raise InvalidInput(f"the arguments take {size} bytes, {MAX_ARGUMENTS_BYTES} are allowed", field="arguments")
-
-
 def check_exchange_settings(settings: ExchangeSettings) -> None:
     if settings.type not in INDEXES:
         raise InvalidInput(f"an exchange's type is one of {', '.join(INDEXES)}, not {settings.type!r}", field="type")
     if settings.alternate_exchange is not None:
         _check_text(settings.alternate_exchange, "an exchange name", "alternate_exchange")
-    check_arguments(settings.arguments)
+    check_bounds(settings.arguments)
 
 
 def check_binding(binding: Binding, source: Exchange) -> None:
     check_routing_key(binding.routing_key)
-    check_arguments(binding.arguments)
+    check_bounds(binding.arguments)
     if source.settings.type == "headers":
         check_headers_arguments(binding.arguments)
 

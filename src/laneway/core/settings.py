@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
 from laneway.errors import InvalidInput
+
+_encode = msgspec.msgpack.encode
 
 SECOND_MS = 1_000
 DAY_MS = 86_400_000
@@ -27,6 +30,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "expires_ms": (1, (1 << 32) - 1),
 }
 
+MAX_DEPTH = 16  # of lists and objects in arguments
 MAX_ARGUMENTS_BYTES = 16 * 1024
 
 
@@ -105,23 +109,38 @@ def check_settings(settings: QueueSettings) -> QueueSettings:
 
 def check_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     """Arguments are kept as JSON: what would come back as something else is refused."""
+    check_bounds(arguments)
     if not _is_plain(arguments):
         raise InvalidInput("arguments hold text, numbers, booleans, null, lists and objects", field="arguments")
-    size = len(msgspec.json.encode(arguments))
-    if size > MAX_ARGUMENTS_BYTES:
-        raise InvalidInput(
-            f"arguments have at most {MAX_ARGUMENTS_BYTES} bytes as JSON, these have {size}", field="arguments"
-        )
     return arguments
 
 
-def _is_plain(value: Any, depth: int = 0) -> bool:
-    if depth > 16:
-        return False
+def check_bounds(arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that are too large or nested too deep, before anything walks through them."""
+    try:
+        size = len(_encode(arguments))
+    except (OverflowError, RecursionError, TypeError, ValueError) as wrong:
+        raise InvalidInput(f"the arguments cannot be stored: {wrong}", field="arguments") from None
+    if size > MAX_ARGUMENTS_BYTES:
+        raise InvalidInput(f"the arguments take {size} bytes, {MAX_ARGUMENTS_BYTES} are allowed", field="arguments")
+    if not is_shallow(arguments):
+        raise InvalidInput(f"the arguments are nested more than {MAX_DEPTH} deep", field="arguments")
+
+
+def is_shallow(value: Any, levels: int = MAX_DEPTH) -> bool:
+    """Whether lists and objects are nested no deeper than that."""
     if isinstance(value, dict):
-        return all(_is_text(name) and _is_plain(inner, depth + 1) for name, inner in value.items())
+        return levels > 0 and all(is_shallow(inner, levels - 1) for inner in value.values())
     if isinstance(value, list):
-        return all(_is_plain(inner, depth + 1) for inner in value)
+        return levels > 0 and all(is_shallow(inner, levels - 1) for inner in value)
+    return True
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_text(name) and _is_plain(inner) for name, inner in value.items())
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
     if isinstance(value, float):
         return value - value == 0  # neither infinite nor "not a number"
     if isinstance(value, int):

@@ -12,13 +12,12 @@ from laneway.core.exchanges import (
     BUILT_IN,
     Binding,
     ExchangeSettings,
-    check_arguments,
     check_binding,
     check_exchange_name,
     check_exchange_settings,
 )
 from laneway.core.matching import pack
-from laneway.core.settings import check_queue_name
+from laneway.core.settings import check_bounds, check_queue_name
 from laneway.core.state import State, queue_document
 from laneway.errors import ExchangeExists, ExchangeInUse, InvalidInput, LimitExceeded
 
@@ -74,7 +73,7 @@ def bind(state: State, vhost: str, binding: Binding, now_ms: int, *, max_binding
 
 def unbind(state: State, vhost: str, binding: Binding, now_ms: int) -> Iterator[Event]:
     """Remove a binding; nothing if it is not there, or neither is what it binds."""
-    check_arguments(binding.arguments)
+    check_bounds(binding.arguments)
     if state.topology.has(vhost, binding):
         yield Unbound(_destination(state, vhost, binding), now_ms, _encode((vhost, binding)))
 

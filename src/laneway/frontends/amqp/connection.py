@@ -474,6 +474,7 @@ class AmqpConnection(asyncio.Protocol):
             channel.end()
         self.channels.clear()
         self.consumers.clear()
+        self._incoming.forget_all()
         self.shared.broker.send(EndSession(self.session), _not_answered)
 
     def stop(self, why: str = "broker forced connection closure with reason 'shutdown'") -> None:

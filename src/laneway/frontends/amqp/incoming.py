@@ -174,6 +174,11 @@ class Incoming:
         """The channel ended: what it began to publish is not published."""
         self._drop(channel)
 
+    def forget_all(self) -> None:
+        """The connection ends: what all channels began to publish is not published."""
+        self._contents.clear()
+        self._unfinished_bytes = 0
+
     def _frame(self, kind: int, channel: int, payload: bytes) -> None:
         if kind == METHOD and len(payload) >= 4:
             self._method(channel, payload)

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from laneway.broker.values import QueueInfo, QueueSettings, QueueStats
+from laneway.core.settings import is_shallow
 from laneway.frontends.sqs.errors import SqsError, value_invalid
 from laneway.frontends.sqs.names import is_fifo
 
@@ -40,6 +41,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
 _FIFO_ONLY = ("ContentBasedDeduplication", "DeduplicationScope", "FifoThroughputLimit")
 _TEXTS = ("KmsMasterKeyId", "Policy", "RedriveAllowPolicy")
 SETTABLE = frozenset({*_WHOLE, *_WORDS, *_TEXTS, "RedrivePolicy", "FifoQueue"})
+_KEPT = frozenset({*_WORDS, *_TEXTS, *_WHOLE} - {"DelaySeconds", "MessageRetentionPeriod", "VisibilityTimeout"})
 _COUNTS = {
     "ApproximateNumberOfMessages": "ready",
     "ApproximateNumberOfMessagesDelayed": "delayed",
@@ -81,9 +83,20 @@ class View:
 
 
 def own_of(settings: QueueSettings) -> dict[str, Any]:
-    """What SQS keeps of a queue: {"attributes": {…}, "tags": {…}}, to be read only."""
-    kept: dict[str, Any] = settings.arguments.get(SQS, {})
-    return kept
+    """What SQS keeps of a queue: {"attributes": {…}, "tags": {…}}, to be read only. An argument of that name may also
+    be what an AMQP client made up: what SQS would not have kept does not count."""
+    kept = settings.arguments.get(SQS)
+    if not isinstance(kept, dict):
+        return {}
+    attributes, tags = _texts(kept.get("attributes")), _texts(kept.get("tags"))
+    return {
+        "attributes": {name: text for name, text in attributes.items() if name in _KEPT and not _is_bad(name, text)},
+        "tags": tags,
+    }
+
+
+def _texts(given: Any) -> dict[str, str]:
+    return {k: v for k, v in given.items() if isinstance(v, str)} if isinstance(given, dict) else {}
 
 
 def with_own(settings: QueueSettings, own: dict[str, Any]) -> QueueSettings:
@@ -123,28 +136,31 @@ def changed(name: str, settings: QueueSettings, given: Mapping[str, str], name_o
 def _check(name: str, attribute: str, value: str) -> None:
     if attribute not in SETTABLE or (attribute in _FIFO_ONLY and not is_fifo(name)):
         raise SqsError("InvalidAttributeName", f"Unknown Attribute {attribute}.")
-    bad = False
+    if attribute == "FifoQueue" and not is_fifo(name):
+        raise SqsError("InvalidAttributeName", f"Unknown Attribute {attribute}.")
+    if _is_bad(attribute, value):
+        raise SqsError("InvalidAttributeValue", f"Invalid value for the parameter {attribute}.")
+    if attribute == "RedriveAllowPolicy" and value:
+        _check_allow_policy(value)
+
+
+def _is_bad(attribute: str, value: str) -> bool:
     if attribute in _WHOLE:
         lowest, highest = _WHOLE[attribute]
-        bad = re.fullmatch(r"[0-9]{1,10}", value) is None or not lowest <= int(value) <= highest
-    elif attribute in _WORDS:
-        bad = value not in _WORDS[attribute]
-    elif attribute == "FifoQueue":
-        if not is_fifo(name):
-            raise SqsError("InvalidAttributeName", f"Unknown Attribute {attribute}.")
-        bad = value != "true"
-    elif attribute in ("Policy", "RedriveAllowPolicy") and value:
-        bad = not isinstance(_json(value), dict)
-        if attribute == "RedriveAllowPolicy" and not bad:
-            _check_allow_policy(value)
-    if bad:
-        raise SqsError("InvalidAttributeValue", f"Invalid value for the parameter {attribute}.")
+        return re.fullmatch(r"[0-9]{1,10}", value) is None or not lowest <= int(value) <= highest
+    if attribute in _WORDS:
+        return value not in _WORDS[attribute]
+    if attribute == "FifoQueue":
+        return value != "true"
+    return attribute in ("Policy", "RedriveAllowPolicy") and bool(value) and not isinstance(_json(value), dict)
 
 
 def _json(text: str) -> Any:
+    """What a text says, if it is JSON that is not nested too deep."""
     try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
+        value = msgspec.json.decode(text)
+        return value if is_shallow(value) else None
+    except (msgspec.DecodeError, RecursionError):
         return None
 
 
@@ -163,8 +179,8 @@ def allows_source(settings: QueueSettings, source_arn: str) -> bool:
     """Whether a dead-letter queue lets this queue use it."""
     text = own_of(settings).get("attributes", {}).get("RedriveAllowPolicy")
     policy = _json(text) if text else {}
-    permission = policy.get("redrivePermission", "allowAll")
-    return permission == "allowAll" or (permission == "byQueue" and source_arn in policy.get("sourceQueueArns", ()))
+    permission, arns = policy.get("redrivePermission", "allowAll"), policy.get("sourceQueueArns")
+    return permission == "allowAll" or (permission == "byQueue" and isinstance(arns, list) and source_arn in arns)
 
 
 def _redrive_changes(name: str, text: str, name_of: NameOf) -> dict[str, Any]:
@@ -212,7 +228,9 @@ def _everything(info: QueueInfo, stats: QueueStats, arn_of: ArnOf) -> dict[str, 
         "SqsManagedSseEnabled": "false",
     }
     attributes |= {name: str(getattr(stats, count)) for name, count in _COUNTS.items()}
-    attributes |= {name: str(getattr(settings, field) // 1000) for name, field in _MS.items()}
+    for name, field in _MS.items():
+        value = getattr(settings, field)  # None: messages are kept for ever, which SQS has no word for
+        attributes[name] = str(_WHOLE[name][1] if value is None else value // 1000)
     if is_fifo(info.name):
         attributes |= {
             "FifoQueue": "true",

@@ -33,6 +33,7 @@ _SAYS = b"x-amz-"  # what headers of this service begin with; x-amz-target is th
 _LONGEST_CREDENTIAL = 256
 _LONGEST_NAMES = 1024
 _SPACES = re.compile(b" +")
+_PRESIGNED = re.compile(b"(?:^|&)X-Amz-Signature=")
 _USUAL = re.compile(rf"{ALGORITHM} Credential=([^,\s]+), ?SignedHeaders=([^,\s]+), ?Signature=([^,\s]+)")
 
 
@@ -70,7 +71,7 @@ class Signature(msgspec.Struct, frozen=True, gc=False):
             raise _mismatch("The body does not have the SHA-256 that x-amz-content-sha256 says.")
         request = sha256(self.before_body + body_sha256.encode()).hexdigest()
         to_sign = f"{ALGORITHM}\n{self.timestamp}\n{self.credential.scope}\n{request}"
-        if not compare_digest(key.sign(to_sign.encode()), self.signature):
+        if not compare_digest(key.sign(to_sign.encode()).encode(), self.signature.encode("utf-8", "replace")):
             raise _mismatch(
                 "The request signature we calculated does not match the signature you provided. Check your AWS Secret "
                 "Access Key and signing method. Consult the service documentation for details."
@@ -153,7 +154,7 @@ def read_signature(head: Head, path: bytes, query: bytes) -> Signature:
 def is_signed(head: Head, query: bytes) -> bool:
     if head.authorization is not None:
         return head.authorization.startswith(ALGORITHM.encode())
-    return b"X-Amz-Signature=" in query
+    return _PRESIGNED.search(query) is not None
 
 
 def _check_all_signed(headers: dict[bytes, bytes], names: tuple[bytes, ...]) -> None:
