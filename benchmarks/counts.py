@@ -58,6 +58,7 @@ from laneway.frontends.sqs.names import SqsOptions
 from laneway.journal.interface import Commit, Journal
 from laneway.journal.segments.journal import SegmentJournal
 from laneway.resources.intake import Intake
+from laneway.telemetry.floods import FloodLog
 
 KILOBYTE = 1024
 BATCH = 100
@@ -138,8 +139,8 @@ class Server:
         self.broker, self.access = broker, access
         ticks, proxies = protocol.Ticks(limits, 1000), TrustedProxies()
         intake = Intake(most_connections=1000, most_bytes=1 << 30)
-        self._http = protocol.HttpShared(applications, limits, intake, Framer(time.time), ticks, proxies)
-        self._amqp = AmqpShared(broker, access, AmqpLimits(), intake, lambda: "any", proxies)
+        self._http = protocol.HttpShared(applications, limits, intake, Framer(time.time), ticks, proxies, FloodLog())
+        self._amqp = AmqpShared(broker, access, AmqpLimits(), intake, lambda: "any", proxies, FloodLog())
 
     def http(self, count: int) -> list[Transport]:
         return [Transport(protocol.HttpConnection(self._http)) for _ in range(count)]

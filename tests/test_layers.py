@@ -40,10 +40,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "telemetry": {"errors"},
     "resources": {"errors"},
     "broker": {"errors", "core", "journal.interface", "cluster.interface", "telemetry"},
-    "access": {"errors"},
+    "access": {"errors", "telemetry"},
     "frontends": set(),
     "frontends.doors": {"errors"},
-    "frontends.http": {"errors", "access", "frontends.doors", "resources"},
+    "frontends.http": {"errors", "access", "frontends.doors", "resources", "telemetry"},
     "frontends.rest": {
         "errors",
         "frontends.http",

@@ -26,7 +26,9 @@ for people. `field` names the offending part of the input where there is one.
     │   ├── JournalGap          history that was asked for has been dropped
     │   └── CursorLost          … and so the cursor that should have held it is of no use any more
     ├── Refused                 right request, wrong moment; try again later
-    │   ├── QueueFull · LimitExceeded · DiskFull
+    │   ├── QueueFull · DiskFull
+    │   ├── LimitExceeded
+    │   │   └── TooManyLogins   that failed, from one address
     │   ├── TooLargeForDisk     the disk has room, but not for so much
     │   └── Unavailable
     │       ├── OutOfDescriptors    the process may open no more files for the moment
@@ -186,6 +188,12 @@ class QueueFull(Refused):
 
 class LimitExceeded(Refused):
     code = "limit_exceeded"
+
+
+class TooManyLogins(LimitExceeded):
+    """… that failed, from one address."""
+
+    code = "too_many_logins"
 
 
 class DiskFull(Refused):

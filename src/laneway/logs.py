@@ -27,6 +27,30 @@ class _JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
+class _TextLines(logging.Formatter):
+    """One line is one line: what clients say stands in many of them, and must neither end one nor move the cursor of a
+    terminal. The lines of a traceback are marked, so that none of them looks like the beginning of a record."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(f"  | {printable(line)}" for line in super().formatException(ei).split("\n"))
+
+    def formatStack(self, stack_info: str) -> str:
+        return "\n".join(f"  | {printable(line)}" for line in stack_info.split("\n"))
+
+
+def printable(text: str) -> str:
+    """The text with everything but letters, signs and blanks written as Python escapes it."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode() for char in text
+    )
+
+
 def set_up_logging(level: str, form: str) -> None:
     """From now on all that is logged goes to stderr, from this level on; again with others when they change."""
     handler = logging.StreamHandler()
@@ -40,7 +64,7 @@ def set_up_logging(level: str, form: str) -> None:
 def formatter(form: str) -> logging.Formatter:
     if form == "json":
         return _JsonLines()
-    return logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    return _TextLines("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 def announce(form: str, message: str) -> None:

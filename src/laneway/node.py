@@ -42,6 +42,7 @@ from laneway.logs import announce, set_up_logging
 from laneway.reloading import PutInForce, Reloading, described
 from laneway.resources import descriptors
 from laneway.resources.intake import Intake
+from laneway.telemetry.floods import FloodLog
 from laneway.telemetry.turns import LoopTurns, TurnWatch
 
 log = logging.getLogger("laneway.node")
@@ -95,6 +96,7 @@ class Node:
                 limit,
                 share.for_connections,
             )
+        self.floods = FloodLog()
         self.intake = Intake(most_connections=share.for_connections, most_bytes=config.max_receiving_bytes)
         try:
             journal = SegmentJournal(
@@ -147,7 +149,7 @@ class Node:
             recovery.event_count,
             recovery.epoch,
         )
-        self.access = Access(Documents(self.broker), now_ms=wall_clock_ms)
+        self.access = Access(Documents(self.broker), now_ms=wall_clock_ms, floods=self.floods)
         return self.access
 
     async def start(self) -> None:
@@ -159,9 +161,11 @@ class Node:
         sqs = SqsApi(self.broker, access, self._sqs)
         proxies = TrustedProxies(self.config.trusted_proxies.networks)
         rest = RestApi(self.broker, access, limits, reload=self._reload)
-        self.http = HttpServer([sqs, rest], limits, intake=self.intake, proxies=proxies)
+        self.http = HttpServer([sqs, rest], limits, intake=self.intake, floods=self.floods, proxies=proxies)
         access.on_change(self.http.recheck)
-        self.amqp = AmqpServer(self.broker, access, self._amqp_limits(), intake=self.intake, proxies=proxies)
+        self.amqp = AmqpServer(
+            self.broker, access, self._amqp_limits(), intake=self.intake, floods=self.floods, proxies=proxies
+        )
         await self._listen("http", self.config.http, self.http.start)
         await self._listen("amqp", self.config.amqp, self.amqp.start)
         if self.tls is not None:

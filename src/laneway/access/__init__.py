@@ -17,6 +17,7 @@ from laneway.access.accounts import (
     Need,
     Permission,
 )
+from laneway.access.failures import Origin
 from laneway.access.peers import Network, Peer, TrustedProxies, is_loopback
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "LoginKind",
     "Need",
     "Network",
+    "Origin",
     "Peer",
     "Permission",
     "TrustedProxies",

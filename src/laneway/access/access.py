@@ -12,8 +12,9 @@ import hashlib
 import hmac
 import logging
 import secrets
+import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from laneway.access.accounts import (
     ADMIN,
@@ -40,6 +41,7 @@ from laneway.access.accounts import (
     decode_key,
     encode_document,
 )
+from laneway.access.failures import FailedLogins, Origin
 from laneway.access.passwords import WELL_KNOWN_GUEST, hash_password, password_matches, unmatchable_hash
 from laneway.access.patterns import Matcher, compile_pattern
 from laneway.errors import (
@@ -52,6 +54,7 @@ from laneway.errors import (
     Unauthenticated,
     Unavailable,
 )
+from laneway.telemetry.floods import FloodLog
 
 ACCOUNTS = "accounts"
 KEYS = "keys"
@@ -59,6 +62,10 @@ KEY_PREFIX = "lw_"
 ACCESS_KEY_PREFIX = "AKIA"
 
 log = logging.getLogger("laneway.access")
+
+_INSIDE = Origin()
+_NOBODY = "the server itself"
+_WRONG = "the account's name or its password is wrong"
 
 _T = TypeVar("_T")
 _SEEING: tuple[Need, ...] = ("stats", "write", "configure")
@@ -111,6 +118,8 @@ class Access:
         now_ms: Callable[[], int],
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
         limits: AccessLimits | None = None,
+        elapsed_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
+        floods: FloodLog | None = None,
     ) -> None:
         self._store = store
         self._now_ms = now_ms
@@ -126,7 +135,9 @@ class Access:
         self._changing = asyncio.Lock()
         self._listeners: list[Callable[[str], None]] = []
         self._unfinished: set[asyncio.Task[Any]] = set()
+        self.failures = FailedLogins(self._limits, floods or FloodLog(), elapsed_ms)
         self._verifying = asyncio.Semaphore(self._limits.verifications_at_once)
+        self._hashing = asyncio.Semaphore(1)  # new passwords: administration does not wait for strangers
         self._verifications_waiting = 0
         self._verifications: dict[bytes, asyncio.Future[bool]] = {}  # under way; the result: refused
         self.reload()
@@ -158,15 +169,19 @@ class Access:
             return held.account
         return None
 
-    async def authenticate_password(self, name: str, password: str, *, from_loopback: bool) -> Account:
+    async def authenticate_password(
+        self, name: str, password: str, *, from_loopback: bool, origin: Origin = _INSIDE
+    ) -> Account:
         """The account, if the password is right. An unknown name takes as long as a wrong password."""
         if name == GUEST and not from_loopback:
-            raise Unauthenticated(
+            raise self.refused(
+                origin,
+                name,
                 "guest can be used from this machine only, and not through a proxy: create an account to come from "
-                "elsewhere"
+                "elsewhere",
             )
         if len(password) > self._limits.password_bytes:
-            _refuse_password()
+            raise self.refused(origin, name, _WRONG)
         known = self.password_cached(name, password, from_loopback=from_loopback)
         if known is not None:
             return known
@@ -175,42 +190,52 @@ class Access:
         while (other := self._verifications.get(digest)) is not None:
             await asyncio.wait([other])
             if other.result():
-                _refuse_password()
+                raise self.refused(origin, name, _WRONG)
             known = self.password_cached(name, password, from_loopback=from_loopback)
             if known is not None:
                 return known
         if self._verifications_waiting >= self._limits.verifications_waiting:
             raise Unavailable("too many passwords are waiting to be verified: try again in a moment, or use an API key")
+        self.failures.begin(origin, name)
         self._verifications_waiting += 1
         done = self._verifications[digest] = asyncio.get_running_loop().create_future()
         refused = False
         try:
             async with self._verifying:
-                return await self._verify(name, password)
-        except Unauthenticated:
-            refused = True
-            raise
+                account = await self._verify(name, password)
+            if account is None:
+                refused = True
+                self.failures.failed(origin, name, _WRONG, is_counted=True)
+                raise Unauthenticated(_WRONG)
+            self.failures.succeeded(origin, name)
+            return account
         finally:
             self._verifications_waiting -= 1
             del self._verifications[digest]
             done.set_result(refused)
 
-    async def _verify(self, name: str, password: str) -> Account:
+    async def _verify(self, name: str, password: str) -> Account | None:
         held = self._accounts.get(name)
         stored = held.password if held is not None else None
         matches = await asyncio.to_thread(password_matches, password, stored or self._nobody)
         # The account may have been deleted, or its password changed, while the hash was computed.
         current = self._accounts.get(name)
         if current is None or stored is None or not matches or current.password != stored:
-            _refuse_password()
+            return None
         current.verified = self._digest(name, password)
         return current.account
 
-    def authenticate_key(self, key: str) -> Account:
+    def refused(self, origin: Origin, name: str, why: str) -> Unauthenticated:
+        """To be raised: a login that failed, which is counted and logged."""
+        self.failures.failed(origin, name, why)
+        return Unauthenticated(why)
+
+    def authenticate_key(self, key: str, origin: Origin = _INSIDE) -> Account:
         info = self._keys.get(_key_hash(key)) if key.startswith(KEY_PREFIX) else None
         held = self._accounts.get(info.account) if info is not None else None
         if held is None:
-            raise Unauthenticated("this API key is not known: it may have been deleted")
+            self.failures.check(origin, "")  # looking it up costs nothing, so whoever has the right one never waits
+            raise self.refused(origin, "", "this API key is not known: it may have been deleted")
         return held.account
 
     def signing_key(self, key_id: str) -> tuple[Account, str] | None:
@@ -353,6 +378,7 @@ class Access:
         password: str | None = None,
         roles: Sequence[str] | None = None,
         permissions: Sequence[Permission] | None = None,
+        by: str = _NOBODY,
     ) -> Account:
         """Create an account or change it; None leaves that part as it is (or, of a new account: no password,
         the role user, no permissions)."""
@@ -362,12 +388,17 @@ class Access:
         hashed = None
         if password is not None:
             check_password(password, self._limits)
-            async with self._verifying:
+            async with self._hashing:
                 hashed = await asyncio.to_thread(hash_password, password, self._random_bytes)
-        return await self._to_the_end(self._put(name, hashed, wanted_roles, wanted_permissions))
+        return await self._to_the_end(self._put(name, hashed, wanted_roles, wanted_permissions, by))
 
     async def _put(
-        self, name: str, hashed: str | None, roles: tuple[str, ...] | None, permissions: tuple[Permission, ...] | None
+        self,
+        name: str,
+        hashed: str | None,
+        roles: tuple[str, ...] | None,
+        permissions: tuple[Permission, ...] | None,
+        by: str,
     ) -> Account:
         async with self._changing:
             held = self._accounts.get(name)
@@ -386,25 +417,35 @@ class Access:
             stored = StoredAccount(account=after, password=hashed or (held.password if held is not None else None))
             await self._store.put_document(ACCOUNTS, name, encode_document(stored))
             self._accounts[name] = _Held(stored, held)
+            parts = {"password": hashed, "roles": roles, "permissions": permissions}
+            log.info(
+                "account %r %s by %s: roles %s; given: %s",
+                name,
+                "created" if held is None else "changed",
+                by,
+                ", ".join(after.roles) or "none",
+                ", ".join(part for part, given in parts.items() if given is not None) or "nothing",
+            )
             self._changed(name)
             return after
 
-    async def delete_account(self, name: str) -> None:
+    async def delete_account(self, name: str, *, by: str = _NOBODY) -> None:
         """Delete an account and its keys: the keys first, so that none can outlive its account."""
-        await self._to_the_end(self._delete(name))
+        await self._to_the_end(self._delete(name, by))
 
-    async def _delete(self, name: str) -> None:
+    async def _delete(self, name: str, by: str) -> None:
         async with self._changing:
             held = self._known(name)
             self._check_admin_remains_without(name)
             for info in self.keys(name):
-                await self._remove_key(info)
+                await self._remove_key(info, by)
             if name == GUEST:
                 deleted = StoredAccount(account=held.account, deleted=True)
                 await self._store.put_document(ACCOUNTS, name, encode_document(deleted))
             else:
                 await self._store.remove_document(ACCOUNTS, name)
             del self._accounts[name]
+            log.info("account %r deleted by %s", name, by)
             self._changed(name)
 
     def _check_admin_remains_without(self, name: str, *, key_id: str | None = None) -> None:
@@ -432,12 +473,14 @@ class Access:
 
     # --- API keys
 
-    async def create_key(self, account_name: str, label: str = "", kind: KeyKind = "api") -> tuple[str, str]:
+    async def create_key(
+        self, account_name: str, label: str = "", kind: KeyKind = "api", *, by: str = _NOBODY
+    ) -> tuple[str, str]:
         """(key id, the key or the secret): the only time that is seen."""
         check_label(label, self._limits)
-        return await self._to_the_end(self._create_key(account_name, label, kind))
+        return await self._to_the_end(self._create_key(account_name, label, kind, by))
 
-    async def _create_key(self, account_name: str, label: str, kind: KeyKind) -> tuple[str, str]:
+    async def _create_key(self, account_name: str, label: str, kind: KeyKind, by: str) -> tuple[str, str]:
         async with self._changing:
             self._known(account_name)
             if account_name == GUEST:
@@ -459,6 +502,7 @@ class Access:
                 stored = StoredKey(info=info, sha256=_key_hash(key).hex())
             await self._store.put_document(KEYS, key_id, encode_document(stored))
             self._hold_key(stored)
+            log.info("key %r (%s) of account %r created by %s", key_id, kind, account_name, by)
             return key_id, key
 
     def keys(self, account_name: str) -> list[KeyInfo]:
@@ -467,19 +511,20 @@ class Access:
         mine += [key.info for key in self._access_keys.values() if key.info.account == account_name]
         return sorted(mine, key=lambda info: (info.created_at_ms, info.key_id))
 
-    async def delete_key(self, account_name: str, key_id: str) -> None:
-        await self._to_the_end(self._delete_key(account_name, key_id))
+    async def delete_key(self, account_name: str, key_id: str, *, by: str = _NOBODY) -> None:
+        await self._to_the_end(self._delete_key(account_name, key_id, by))
 
-    async def _delete_key(self, account_name: str, key_id: str) -> None:
+    async def _delete_key(self, account_name: str, key_id: str, by: str) -> None:
         async with self._changing:
             for info in self.keys(account_name):
                 if info.key_id == key_id:
                     self._check_admin_remains_without(account_name, key_id=key_id)
-                    return await self._remove_key(info)
+                    return await self._remove_key(info, by)
             raise NotFound(f"account {account_name!r} has no key {key_id!r}", field="key_id")
 
-    async def _remove_key(self, info: KeyInfo) -> None:
+    async def _remove_key(self, info: KeyInfo, by: str) -> None:
         await self._store.remove_document(KEYS, info.key_id)
+        log.info("key %r (%s) of account %r deleted by %s", info.key_id, info.kind, info.account, by)
         if info.kind == "aws":
             del self._access_keys[info.key_id]
         else:
@@ -505,10 +550,6 @@ class Access:
     def _digest(self, name: str, password: str) -> bytes:
         text = f"{name}:{password}".encode("utf-8", "surrogatepass")  # a name has no colon
         return hashlib.blake2b(text, key=self._secret, digest_size=32).digest()
-
-
-def _refuse_password() -> NoReturn:
-    raise Unauthenticated("the account's name or its password is wrong")
 
 
 def _password_mark(stored: str | None) -> str:

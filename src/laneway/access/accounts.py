@@ -31,6 +31,10 @@ class AccessLimits(msgspec.Struct, frozen=True, kw_only=True):
     password_bytes: int = 1024
     verifications_at_once: int = 2
     verifications_waiting: int = 256
+    failures_per_name: int = 20  # logins that failed, of one account name from one address, before it has to wait
+    failures_per_address: int = 100  # … of all names
+    failure_of_name_ms: int = 3_000  # after which one is forgiven
+    failure_of_address_ms: int = 1_000
     remembered_decisions_per_account: int = 10_000
 
 

@@ -57,7 +57,8 @@ class AmqpConnection(asyncio.Protocol):
         self.peer: Peer
         self.account: Account | None = None
         self.login: Login | None = None  # how it proved to be that account
-        self.vhost = ""
+        self.vhost = ""  # until it is opened
+        self._opened_s = 0.0
         self.client_capabilities: dict[str, Any] = {}
         self.channel_max = shared.limits.channel_count
         self.heartbeat_s = 0
@@ -97,10 +98,17 @@ class AmqpConnection(asyncio.Protocol):
         transport.set_write_buffer_limits(high=self.shared.limits.unsent_bytes)
         self.shared.on_connection()
         if self.shared.is_stopping or not self.shared.intake.admit():
-            log.warning("a connection is turned away: there are %d", self.shared.intake.connection_count)
+            count = self.shared.intake.connection_count
+            text = "AMQP connection from %s turned away: there are %d already"
+            self._tell(logging.WARNING, "connections turned away", text, self.peer, count)
             transport.abort()
         else:
             self.shared.connections.add(self)
+            self._opened_s = self.shared.now_s()
+
+    def _tell(self, level: int, kind: str, text: str, *values: object) -> None:
+        """In the log, unless there are too many of the kind from there."""
+        self.shared.floods.say(log, level, kind, self.peer.address, text, *values)
 
     def doing(self) -> str:
         """In short, for a log line."""
@@ -115,6 +123,13 @@ class AmqpConnection(asyncio.Protocol):
         if self in self.shared.connections:
             self.shared.connections.remove(self)
             self.shared.intake.leave()
+            lasted_s = self.shared.now_s() - self._opened_s
+            if self.vhost:
+                text = "AMQP connection from %s closed: account %r, %.0f s"
+                self._tell(logging.INFO, "AMQP connections", text, self.peer, self._who(), lasted_s)
+            else:
+                text = "AMQP connection from %s closed before it was opened, %.0f s"
+                self._tell(logging.INFO, "AMQP connections that were not opened", text, self.peer, lasted_s)
         if not self.shared.connections:
             self.shared.on_empty()
 
@@ -427,6 +442,8 @@ class AmqpConnection(asyncio.Protocol):
         self.frame_bytes = self._incoming.frame_bytes = count
 
     def opened(self) -> None:
+        text = "AMQP connection from %s opened: account %r, virtual host %r"
+        self._tell(logging.INFO, "AMQP connections", text, self.peer, self._who(), self.vhost)
         self.write(encode("connection.open-ok", 0, ""))
         if self.shared.is_blocked:
             self.tell_blocked()

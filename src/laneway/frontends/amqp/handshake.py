@@ -9,9 +9,9 @@ import logging
 import ssl
 from typing import TYPE_CHECKING, Any
 
-from laneway.access import Account, LoginKind
+from laneway.access import Account, LoginKind, Origin
 from laneway.core.field_tables import Malformed, decode_table
-from laneway.errors import LanewayError, Unauthenticated, Unavailable
+from laneway.errors import LanewayError, Refused
 from laneway.frontends.amqp.errors import AmqpError, not_allowed
 from laneway.frontends.amqp.spec import BY_NAME, FRAME_MIN_BYTES, Arguments, encode
 
@@ -69,10 +69,11 @@ class Handshake:
 
     def _external(self) -> None:
         """The certificate was checked when the connection was made; its common name is the account."""
+        name = self._connection.peer_name() or ""
         try:
-            account = self._shared.access.account(self._connection.peer_name() or "")
+            account = self._shared.access.account(name)
         except LanewayError as refused:
-            self._refuse(refused)
+            self._refuse(self._shared.access.refused(self._origin(), name, refused.message))
         else:
             self._logged_in(account, "certificate")
 
@@ -82,9 +83,9 @@ class Handshake:
         try:
             account = access.password_cached(name, password, from_loopback=local)
             if account is None and password.startswith(KEY_PREFIX):
-                account, by = access.authenticate_key(password), "key"
+                account, by = access.authenticate_key(password, self._origin()), "key"
                 if name not in ("", account.name):
-                    raise Unauthenticated("the API key is another account's")
+                    raise access.refused(self._origin(), name, "the API key is another account's")
         except LanewayError as refused:
             self._refuse(refused)
             return
@@ -98,7 +99,7 @@ class Handshake:
         connection = self._connection
         try:
             account = await self._shared.access.authenticate_password(
-                name, password, from_loopback=connection.peer.is_here
+                name, password, from_loopback=connection.peer.is_here, origin=self._origin()
             )
         except LanewayError as refused:
             if not connection.is_gone:
@@ -108,9 +109,12 @@ class Handshake:
                 self._logged_in(account, "password")
         connection.release()
 
+    def _origin(self) -> Origin:
+        peer = self._connection.peer
+        return Origin(f"AMQP {self._mechanism}", str(peer), peer.address)
+
     def _refuse(self, reason: LanewayError) -> None:
-        log.warning("a login over AMQP with %s was refused: %s", self._mechanism, reason.message)
-        if isinstance(reason, Unavailable):  # nothing is wrong with it: the client may try again
+        if isinstance(reason, Refused):  # nothing is wrong with it: the client may try again
             self._connection.end(AmqpError(320, reason.message, method=0))
             return
         if self._connection.client_capabilities.get("authentication_failure_close") is not True:

@@ -14,6 +14,7 @@ from laneway.frontends.amqp.shared import AmqpShared
 from laneway.frontends.doors.listening import Listeners
 from laneway.frontends.doors.tls import TlsDoor
 from laneway.resources.intake import Intake
+from laneway.telemetry.floods import FloodLog
 
 log = logging.getLogger("laneway.amqp")
 
@@ -29,6 +30,7 @@ class AmqpServer:
         limits: AmqpLimits | None = None,
         *,
         intake: Intake | None = None,
+        floods: FloodLog | None = None,
         proxies: TrustedProxies | None = None,
     ) -> None:
         self._broker = broker
@@ -37,7 +39,9 @@ class AmqpServer:
         self._sweep_ms = max(10, min(_LONGEST_SWEEP_MS, shortest_ms // _SWEEPS_A_TIMEOUT))
         intake = intake or Intake(most_connections=limits.connection_count, most_bytes=limits.receiving_bytes)
         proxies = proxies or TrustedProxies()
-        self.shared = AmqpShared(broker, access, limits, intake, lambda: secrets.token_urlsafe(16), proxies)
+        self.shared = AmqpShared(
+            broker, access, limits, intake, lambda: secrets.token_urlsafe(16), proxies, floods or FloodLog()
+        )
         self.shared.on_connection = self._sweep_later
         broker.topology.on_vhost_deleted(self._leave)
         access.on_change(self._recheck)

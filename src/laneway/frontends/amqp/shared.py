@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from laneway.frontends.amqp.delivering import Wheres
 from laneway.frontends.amqp.limits import AmqpLimits
 from laneway.frontends.amqp.publishing import Destinations
 from laneway.resources.intake import Intake
+from laneway.telemetry.floods import FloodLog
 
 if TYPE_CHECKING:
     from laneway.frontends.amqp.channel import Channel
@@ -36,12 +38,15 @@ class AmqpShared:
         intake: Intake,
         random_name: Callable[[], str],
         proxies: TrustedProxies,
+        floods: FloodLog,
     ) -> None:
         self.broker = broker
         self.access = access
         self.limits = limits
         self.intake = intake
         self.proxies = proxies
+        self.floods = floods
+        self.now_s = time.monotonic
         self.random_name = random_name  # for queues, consumers and replies that nobody named
         self.connections: set[AmqpConnection] = set()
         self.destinations = Destinations(limits.remembered_destinations)

@@ -21,7 +21,7 @@ from typing import Any, Protocol, cast
 
 import msgspec
 
-from laneway.access import Peer, TrustedProxies
+from laneway.access import Origin, Peer, TrustedProxies
 from laneway.errors import LanewayError
 from laneway.frontends.http.chunks import ChunkedBody
 from laneway.frontends.http.errors import HttpError
@@ -29,6 +29,7 @@ from laneway.frontends.http.head import Head, HeadCache, check_beginning, is_sho
 from laneway.frontends.http.limits import HttpLimits
 from laneway.frontends.http.responses import CONTINUE, JSON, Framer
 from laneway.resources.intake import Intake
+from laneway.telemetry.floods import FloodLog
 
 log = logging.getLogger("laneway.http")
 
@@ -86,6 +87,7 @@ class HttpShared:
         framer: Framer,
         ticks: Ticks,
         proxies: TrustedProxies,
+        floods: FloodLog,
     ) -> None:
         self.applications = applications  # the last one takes every head, and what is no head at all
         self.recalls = [application.recall for application in applications]
@@ -94,6 +96,7 @@ class HttpShared:
         self.framer = framer
         self.ticks = ticks
         self.proxies = proxies
+        self.floods = floods
         self.heads = HeadCache()
         self.connections: set[HttpConnection] = set()
         self.is_stopping = False
@@ -143,6 +146,17 @@ class Call(msgspec.Struct, eq=False):
         """Of whoever asks, as far as trusted proxies tell."""
         peer, forwarding = self.connection.peer, self.head.forwarding
         return peer.address if forwarding is None else self.connection.shared.proxies.client(peer, forwarding.addresses)
+
+    def origin(self, way: str) -> Origin:
+        """Of a login in this way."""
+        return Origin(way, str(self.connection.peer), self.client_address)
+
+    @property
+    def who(self) -> str:
+        """The account that asks, and from where, for the log."""
+        peer, address = self.connection.peer, self.client_address
+        through = f" through {peer}" if address != peer.address else ""
+        return f"{self.account.name!r} from {address if through else peer}{through}"
 
     @property
     def scheme(self) -> str:
@@ -260,6 +274,7 @@ class HttpConnection(asyncio.Protocol):
             self._turn_away()
         else:
             shared.connections.add(self)
+            log.debug("HTTP connection from %s opened", self.peer)
 
     def doing(self) -> str:
         """In short, for a log line."""
@@ -269,6 +284,15 @@ class HttpConnection(asyncio.Protocol):
         sentence = "the server is stopping"
         if not self.shared.is_stopping:
             most = self.shared.intake.most_connections
+            self.shared.floods.say(
+                log,
+                logging.WARNING,
+                "connections turned away",
+                self.peer.address,
+                "HTTP connection from %s turned away: there are %d already",
+                self.peer,
+                most,
+            )
             sentence = f"there are {most} connections already: use fewer, and keep them open"
         response = self.shared.farewell(HttpError(503, "too_many_connections", sentence, headers=b"Retry-After: 1\r\n"))
         self._is_deaf = True
@@ -286,6 +310,7 @@ class HttpConnection(asyncio.Protocol):
         if self in shared.connections:
             shared.connections.remove(self)
             shared.intake.leave()
+            log.debug("HTTP connection from %s closed", self.peer)
         shared.turned_away.discard(self)
         self._end_waits()
         self._slots.clear()

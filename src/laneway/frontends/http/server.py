@@ -14,6 +14,7 @@ from laneway.frontends.http.limits import HttpLimits
 from laneway.frontends.http.protocol import Application, HttpConnection, HttpShared, Ticks
 from laneway.frontends.http.responses import Framer
 from laneway.resources.intake import Intake
+from laneway.telemetry.floods import FloodLog
 
 _LONGEST_SWEEP_MS = 1000
 _SWEEPS_A_TIMEOUT = 4  # so that a time limit is kept to a quarter of itself
@@ -27,6 +28,7 @@ class HttpServer:
         limits: HttpLimits,
         *,
         intake: Intake | None = None,
+        floods: FloodLog | None = None,
         proxies: TrustedProxies | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -35,7 +37,9 @@ class HttpServer:
         self._sweep_ms = max(10, min(_LONGEST_SWEEP_MS, shortest_ms // _SWEEPS_A_TIMEOUT))
         intake = intake or Intake(most_connections=limits.connection_count, most_bytes=limits.receiving_bytes)
         ticks = Ticks(limits, self._sweep_ms)
-        self._shared = HttpShared(applications, limits, intake, Framer(now), ticks, proxies or TrustedProxies())
+        self._shared = HttpShared(
+            applications, limits, intake, Framer(now), ticks, proxies or TrustedProxies(), floods or FloodLog()
+        )
         self._shared.on_connection = self._sweep_later
         refusal = self._shared.farewell(HttpError(400, "tls_expected", _TLS_EXPECTED))
         self._listeners = Listeners(lambda: HttpConnection(self._shared), refusal=refusal)

@@ -50,7 +50,7 @@ class Accounts:
         except AccountNotFound:
             is_new = True
         account = await self._access.put_account(
-            name, password=body.password, roles=body.roles, permissions=body.permissions
+            name, password=body.password, roles=body.roles, permissions=body.permissions, by=call.who
         )
         return Reply(201 if is_new else 200, a.encode(self._writer.account(account)))
 
@@ -64,7 +64,7 @@ class Accounts:
     async def delete_account(self, call: Call) -> Reply:
         """Delete an account with its keys."""
         self._access.check_admin(call.account)
-        await self._access.delete_account(call.head.plan.names["name"])
+        await self._access.delete_account(call.head.plan.names["name"], by=call.who)
         return Reply(204)
 
     def _check_own(self, call: Call) -> str:
@@ -92,7 +92,7 @@ class Accounts:
         """A new API key, shown this once."""
         name = self._check_own(call)
         body = read_body(call.body, KeyRequest)
-        key_id, key = await self._access.create_key(name, body.label, body.kind)
+        key_id, key = await self._access.create_key(name, body.label, body.kind, by=call.who)
         answer = a.NewKeyAnswer(key_id=key_id, key=key, account=name, label=body.label, kind=body.kind)
         return Reply(201, a.encode(answer))
 
@@ -100,5 +100,5 @@ class Accounts:
     async def delete_key(self, call: Call) -> Reply:
         """Delete an API key: it is refused from then on."""
         name = self._check_own(call)
-        await self._access.delete_key(name, call.head.plan.names["key_id"])
+        await self._access.delete_key(name, call.head.plan.names["key_id"], by=call.who)
         return Reply(204)

@@ -47,14 +47,16 @@ class Credentials:
         if self._refusal is not None:
             raise copy(self._refusal)  # a traceback in it would lead back here, and be freed late
         if self._key is not None:
-            return access.authenticate_key(self._key)
+            return access.authenticate_key(self._key, call.origin("HTTP Bearer"))
         if self._name is not None:
             return access.password_cached(self._name, self._password, from_loopback=call.is_from_here)
         return guest(access, call)
 
     async def account_later(self, access: Access, call: Call) -> Account:
         assert self._name is not None
-        return await access.authenticate_password(self._name, self._password, from_loopback=call.is_from_here)
+        return await access.authenticate_password(
+            self._name, self._password, from_loopback=call.is_from_here, origin=call.origin("HTTP Basic")
+        )
 
 
 def _read_basic(value: bytes) -> tuple[str, str]:

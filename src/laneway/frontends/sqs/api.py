@@ -32,6 +32,7 @@ from laneway.frontends.sqs.signing import Signature, SigningKey, is_signed, norm
 
 _QUEUE_PATH = re.compile(rb"/[0-9]{12}/[^/]+/?")
 _SLOW_COUNT = 256  # rare actions worked on at once, over all connections
+_WAY = "an SQS signature"
 _FORM_TYPE = b"application/x-www-form-urlencoded"
 
 
@@ -79,6 +80,7 @@ class SqsApi:
         now_s: Callable[[], float] = time.time,
     ) -> None:
         self._options = options or SqsOptions()
+        self._access = access
         self._callers = Callers(access, Names(self._options), is_anonymous=self._options.is_anonymous)
         self._now_s = now_s
         self._json, self._query = JsonForm(), QueryForm()
@@ -174,17 +176,30 @@ class SqsApi:
         signature: Signature | None = call.head.own
         caller, key = self._who(call, plan)
         if signature is not None and key is not None:
-            signature.check(key, call.body, self._now_s())
+            self._check(call, signature, key)
             if self._callers.found is not None:
                 self._callers.remember()
         if call.head.raw:
             call.remember()
         return caller
 
+    def _check(self, call: Call, signature: Signature, key: SigningKey) -> None:
+        failures, name = self._access.failures, signature.credential.access_key
+        if failures.any:
+            failures.check(call.origin(_WAY), name)
+        try:
+            signature.check(key, call.body, self._now_s())
+        except SqsError as error:
+            failures.failed(call.origin(_WAY), name, error.message)
+            raise
+
     def _who(self, call: Call, plan: RequestPlan) -> tuple[Caller, SigningKey | None]:
         """Who asks, and what they must have signed with; None: nothing needs to be signed."""
         signature: Signature | None = call.head.own
         known = None if signature is None else self._callers.signing(signature.credential)
+        if known is None and signature is not None and not self._options.is_anonymous:
+            self._access.failures.check(call.origin(_WAY), signature.credential.access_key)
+            self._access.failures.failed(call.origin(_WAY), signature.credential.access_key, "no such access key")
         if known is None:
             return self._callers.anonymous(call, plan.region, is_signed=signature is not None), None
         return known

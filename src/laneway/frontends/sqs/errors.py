@@ -18,6 +18,7 @@ from laneway.errors import (
     QueueNotFound,
     ReceiptInvalid,
     Refused,
+    TooManyLogins,
     Unauthenticated,
     VhostNotFound,
 )
@@ -58,6 +59,7 @@ KINDS: dict[str, ErrorKind] = {
     "QueueDoesNotExist": _prefixed("QueueDoesNotExist", "NonExistentQueue"),
     "QueueNameExists": ErrorKind(_SQS + "QueueNameExists", "QueueAlreadyExists"),
     "ReceiptHandleIsInvalid": _plain("ReceiptHandleIsInvalid"),
+    "RequestThrottled": _plain("RequestThrottled"),
     "ResourceNotFoundException": _plain("ResourceNotFoundException"),
     "TooManyEntriesInBatchRequest": _prefixed("TooManyEntriesInBatchRequest"),
     "UnsupportedOperation": _prefixed("UnsupportedOperation"),
@@ -118,6 +120,7 @@ _BY_CLASS: dict[type[LanewayError], tuple[str, str]] = {
     Conflict: ("UnsupportedOperation", ""),
     QueueFull: ("OverLimit", ""),
     LimitExceeded: ("OverLimit", ""),
+    TooManyLogins: ("RequestThrottled", ""),
     Refused: ("ServiceUnavailable", ""),
 }
 
