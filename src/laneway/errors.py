@@ -96,6 +96,11 @@ class TaskNotFound(NotFound):
     code = "task_not_found"
 
 
+def no_task(task_id: str) -> TaskNotFound:
+    """Also of a task that the caller may not know of: the answer must be the same to the letter."""
+    return TaskNotFound(f"there is no task {task_id!r}", field="task_id")
+
+
 class AccountNotFound(NotFound):
     code = "account_not_found"
 

@@ -212,7 +212,7 @@ def test_an_exclusive_name_that_went_to_somebody_else_stays(own_serving: OwnServ
     serving = own_serving()
     with serving.log_in() as first, serving.log_in() as second:
         first.ask(1, "queue.declare", queue="q", exclusive=1)
-        serving.call(serving.partition.queues.delete, "/", "q")
+        first.ask(1, "queue.delete", queue="q")
         assert second.ask(1, "queue.declare", queue="q").name == "queue.declare-ok"
         first.close()
         wait_for(lambda: serving.server.connection_count == 1, "the first is gone")

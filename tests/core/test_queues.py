@@ -305,7 +305,7 @@ def test_a_queue_others_send_their_dead_letters_to_is_not_deleted() -> None:
     core = Core()
     core.put("dead")
     core.put("q", dead_letter_queue="dead")
-    with pytest.raises(QueueInUse, match="'q' go to 'dead'"):
+    with pytest.raises(QueueInUse, match="other queues go to 'dead'"):
         delete(core, "dead")
     delete(core, "q")
     delete(core, "dead")

@@ -13,6 +13,7 @@ import pytest
 from laneway.access import Peer, is_loopback
 from laneway.frontends.http.protocol import HttpConnection
 from laneway.frontends.rest.answers import AccountAnswer, AccountsAnswer, KeysAnswer, NewKeyAnswer
+from tests.in_thread import wait_for
 from tests.rest.serving import RecordingTransport, Serving, Wire, request, take_responses
 from tests.rest.test_consume import dequeue, error, publish
 
@@ -92,6 +93,21 @@ def test_accounts_are_created_changed_shown_and_deleted(locked: Serving) -> None
         assert error(root.get("/accounts/reader"))[:2] == (404, "account_not_found")
         assert error(root.put("/accounts/x", json={"roles": ["king"]})) == (400, "invalid_input", "roles")
         assert error(root.put("/accounts/x", json={"permissions": [{"reed": True}]}))[2] == "permissions[0].reed"
+
+
+def test_a_redrive_to_where_they_came_from_takes_the_permission_to_write_there(locked: Serving) -> None:
+    with as_root(locked) as root:
+        root.put("/queues/graves")
+        root.put("/queues/orders", json={"dead_letter_queue": "graves"})
+        publish(root, "/queues/orders", 1)
+        (message,) = dequeue(root, "/queues/orders")
+        root.post("/queues/orders/reject", json=[{"receipt_handle": message["receipt_handle"]}])
+        own = [{"queue": "graves", "configure": True, "read": True}]
+        with make(locked, "digger", permissions=own) as digger:
+            assert error(digger.post("/queues/graves/redrive"))[:2] == (403, "forbidden")
+            root.put("/accounts/digger", json={"permissions": [*own, {"queue": "orders", "write": True}]})
+            assert digger.post("/queues/graves/redrive").status_code == 202
+        wait_for(lambda: len(dequeue(root, "/queues/orders")) == 1, "it is back")
 
 
 def test_permissions_decide_per_queue(locked: Serving) -> None:

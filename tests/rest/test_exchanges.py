@@ -502,7 +502,7 @@ def test_what_else_needs_which_permission(shop: tuple[Serving, Callable[..., htt
         ):
             assert error(answer)[:2] == (403, "forbidden"), answer.request.url
         assert [one["exchange_name"] for one in http.get("/exchanges/%2F").json()["exchanges"]] == ["orders"]
-        assert len(http.get("/bindings/%2F").json()["bindings"]) == 2
+        assert [one["destination"] for one in http.get("/bindings/%2F").json()["bindings"]] == ["a"]
     with account("none", {"queue": "x*", "read": True, "configure": True}) as http:
         assert http.get("/bindings/%2F").json()["bindings"] == []
         assert http.put("/exchanges/%2F/x1").status_code == 201

@@ -325,6 +325,11 @@ class Access:
         """Whether the account may know that there is a queue or exchange of this name."""
         return any(self.allowed(account, vhost, queue, need) for need in _SEEING)
 
+    def may_everywhere(self, account: Account) -> bool:
+        """Whether it may do everything with all queues, so that nobody need ask about each."""
+        held = self._current(account)
+        return held is not None and held.every_queue
+
     def may_enter(self, account: Account, vhost: str) -> bool:
         """Whether the account may do anything at all in a virtual host."""
         held = self._current(account)

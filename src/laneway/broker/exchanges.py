@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from laneway.broker.interface import SessionId
 from laneway.broker.topology import exchange_info
 from laneway.broker.values import Binding, Draft, ExchangeInfo, ExchangeSettings
 from laneway.core import topology_commands as commands
@@ -44,15 +45,22 @@ class Exchanges:
         state = self._partition.engine.state
         self._run(commands.delete_exchange(state, vhost, name, self._partition.now(), if_unused=if_unused))
 
-    def bind(self, vhost: str, binding: Binding) -> bool:
+    def bind(self, vhost: str, binding: Binding, session: SessionId = 0) -> bool:
         """Whether it is new."""
         self._partition.vhosts.check(vhost)
+        self._check_owner(vhost, binding, session)
         state, limit = self._partition.engine.state, self._partition.limits.max_bindings
         return self._run(commands.bind(state, vhost, binding, self._partition.now(), max_bindings=limit), adds=True)
 
-    def unbind(self, vhost: str, binding: Binding) -> bool:
+    def unbind(self, vhost: str, binding: Binding, session: SessionId = 0) -> bool:
         """Whether it was there."""
+        self._check_owner(vhost, binding, session)
         return self._run(commands.unbind(self._partition.engine.state, vhost, binding, self._partition.now()))
+
+    def _check_owner(self, vhost: str, binding: Binding, session: SessionId) -> None:
+        queue = self._partition.engine.state.by_name.get((vhost, binding.destination))
+        if binding.kind == "queue" and queue is not None:
+            self._partition.check_owner(queue, session)
 
     def clear(self, vhost: str) -> None:
         """Remove all exchanges and bindings of a virtual host that is to go."""

@@ -221,6 +221,7 @@ class DeleteQueue(Request):
 
     vhost: str
     name: str
+    session: SessionId = 0  # who asks: what a connection has for itself alone is left alone by all others
     if_empty: bool = False
     if_none_ready: bool = False  # as RabbitMQ understands "empty": what consumers hold does not count
     if_unused: bool = False
@@ -232,6 +233,7 @@ class PurgeQueue(Request):
     vhost: str
     name: str
     leased: bool = False
+    session: SessionId = 0
 
 
 class DescribeQueue(Request):
@@ -273,6 +275,7 @@ class Bind(Request):
 
     vhost: str
     binding: Binding
+    session: SessionId = 0
 
 
 class Unbind(Request):
@@ -280,6 +283,7 @@ class Unbind(Request):
 
     vhost: str
     binding: Binding
+    session: SessionId = 0
 
 
 class CreateVhost(Request):
@@ -314,6 +318,14 @@ class RemoveDocument(Request):
 
 class DeleteDeadLetters(Request):
     """Answer: how many went."""
+
+    vhost: str
+    name: str
+    filter: DeadLetterFilter
+
+
+class FindOrigins(Request):
+    """Where a redrive without a target would take these dead letters. Answer: list[str], names of queues."""
 
     vhost: str
     name: str

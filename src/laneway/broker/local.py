@@ -58,11 +58,11 @@ class LocalBroker:
             i.PutQueue: lambda r: p.queues.put(r.vhost, r.name, r.settings),
             i.ChangeQueue: lambda r: p.queues.change(r.vhost, r.name, r.changes),
             i.DeleteQueue: self._delete_queue,
-            i.PurgeQueue: lambda r: p.queues.purge(r.vhost, r.name, leased=r.leased),
+            i.PurgeQueue: lambda r: p.queues.purge(r.vhost, r.name, r.session, leased=r.leased),
             i.DeclareExchange: lambda r: p.exchanges.declare(r.vhost, r.name, r.settings),
             i.DeleteExchange: lambda r: p.exchanges.delete(r.vhost, r.name, if_unused=r.if_unused),
-            i.Bind: lambda r: p.exchanges.bind(r.vhost, r.binding),
-            i.Unbind: lambda r: p.exchanges.unbind(r.vhost, r.binding),
+            i.Bind: lambda r: p.exchanges.bind(r.vhost, r.binding, r.session),
+            i.Unbind: lambda r: p.exchanges.unbind(r.vhost, r.binding, r.session),
             i.CreateVhost: lambda r: p.vhosts.create(r.name),
             i.DeleteVhost: lambda r: p.vhosts.delete(r.name),
             i.PutDocument: lambda r: p.put_document(r.collection, r.key, r.document),
@@ -88,6 +88,7 @@ class LocalBroker:
         self._slow: dict[type, Callable[[Any], Awaitable[Any]]] = {
             i.Peek: lambda r: p.peek(r.vhost, r.name, r.query),
             i.DeleteDeadLetters: lambda r: p.delete_dead_letters(r.vhost, r.name, r.filter),
+            i.FindOrigins: lambda r: p.redrives.origins(p.open_queue(r.vhost, r.name), r.filter),
             i.StartRedrive: lambda r: p.redrives.begin(p.open_queue(r.vhost, r.name), r.request),
             i.CancelTask: lambda r: p.redrives.cancel(r.task_id),
             i.StagePart: lambda r: p.producers.stage(r.producer, r.stage, r.part, r.messages, r.targets, r.owner),
@@ -203,7 +204,7 @@ class LocalBroker:
             partition.inbox.add_now(Entry(request, done))
             return 0
         lease_commands.check_lease(request.lease_ms, request.consumer)
-        partition.check_shared(queue)
+        partition.check_owner(queue)
         if not 1 <= request.max_messages <= MAX_BATCH:
             raise InvalidInput(
                 f"max_messages is from 1 to {MAX_BATCH}, not {request.max_messages}", field="max_messages"
@@ -230,7 +231,7 @@ class LocalBroker:
         self._partition.check_open()
         if not 1 <= count <= MAX_BATCH:
             raise InvalidInput(f"a batch has 1 to {MAX_BATCH} entries, not {count}")
-        self._partition.find_number(queue)
+        self._partition.check_owner(self._partition.find_number(queue))
 
     def _settle_held(self, request: i.SettleHeld, done: Done) -> None:
         """What is given back or rejected others may have, so that is done in this turn. Credit counts at once."""
@@ -254,7 +255,7 @@ class LocalBroker:
 
     def _delete_queue(self, r: i.DeleteQueue) -> int:
         return self._partition.queues.delete(
-            r.vhost, r.name, if_empty=r.if_empty, if_none_ready=r.if_none_ready, if_unused=r.if_unused
+            r.vhost, r.name, r.session, if_empty=r.if_empty, if_none_ready=r.if_none_ready, if_unused=r.if_unused
         )
 
     def _list_tasks(self, request: i.ListTasks) -> list[Task]:

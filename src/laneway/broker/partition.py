@@ -19,6 +19,7 @@ from laneway.broker.cursors import Cursors
 from laneway.broker.engine import Engine, Recovery
 from laneway.broker.exchanges import Exchanges
 from laneway.broker.inbox import Inbox
+from laneway.broker.interface import SessionId
 from laneway.broker.producers import Producers
 from laneway.broker.queues import Queues
 from laneway.broker.reading import NewReader, Reader, ReaderThread
@@ -351,7 +352,9 @@ class Partition:
     # Looking and dead letters
 
     async def peek(self, vhost: str, name: str, query: PeekQuery) -> tuple[list[Glimpse], str | None]:
-        return await peeking.peek(self.engine, self.queue_to_look_at(vhost, name), query, self.now())
+        queue = self.queue_to_look_at(vhost, name)
+        self.check_owner(queue)
+        return await peeking.peek(self.engine, queue, query, self.now())
 
     async def delete_dead_letters(self, vhost: str, name: str, filter: DeadLetterFilter) -> int:
         queue = self.open_queue(vhost, name)
@@ -409,10 +412,13 @@ class Partition:
             self.check_open()
         self.inbox.drain()
 
-    def open_queue(self, vhost: str, name: str) -> Queue:
+    def open_queue(self, vhost: str, name: str, session: SessionId = 0) -> Queue:
+        """A queue that this session may change; 0: any caller without one."""
         self.check_open()
         self.inbox.drain()
-        return commands.find_queue(self._state, vhost, name)
+        queue = commands.find_queue(self._state, vhost, name)
+        self.check_owner(queue, session)
+        return queue
 
     def queue_to_look_at(self, vhost: str, name: str) -> Queue:
         """For calls that change nothing: they are answered also while nothing can be written, with how things stand."""
@@ -423,9 +429,9 @@ class Partition:
             self.tick_if_due()
         return commands.find_queue(self._state, vhost, name)
 
-    @staticmethod
-    def check_shared(queue: Queue) -> None:
-        if queue.settings.exclusive:
+    def check_owner(self, queue: Queue, session: SessionId = 0) -> None:
+        """What a connection has for itself alone, no other has anything from but that it may publish there."""
+        if queue.settings.exclusive and (not session or self.sessions.owners.get(queue.number) != session):
             raise QueueInUse(f"queue {queue.name!r} belongs to the connection that declared it alone", field="queue")
 
     def find_number(self, number: int) -> Queue:

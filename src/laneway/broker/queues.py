@@ -59,7 +59,7 @@ class Queues:
         partition.inbox.drain()
         known = self._state.by_name.get((vhost, name))
         if known is not None:
-            partition.check_shared(known)
+            partition.check_owner(known)
         limit = partition.limits.max_message_bytes
         if settings.max_message_bytes == QueueSettings().max_message_bytes > limit:
             settings = msgspec.structs.replace(settings, max_message_bytes=limit)  # a default, not a wish
@@ -93,11 +93,18 @@ class Queues:
         return QueueDeclared(self._partition.info(queue), is_new, queue.ready, consumers)
 
     def delete(
-        self, vhost: str, name: str, *, if_empty: bool = False, if_none_ready: bool = False, if_unused: bool = False
+        self,
+        vhost: str,
+        name: str,
+        session: SessionId = 0,
+        *,
+        if_empty: bool = False,
+        if_none_ready: bool = False,
+        if_unused: bool = False,
     ) -> int:
         """How many ready messages went with it."""
         partition = self._partition
-        queue = partition.open_queue(vhost, name)
+        queue = partition.open_queue(vhost, name, session)
         if if_unused and queue.number in partition.sessions.audiences:
             raise QueueInUse(f"queue {name!r} has consumers", field="if_unused")
         if if_none_ready and queue.ready:
@@ -114,10 +121,10 @@ class Queues:
         self._partition.waiting.end(queue.number)
         self._partition.sessions.queue_gone(queue.number)
 
-    def purge(self, vhost: str, name: str, *, leased: bool = False) -> int:
+    def purge(self, vhost: str, name: str, session: SessionId = 0, *, leased: bool = False) -> int:
         """How many messages went: those that wait, and with `leased` also those that consumers hold."""
         partition = self._partition
-        queue = partition.open_queue(vhost, name)
+        queue = partition.open_queue(vhost, name, session)
         before = queue.ready + queue.delayed + queue.leased
         partition.engine.run(commands.purge_queue(self._state, queue, partition.now(), leased=leased))
         partition.committer.touch_later()

@@ -108,7 +108,7 @@ class Sessions:
         if queue is None or self._is_stopped:
             return
         try:
-            self._partition.queues.delete(queue.vhost, queue.name)
+            self._partition.queues.delete(queue.vhost, queue.name, self.owners.get(number, 0))
         except LanewayError:  # a full disk: tried again until there is space
             self._partition.call_later(RETRY_MS, self._delete_owned, session, number)
 
@@ -158,7 +158,7 @@ class Sessions:
             self.used(queue)
             return
         try:
-            self._partition.queues.delete(queue.vhost, queue.name)
+            self._partition.queues.delete(queue.vhost, queue.name, self.owners.get(number, 0))
         except LanewayError:  # not now: a full disk, or another queue's dead letters go there
             self.used(queue)
             if queue.settings.auto_delete and number not in self._expiries and not self._is_stopped:

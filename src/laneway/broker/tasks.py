@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway.broker import peeking
-from laneway.broker.values import RedriveRequest, Task
+from laneway.broker.values import DeadLetterFilter, RedriveRequest, Task
+from laneway.core import burial
 from laneway.core.events import DocumentPut
 from laneway.core.queue import Queue
-from laneway.errors import InvalidInput, LanewayError, LimitExceeded, QueueNotFound, TaskNotFound
+from laneway.errors import InvalidInput, LanewayError, LimitExceeded, QueueNotFound, no_task
 
 if TYPE_CHECKING:
     from laneway.broker.partition import Partition
@@ -60,7 +61,15 @@ class Redrives:
         try:
             return self._tasks[task_id]
         except KeyError:
-            raise TaskNotFound(f"there is no task {task_id!r}", field="task_id") from None
+            raise no_task(task_id) from None
+
+    async def origins(self, queue: Queue, wanted: DeadLetterFilter) -> list[str]:
+        """The queues to which a redrive without a target would take these dead letters."""
+        engine, found = self._partition.engine, dict[int, None]()
+        async for batch in peeking.dead_letters(engine, queue, wanted, self._partition.now()):
+            found.update(dict.fromkeys([burial.origin_of(engine.state, queue, seq) for seq in batch]))
+            await asyncio.sleep(0)
+        return [engine.state.queues[number].name for number in found if number in engine.state.queues]
 
     async def begin(self, queue: Queue, request: RedriveRequest) -> Task:
         if request.max_per_second is not None and not 1 <= request.max_per_second <= MAX_RATE:
@@ -115,7 +124,7 @@ class Redrives:
         queue = partition.find_queue(task.vhost, task.queue)
         matched: list[int] = []
         async for batch in peeking.dead_letters(partition.engine, queue, request.filter, task.created_at_ms):
-            matched += batch
+            matched += self._of_origins(queue, batch, request)
             await asyncio.sleep(0)  # picking may read many records: let others have their turn
         self._note(task_id, matched=task.moved + task.failed + len(matched))
         step = peeking.READ_BATCH if request.max_per_second is None else min(peeking.READ_BATCH, request.max_per_second)
@@ -134,6 +143,13 @@ class Redrives:
                 ahead_s = moved / request.max_per_second - (loop.time() - started_s)
                 if ahead_s > 0:
                     await asyncio.sleep(ahead_s)
+
+    def _of_origins(self, queue: Queue, seqs: list[int], request: RedriveRequest) -> list[int]:
+        if request.target is not None or request.origins is None:
+            return seqs
+        state = self._partition.engine.state
+        found = [(seq, state.queues.get(burial.origin_of(state, queue, seq))) for seq in seqs]
+        return [seq for seq, origin in found if origin is None or origin.name in request.origins]
 
     def _advance(self, task_id: str, moved: int, failed: int) -> DocumentPut:
         task = self._tasks[task_id]

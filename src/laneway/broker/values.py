@@ -178,6 +178,7 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
 class RedriveRequest(msgspec.Struct, frozen=True, kw_only=True):
     filter: DeadLetterFilter = DeadLetterFilter()
     target: str | None = None  # None: each to the queue it died in
+    origins: list[str] | None = None  # without a target: those that died in one of these alone; None: all
     max_per_second: int | None = None
 
 

@@ -266,6 +266,11 @@ def is_dead_letter(state: State, queue: Queue, seq: int) -> bool:
     return found in (READY, DELAYED) and told is not None and told.origin != 0
 
 
+def origin_of(state: State, queue: Queue, seq: int) -> int:
+    """The number of the queue to which a redrive takes a dead letter of this one back."""
+    return state.stories[seq].origin or queue.number
+
+
 def redrive(
     state: State, queue: Queue, seqs: Sequence[int], target: Queue | None, now_ms: int, failed: list[int]
 ) -> Iterator[Event]:
@@ -278,8 +283,7 @@ def redrive(
             failed.append(seq)
             continue
         seen.add(seq)
-        told = state.stories[seq]
-        number = target.number if target is not None else told.origin or queue.number
+        number = target.number if target is not None else origin_of(state, queue, seq)
         if number in state.queues:
             by_target.setdefault(number, []).append(seq)
         else:

@@ -132,6 +132,11 @@ class Channel:
             where = resource(kind, shown, self.vhost)
             raise access_refused(f"access to {where} refused for user '{self.account.name}'")
 
+    def check_may_see(self, kind: str, name: str) -> None:
+        """Whoever may do nothing with it is not told whether it is there."""
+        if not self.shared.access.may_see(self.account, self.vhost, name):
+            self.check_access(kind, name, "stats")
+
     def consumer_refusal(self) -> AmqpError | None:
         """Why one of its consumers may no longer read its queue; None if all may."""
         for consumer in self.consumers.values():

@@ -31,6 +31,8 @@ def declare(ch: Channel, a: Arguments) -> None:
     _check_not_default(a.exchange)
     info = ch.broker.topology.exchange(ch.vhost, a.exchange)
     if a.passive:
+        if info is None or not info.is_built_in:
+            ch.check_may_see("exchange", a.exchange)
         if info is None:
             raise not_found("exchange", a.exchange, ch.vhost)
         if not a.nowait:
@@ -124,6 +126,8 @@ def change_binding(
     _check_not_default(source)
     ch.check_access(kind, name, "write")
     ch.check_access("exchange", source, "read")
+    if kind == "queue" and ch.broker.topology.queue(ch.vhost, name) is not None:
+        ch.queue(name)
     binding = Binding(source, kind, name, a.routing_key, a.arguments)  # type: ignore[arg-type]
 
     def changed(_: object) -> bytes:
@@ -142,7 +146,7 @@ def change_binding(
     if is_unbind and (there is None or topology.exchange(ch.vhost, source) is None):
         ch.outbox.send(changed(None))
     else:
-        ch.ask((Unbind if is_unbind else Bind)(ch.vhost, binding), changed, refused)
+        ch.ask((Unbind if is_unbind else Bind)(ch.vhost, binding, ch.connection.session), changed, refused)
 
 
 def _invalid_match(a: Arguments) -> AmqpError | None:

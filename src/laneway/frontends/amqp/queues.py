@@ -62,13 +62,16 @@ def _declare_passive(ch: Channel, a: Arguments) -> None:
         if not a.nowait:
             ch.send("queue.declare-ok", a.queue, 0, 1)
         return
+    ch.check_may_see("queue", a.queue)
     ch.queue(a.queue)
     ch.ask(DeclareQueue(ch.vhost, a.queue, None), lambda declared: _reply(ch, a, declared))
 
 
 def _reply(ch: Channel, a: Arguments, declared: QueueDeclared) -> bytes:
     ch.last_queue = name = declared.info.name
-    return ch.frame("queue.declare-ok", name, declared.ready, declared.consumers, nowait=a.nowait)
+    may_count = ch.shared.access.allowed(ch.account, ch.vhost, name, "stats")
+    counts = (declared.ready, declared.consumers) if may_count else (0, 0)
+    return ch.frame("queue.declare-ok", name, *counts, nowait=a.nowait)
 
 
 def _new_settings(ch: Channel, name: str, a: Arguments) -> QueueSettings:
@@ -150,7 +153,7 @@ def delete(ch: Channel, a: Arguments) -> None:
         ch.outbox.send(deleted(0))  # what is wished for is so already
         return
     ch.queue(name)
-    request = DeleteQueue(ch.vhost, name, if_none_ready=a.if_empty, if_unused=a.if_unused)
+    request = DeleteQueue(ch.vhost, name, ch.connection.session, if_none_ready=a.if_empty, if_unused=a.if_unused)
     ch.ask(request, deleted, refused)
 
 
@@ -158,20 +161,17 @@ def purge(ch: Channel, a: Arguments) -> None:
     name = ch.queue_name(a.queue)
     ch.check_access("queue", name, "read")
     ch.queue(name)
-    ch.ask(PurgeQueue(ch.vhost, name), lambda count: ch.frame("queue.purge-ok", count, nowait=a.nowait))
+    request = PurgeQueue(ch.vhost, name, session=ch.connection.session)
+    ch.ask(request, lambda count: ch.frame("queue.purge-ok", count, nowait=a.nowait))
 
 
 def bind(ch: Channel, a: Arguments) -> None:
     name = _name_and_key(ch, a)
-    if ch.broker.topology.queue(ch.vhost, name) is not None:
-        ch.queue(name)
     exchanges.change_binding(ch, "queue", name, a.exchange, a, "" if a.nowait else "queue.bind-ok")
 
 
 def unbind(ch: Channel, a: Arguments) -> None:
     name = _name_and_key(ch, a)
-    if ch.broker.topology.queue(ch.vhost, name) is not None:
-        ch.queue(name)
     exchanges.change_binding(ch, "queue", name, a.exchange, a, "queue.unbind-ok", is_unbind=True)
 
 

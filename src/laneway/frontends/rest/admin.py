@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
-from laneway.access import Access
+from laneway.access import Access, Need
 from laneway.broker import interface as i
 from laneway.broker.arguments import check_same_declaration, settings_from_arguments
 from laneway.broker.values import PeekQuery, QueueDeclared, QueueInfo, Task
 from laneway.core.settings import QueueSettings
-from laneway.errors import InvalidInput
+from laneway.errors import Forbidden, InvalidInput, no_task
 from laneway.frontends.http.protocol import Call
 from laneway.frontends.rest import answers as a
 from laneway.frontends.rest import wire as w
@@ -34,7 +35,7 @@ class Administration:
         self._limits = limits
         self._writer = writer
 
-    def _check(self, call: Call, need: Any) -> HeadPlan:
+    def _check(self, call: Call, need: Need) -> HeadPlan:
         plan: HeadPlan = call.head.plan
         self._access.check(call.account, plan.vhost, plan.queue, need)
         return plan
@@ -48,6 +49,7 @@ class Administration:
         Those that the caller may not see are passed over without a trace."""
         plan: HeadPlan = call.head.plan
         options: w.ListOptions = plan.options(w.ListOptions)
+        self._access.check_may_enter(call.account, plan.vhost)
         self._broker.topology.check_vhost(plan.vhost)
         limit = options.limit or _LIST_PAGE
         after = None if options.cursor is UNSET else decode_cursor(options.cursor, tuple[str, str])
@@ -196,11 +198,22 @@ class Administration:
         refusals=(404, 429, 507),
     )
     async def redrive(self, call: Call) -> Reply:
-        """Begin to move dead letters back to where they came from, or to a target."""
+        """Begin to move dead letters back to where they came from, or to a target.
+
+        Needs the permission to write to all these queues."""
         plan = self._check(call, "configure")
         request = w.redrive_of(w.read_body(call.body, w.RedriveBody))
         if request.target is not None:
             self._access.check(call.account, plan.vhost, request.target, "write")
+        elif not self._access.may_everywhere(call.account):
+            origins = await self._broker.ask(i.FindOrigins(plan.vhost, plan.queue, request.filter))
+            if not all(self._access.allowed(call.account, plan.vhost, origin, "write") for origin in origins):
+                raise Forbidden(
+                    "some of these dead letters came from queues that the account has no write permission on: name a "
+                    "target, or those by message_ids that come from others",
+                    need="write",
+                )
+            request = msgspec.structs.replace(request, origins=origins)
         task: Task = await self._broker.ask(i.StartRedrive(plan.vhost, plan.queue, request))
         location = b"Location: /tasks/%b\r\n" % task.task_id.encode()
         return Reply(202, a.encode(self._writer.task(task)), location)
@@ -251,16 +264,23 @@ class Administration:
     @ApiRoute("GET", "/tasks/{task_id}", answers={200: a.TaskAnswer}, refusals=(404,))
     async def get_task(self, call: Call) -> Reply:
         """How far a task has come."""
-        task: Task = await self._broker.ask(i.GetTask(call.head.plan.names["task_id"]))
-        self._access.check(call.account, task.vhost, task.queue, "stats")
+        task = await self._task(call, "stats")
         return Reply(200, a.encode(self._writer.task(task)))
 
     @ApiRoute("POST", "/tasks/{task_id}/cancel", answers={200: a.TaskAnswer}, refusals=(404,))
     async def cancel_task(self, call: Call) -> Reply:
         """Stop a task; what it has done stays done."""
-        task: Task = await self._broker.ask(i.GetTask(call.head.plan.names["task_id"]))
-        self._access.check(call.account, task.vhost, task.queue, "configure")
+        task = await self._task(call, "configure")
         return Reply(200, a.encode(self._writer.task(await self._broker.ask(i.CancelTask(task.task_id)))))
+
+    async def _task(self, call: Call, need: Need) -> Task:
+        """A task of a queue with which the account may do this; one of another is not told from none."""
+        task_id = call.head.plan.names["task_id"]
+        task: Task = await self._broker.ask(i.GetTask(task_id))
+        if not self._access.may_see(call.account, task.vhost, task.queue):
+            raise no_task(task_id)
+        self._access.check(call.account, task.vhost, task.queue, need)
+        return task
 
 
 def _peek_query(options: w.PeekOptions, limits: RestLimits) -> PeekQuery:

@@ -141,8 +141,10 @@ class Bindings:
     async def _list_between(self, call: Call) -> Reply:
         plan: HeadPlan = call.head.plan
         self._access.check(call.account, plan.vhost, plan.exchange, "stats", noun="exchange")
-        self._check_ends(plan)
         kind, name = _destination(plan)
+        if not self._access.may_see(call.account, plan.vhost, name):
+            self._access.check(call.account, plan.vhost, name, "stats", noun=kind)
+        self._check_ends(plan)
         destination = exchange_of(name) if kind == "exchange" else name
         found = self._broker.topology.bindings(
             plan.vhost, source=exchange_of(plan.exchange), destination=destination, kind=kind
@@ -153,15 +155,20 @@ class Bindings:
     async def list_bindings(self, call: Call) -> Reply:
         """The bindings of a virtual host.
 
-        Those of exchanges that the caller may not see are left out, and those that the default exchange implies."""
+        Those of which the caller may not see both ends are left out, and those that the default exchange implies."""
         plan: HeadPlan = call.head.plan
+        self._access.check_may_enter(call.account, plan.vhost)
         self._broker.topology.check_vhost(plan.vhost)
         topology, may_see = self._broker.topology, self._access.may_see
         after = _after(plan)
         return self._page(
             plan,
             (
-                topology.bindings(plan.vhost, source=info.name)
+                [
+                    binding
+                    for binding in topology.bindings(plan.vhost, source=info.name)
+                    if may_see(call.account, plan.vhost, _shown(binding))
+                ]
                 for info in topology.exchanges(plan.vhost)
                 if info.name and info.name >= after[0] and may_see(call.account, plan.vhost, info.name)
             ),
@@ -200,10 +207,15 @@ def _key(binding: Binding) -> _Key:
     return b.source, b.destination, b.kind, b.routing_key, arguments
 
 
+def _shown(binding: Binding) -> str:
+    """The name of where it leads, as permissions have it."""
+    return name_of(binding.destination) if binding.kind == "exchange" else binding.destination
+
+
 def _answer(binding: Binding) -> BindingAnswer:
     return BindingAnswer(
         name_of(binding.source),
-        name_of(binding.destination) if binding.kind == "exchange" else binding.destination,
+        _shown(binding),
         binding.kind,
         binding.routing_key,
         attribute_to_wire(binding.arguments),

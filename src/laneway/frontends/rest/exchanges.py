@@ -29,6 +29,7 @@ from laneway.frontends.rest.words import exchange_of, name_of
 from laneway.frontends.rest.writing import AnswerWriter
 
 _LIST_PAGE = 100
+_NOTHING_TO_SEE = "it reaches no queue that the account may see"
 _TYPES = "|".join((*EXCHANGE_TYPES, DELAYED_TYPE))
 
 
@@ -94,6 +95,7 @@ class ExchangesApi:
         Those that the caller may not see are left out."""
         plan: HeadPlan = call.head.plan
         options: ListOptions = plan.options(ListOptions)
+        self._access.check_may_enter(call.account, plan.vhost)
         self._broker.topology.check_vhost(plan.vhost)
         after = None if options.cursor is UNSET else decode_cursor(options.cursor, str)
         limit, prefix = options.limit or _LIST_PAGE, options.prefix or ""
@@ -216,16 +218,17 @@ class ExchangesApi:
         """If no queue took the message, refuse it; if only some did, say so queue by queue."""
         arrived = {arrival.queue: arrival.result for arrival in arrivals}
         results = {name: _result(arrived.get(queue, queue_gone(name))) for queue, name in names.items()}
+        vhost: str = call.head.plan.vhost
+        seen = {name: one for name, one in results.items() if self._access.may_see(call.account, vhost, name)}
         refused = [result for result in results.values() if isinstance(result, LanewayError)]
         if results and len(refused) == len(results):
-            call.refuse(refused[0])
+            told = [result for result in seen.values() if isinstance(result, LanewayError)]
+            call.refuse(told[0] if told else _unnamed(refused[0]))
             return
-        vhost: str = call.head.plan.vhost
-        seen = [_arrival(*one) for one in results.items() if self._access.may_see(call.account, vhost, one[0])]
         is_replay = call.head.idempotency_key is not None and all(
             isinstance(result, Receipt) and result.duplicate for result in results.values()
         )
-        body = a.encode(a.RoutedAnswer(bool(results), len(results), seen))
+        body = a.encode(a.RoutedAnswer(bool(results), len(results), [_arrival(*one) for one in seen.items()]))
         call.answer(207 if refused else 200, body, REPLAYED if results and is_replay else b"")
 
     # --- where would it go
@@ -241,18 +244,30 @@ class ExchangesApi:
         headers = attribute_values(asked.attributes or {})
         exchange = exchange_of(plan.exchange)
         found = self._broker.topology.explain(plan.vhost, exchange, asked.routing_key, headers)
-        seen = [route for route in found if self._access.may_see(call.account, plan.vhost, route.queue)]
+        seen = [route for route in found if self._may_see(call, route)]
+        # Whoever may publish here hears of every message whether it reached a queue.
+        is_told = self._access.allowed(call.account, plan.vhost, plan.exchange, "write")
+        why = ""
+        if not seen:
+            why = self._why_not(call, exchange, asked.routing_key) if is_told and not found else _NOTHING_TO_SEE
         answer = a.RoutesAnswer(
-            bool(found),
+            bool(found if is_told else seen),
             list(dict.fromkeys(route.queue for route in seen)),
             [self._route(plan.vhost, route, asked.routing_key) for route in seen],
-            "" if found else self._why_not(plan.vhost, exchange, asked.routing_key),
+            why,
         )
         return Reply(200, a.encode(answer))
 
-    def _why_not(self, vhost: str, exchange: str, routing_key: str) -> str:
+    def _may_see(self, call: Call, route: Route) -> bool:
+        """The way to a queue tells of the exchanges on it."""
+        vhost = call.head.plan.vhost
+        names = [route.queue, *(name_of(hop.exchange) for hop in route.hops)]
+        return all(self._access.may_see(call.account, vhost, name) for name in names)
+
+    def _why_not(self, call: Call, exchange: str, routing_key: str) -> str:
         if not exchange:
             return f"there is no queue {routing_key!r}"
+        vhost = call.head.plan.vhost
         info = self._broker.topology.exchange(vhost, exchange)
         assert info is not None  # or it could not have been asked
         count, alternate = info.binding_count, info.settings.alternate_exchange
@@ -262,7 +277,7 @@ class ExchangesApi:
             why = f"the only binding of exchange {exchange!r} does not match, or leads nowhere"
         else:
             why = f"none of the {count} bindings of exchange {exchange!r} matches and leads to a queue"
-        if alternate is None:
+        if alternate is None or not self._access.may_see(call.account, vhost, name_of(alternate)):
             return why
         return f"{why}, nor does its alternate exchange {name_of(alternate)!r} lead anywhere"
 
@@ -280,6 +295,11 @@ class ExchangesApi:
             attribute_to_wire(hop.binding.arguments),
             _why(hop, kind, routing_key),
         )
+
+
+def _unnamed(refusal: LanewayError) -> LanewayError:
+    """Why a queue that the caller may not see takes nothing, without its name."""
+    return type(refusal)("no queue that the exchange leads to takes the message now", field="exchange")
 
 
 def _result(result: Receipts | LanewayError) -> Receipt | LanewayError:

@@ -303,7 +303,8 @@ def bare_handles(body: bytes) -> Sequence[str] | None:
 
 
 def idempotency_of(call: Call, key: bytes) -> tuple[str, bytes]:
-    """The key, and a fingerprint of everything that makes the request what it is."""
+    """What the key is remembered as, and a fingerprint of everything that makes the request what it is. Accounts that
+    choose the same key do not hear of each other. It is remembered as a digest, as small as a short key."""
     if not 1 <= len(key) <= 255 or not all(33 <= byte <= 126 for byte in key):
         raise InvalidInput(
             f"an Idempotency-Key has 1 to 255 visible ASCII characters: {key[:80].decode('latin-1')!r}",
@@ -314,4 +315,5 @@ def idempotency_of(call: Call, key: bytes) -> tuple[str, bytes]:
     for part in (head.target, head.content_type or b"", call.body):
         digest.update(b"%d:" % len(part))
         digest.update(part)
-    return key.decode("ascii"), digest.digest()
+    name = hashlib.blake2b(key, digest_size=16, key=hashlib.sha256(call.account.name.encode()).digest())
+    return name.hexdigest(), digest.digest()

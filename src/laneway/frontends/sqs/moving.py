@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 
-from laneway.broker.interface import Broker, CancelTask, GetTask, ListTasks, StartRedrive
-from laneway.broker.values import RedriveRequest, Task
+from laneway.broker.interface import Broker, CancelTask, FindOrigins, GetTask, ListTasks, StartRedrive
+from laneway.broker.values import DeadLetterFilter, RedriveRequest, Task
 from laneway.errors import TaskNotFound
 from laneway.frontends.sqs import wire as w
 from laneway.frontends.sqs.ask import Ask
@@ -41,12 +41,13 @@ class Moving:
         target = None
         if asked.DestinationArn is not None:
             target = ask.queue_of_arn(asked.DestinationArn)
+            if target is not None:
+                ask.check(target, "write")
             if target is None or self._topology.queue(ask.caller.vhost, target) is None:
                 raise SqsError(
                     "ResourceNotFoundException",
                     "The resource that you specified for the DestinationArn parameter doesn't exist.",
                 )
-            ask.check(target, "write")
         rate = asked.MaxNumberOfMessagesPerSecond
         if rate is not None and not 1 <= rate <= MOST_A_SECOND:
             raise value_invalid(rate, "MaxNumberOfMessagesPerSecond", f"Must be from 1 to {MOST_A_SECOND}.")
@@ -56,12 +57,29 @@ class Moving:
                 "There is already a task running. Only one active task is allowed for a source queue arn at a given "
                 "time.",
             )
-        redrive = StartRedrive(ask.caller.vhost, name, RedriveRequest(target=target, max_per_second=rate))
+        origins = None if target is not None else await self._origins(ask, name)
+        request = RedriveRequest(target=target, max_per_second=rate, origins=origins)
+        redrive = StartRedrive(ask.caller.vhost, name, request)
         return w.TaskHandleResult(TaskHandle=_handle(await self._broker.ask(redrive)))
+
+    async def _origins(self, ask: Ask, name: str) -> list[str] | None:
+        """Where they came from, if the caller may write there; None if it may everywhere."""
+        access, account, vhost = ask.caller.access, ask.caller.account, ask.caller.vhost
+        if access.may_everywhere(account):
+            return None
+        origins: list[str] = await self._broker.ask(FindOrigins(vhost, name, DeadLetterFilter()))
+        if not all(access.allowed(account, vhost, origin, "write") for origin in origins):
+            raise SqsError(
+                "AccessDenied",
+                "Some of these messages came from queues that you are not authorized to perform: sqs:sendmessage on. "
+                "Name a DestinationArn.",
+            )
+        return origins
 
     async def cancel(self, ask: Ask, asked: w.CancelMessageMoveTask) -> w.CancelMessageMoveTaskResult:
         task = await self._task(asked.TaskHandle)
-        if task is None or task.vhost != ask.caller.vhost:
+        access, account = ask.caller.access, ask.caller.account
+        if task is None or task.vhost != ask.caller.vhost or not access.may_see(account, task.vhost, task.queue):
             raise SqsError("ResourceNotFoundException", "Task does not exist.")
         ask.check(task.queue, "configure")
         if task.state != "running":

@@ -180,13 +180,22 @@ class QueueActions:
         await self._broker.ask(PurgeQueue(ask.caller.vhost, name, leased=True))
 
     async def delete(self, ask: Ask, asked: w.QueueRequest) -> None:
-        """AWS deletes a dead-letter queue whoever uses it; its sources then keep their messages."""
+        """AWS deletes a dead-letter queue whoever uses it; its sources then keep their messages. That changes them, so
+        it takes the permission to."""
         name, vhost = ask.queue(asked.QueueUrl, "configure"), ask.caller.vhost
         self._info(ask, name)
-        for info in self._topology.queues(vhost=vhost, limit=self._broker.limits.max_queues):
-            if info.settings.dead_letter_queue == name:
-                keep = {"dead_letter_queue": None, "max_receives": None}
-                await self._broker.ask(ChangeQueue(vhost, info.name, keep))
+        infos = self._topology.queues(vhost=vhost, limit=self._broker.limits.max_queues)
+        sources = [info.name for info in infos if info.settings.dead_letter_queue == name]
+        allowed, account = ask.caller.access.allowed, ask.caller.account
+        if not all(allowed(account, vhost, source, "configure") for source in sources):
+            raise SqsError(
+                "AccessDenied",
+                "It is the dead-letter queue of queues that you are not authorized to perform: sqs:setqueueattributes "
+                "on. Whoever is must give them another one first.",
+            )
+        for source in sources:
+            keep = {"dead_letter_queue": None, "max_receives": None}
+            await self._broker.ask(ChangeQueue(vhost, source, keep))
         await self._broker.ask(DeleteQueue(vhost, name))
 
     # --- tags and permissions: kept, and shown again
