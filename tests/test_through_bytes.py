@@ -234,7 +234,7 @@ def test_everything_that_a_broker_says_is_a_copy(tmp_path: Path) -> None:
         with pytest.raises(QueueNotFound):
             await broker.ask(DescribeQueue("/", "none"))
         pushed: list[Any] = []
-        session = broker.open_session(pushed.append)
+        session = broker.open_session(pushed.extend)
         await broker.ask(Subscribe(session, 1, info.queue))
         body = b"body"
         (arrival,) = await broker.ask(Publish((info.queue,), Messages([body], [b""])))

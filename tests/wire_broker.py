@@ -169,7 +169,7 @@ class WireBroker:
     def withdraw(self, number: int, *, answer: bool = False) -> None:
         self._inner.withdraw(self._carried(number), answer=self._carried(answer))
 
-    def open_session(self, push: Callable[[Push], None]) -> SessionId:
+    def open_session(self, push: Callable[[list[Push]], None]) -> SessionId:
         session: SessionId = self._carried(self._inner.open_session(lambda value: push(self._carried(value))))
         return session
 

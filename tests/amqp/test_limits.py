@@ -375,7 +375,7 @@ def test_consumers_remember_little_of_messages_that_are_all_different(own_servin
             wire.read()
         (connection,) = serving.server.shared.connections
         (consumer,) = connection.channels[1].consumers.values()
-        assert len(consumer._writer._known) == 1  # where they came through, and nothing of their own
+        assert len(consumer.dress._known) == 1  # where they came through, and nothing of their own
 
 
 def test_a_login_that_cannot_be_checked_now_is_not_called_wrong(own_serving: OwnServing) -> None:

@@ -79,7 +79,7 @@ class Bench:
         """Let what is planned happen, what is staged become durable, and what is read back come in."""
         for _ in range(count):
             await self.durable()
-            reader = self.partition._reader
+            reader = self.partition.reader
             if isinstance(reader, ReaderThread):
                 await asyncio.wrap_future(reader._pool.submit(lambda: None))  # behind what is being read
             await asyncio.sleep(0)

@@ -24,7 +24,11 @@ class Connection:
         self.session = b.broker.open_session(self._pushed)
         self.is_over = False
 
-    def _pushed(self, push: i.Push) -> None:
+    def _pushed(self, pushes: list[i.Push]) -> None:
+        for push in pushes:
+            self._take(push)
+
+    def _take(self, push: i.Push) -> None:
         assert not self.is_over, "pushed to a session that has ended"
         if isinstance(push, i.Delivered):
             self.consumers[push.consumer].take(push.deliveries)

@@ -28,7 +28,8 @@ class Acker:
         self._session = b.broker.open_session(self._pushed)
         b.send(Subscribe(self._session, 1, b.id()))
 
-    def _pushed(self, push: Push) -> None:
+    def _pushed(self, pushes: list[Push]) -> None:
+        (push,) = pushes
         assert isinstance(push, Delivered)
         self._log.append("delivered")
         held = push.deliveries

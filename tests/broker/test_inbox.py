@@ -169,7 +169,7 @@ def test_one_who_fails_to_take_an_answer_keeps_nobody_from_theirs(run: Run, capl
             b.send(i.Subscribe(session, 1, number))
         await b.durable()
         await b.delete()
-        assert told[10:] == [i.ConsumerEnded(1)]
+        assert told[10:] == [[i.ConsumerEnded(1)]]
         assert "clumsy" in caplog.text
 
     run(scenario)
@@ -181,8 +181,9 @@ def test_one_who_gives_back_at_once_whatever_it_is_pushed_does_not_keep_the_othe
         await b.queue("other")
         pushes = 0
 
-        def give_back(push: i.Push) -> None:
+        def give_back(pushed: list[i.Push]) -> None:
             nonlocal pushes
+            (push,) = pushed
             assert isinstance(push, i.Delivered)
             pushes += 1
             some = push.deliveries

@@ -26,7 +26,7 @@ class SlowDisk:
     """In place of the reader's thread: reads when it is told to."""
 
     def __init__(self, b: Bench) -> None:
-        reader = b.partition._reader
+        reader = b.partition.reader
         assert isinstance(reader, ReaderThread)
         reader._pool.shutdown()
         reader._pool = self  # type: ignore[assignment]

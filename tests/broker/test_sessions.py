@@ -417,15 +417,15 @@ def test_what_is_durable_does_not_wait_for_what_is_not_yet(run: Run) -> None:
         await b.publish(b"low", b"lower", priority=1)
         consumer = Consumer(b, credit=1)
         sessions, number = b.partition.sessions, b.id()
-        sessions.dispatch(number)
+        sessions.dispatch([number])
         b.send(i.Publish((number,), Messages([b"high"], [b""], [9])))
         b.partition.inbox.drain()
         assert consumer.got == [b"low"] and (await b.stats()).leased == 1
         sessions.find(consumer.connection.session).grant(1, 1)  # type: ignore[union-attr]
-        sessions.dispatch(number)
+        sessions.dispatch([number])
         assert consumer.got == [b"low", b"lower"]
         sessions.find(consumer.connection.session).grant(1, 1)  # type: ignore[union-attr]
-        sessions.dispatch(number)
+        sessions.dispatch([number])
         assert consumer.got == [b"low", b"lower"] and (await b.stats()).leased == 2
         await b.turns()
         assert consumer.got == [b"low", b"lower", b"high"]

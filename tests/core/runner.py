@@ -130,11 +130,11 @@ class Core:
         self.publish(*[Draft(b"x", **draft) for _ in range(count)], queue=queue)
 
     def lease(self, limit: int = 10, queue: str = "q", lease_ms: int | None = None, consumer: str = "") -> list[Event]:
-        return self.run(lease_commands.lease(self.state, self[queue], limit, lease_ms, consumer, self.now_ms))
+        return self.run(lease_commands.lease(self.state, [(self[queue], limit)], lease_ms, consumer, self.now_ms))
 
     def lease_refused(self, limit: int = 10, queue: str = "q") -> list[int]:
         """A lease whose event the journal does not take; what it would have been."""
-        command = lease_commands.lease(self.state, self[queue], limit, None, "", self.now_ms)
+        command = lease_commands.lease(self.state, [(self[queue], limit)], None, "", self.now_ms)
         seqs = [seq for event in islice(command, 1) for seq in event.seqs]
         command.close()  # what becomes of a generator that nobody goes on with
         return seqs

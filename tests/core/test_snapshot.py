@@ -55,7 +55,7 @@ def drain(state: State, now_ms: int) -> list[tuple[str, int, int]]:
     """All that can be leased: (queue, number, receives), in order."""
     out = []
     for queue in state.queues.values():
-        while events := list(map_apply(state, lease_commands.lease(state, queue, 7, 1000, "", now_ms))):
+        while events := list(map_apply(state, lease_commands.lease(state, [(queue, 7)], 1000, "", now_ms))):
             out += [(queue.name, *pair) for e in events for pair in zip(e.seqs, e.receives, strict=True)]
     return out
 

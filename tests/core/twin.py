@@ -370,7 +370,7 @@ class Twin:
             for _ in range(1000):
                 queue = other.by_name["/", name]
                 given: list[int] = []
-                for event in lease_commands.lease(other, queue, limit, 1000, "", self.now_ms):
+                for event in lease_commands.lease(other, [(queue, limit)], 1000, "", self.now_ms):
                     other.apply(event)
                     given += event.seqs
                 assert given == [m.number for m in model.lease(name, limit, 1000, self.now_ms)]

@@ -173,7 +173,11 @@ class SessionWorkload:
     def _connect(self, node: Node) -> Connection:
         connection = Connection(self.random.choice((0, 0, 3, 10)))
 
-        def pushed(push: i.Push) -> None:
+        def pushed(pushes: list[i.Push]) -> None:
+            for push in pushes:
+                take(push)
+
+        def take(push: i.Push) -> None:
             assert not connection.is_over, f"{push} was pushed to a session that has ended"
             consumer = connection.by_number[push.consumer]
             assert not consumer.is_over, f"{push} was pushed to a consumer that was told of its end"

@@ -333,9 +333,9 @@ def merged_publishes_reordered() -> Plant:
 def answers_of_merged_publishes_mixed_up() -> Plant:
     original = Inbox._publish_into
 
-    def publish_into(self: Any, queue: Any, some: list[Any]) -> None:
-        original(self, queue, some)
-        entries = [share.entry for share in some]
+    def publish_into(self: Any, numbers: list[int], gathered: Any, messages: Any) -> None:
+        original(self, numbers, gathered, messages)
+        entries = [entry for entry, _, _ in gathered.parts[numbers[0]]]
         if len({len(entry.request.messages.bodies) for entry in entries}) == 1:
             entries[0].arrivals[-1], entries[-1].arrivals[-1] = entries[-1].arrivals[-1], entries[0].arrivals[-1]
 
@@ -420,7 +420,7 @@ def what_was_read_too_late_pushed_all_the_same() -> Plant:
     def give_back(self: Any, subscription: Any, deliveries: Any) -> None:
         session = self.find(subscription.request.session)
         if session is not None:
-            session.push(Delivered(subscription.number, deliveries))
+            session.push([Delivered(subscription.number, deliveries)])
 
     return mock.patch.object(Sessions, "_give_back", give_back)
 

@@ -6,7 +6,7 @@ cannot be done is answered with a LanewayError. An answer that promises somethin
 
     send(request, done)   done(answer) is called later, or at once: for what is frequent
     ask(request)          the same, to be awaited; raises the error: for what is rare
-    open_session(push)    a session is a connection as the broker sees it: a number, and a way to push values to it
+    open_session(push)    a session is a connection as the broker sees it: a number, and a way to push lists of values
 
 Requests of one session are carried out in the order in which they were sent.
 """
@@ -551,7 +551,7 @@ class Broker(Protocol):
         """Whoever asked waits no longer. `answer`: it still wants what there is, perhaps nothing. A number of which
         nothing waits (any more) is passed over."""
 
-    def open_session(self, push: Callable[[Push], None]) -> SessionId:
+    def open_session(self, push: Callable[[list[Push]], None]) -> SessionId:
         """Pushes are values of the kinds above; they come on the loop's thread."""
 
     def call_soon(self, call: Callable[[], None]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,7 +71,7 @@ class Partition:
         self._idle_ms = idle_ms
         self._new_writer = new_writer
         self._new_reader = new_reader
-        self._reader: Reader
+        self.reader: Reader
         self._phase = "starting"
         self.carry_out: Callable[[Any], Any]  # carries out a request that is rare; local.py sets it
         self.inbox = Inbox(self)
@@ -93,7 +93,7 @@ class Partition:
         recovery = self.engine.recover(self.now())
         self._state = self.engine.state
         self._state.wanted = self._demand
-        self._reader = self._new_reader(self.engine, self._loop)
+        self.reader = self._new_reader(self.engine, self._loop)
         self.queues.start()
         self.upkeep = Upkeep(self.engine, self._loop, self.now, self.limits.snapshot_events)
         self.committer = Committer(
@@ -131,7 +131,7 @@ class Partition:
         await self.redrives.stop()
         self.waiting.end_all()
         await self.upkeep.stop()
-        await self._reader.close()
+        await self.reader.close()
         await self.committer.close()
         if self.committer.failed is None and not self.committer.stuck:
             await self.upkeep.final_snapshot()
@@ -188,8 +188,7 @@ class Partition:
 
     def lease(
         self,
-        queue: Queue,
-        limit: int,
+        demands: Sequence[tuple[Queue, int]],
         lease_ms: int | None,
         consumer: str = "",
         *,
@@ -199,7 +198,7 @@ class Partition:
         """`durable_only`: pass over messages that are not durable yet, unless there are groups."""
         below = self.committer.durable_next_seq if durable_only else 0
         command = lease_commands.lease(
-            self._state, queue, limit, lease_ms, consumer, self.now(), of_session=of_session, below=below
+            self._state, demands, lease_ms, consumer, self.now(), of_session=of_session, below=below
         )
         for event in self.engine.run(command):
             self.set_timer()
@@ -228,7 +227,7 @@ class Partition:
         if kept is not None:
             then(self.engine.deliveries(queue, leased, kept))
         else:
-            self._reader.read(queue, leased, then)
+            self.reader.read(queue, leased, then)
 
     @property
     def all_is_durable(self) -> bool:
@@ -281,8 +280,7 @@ class Partition:
                 self._serve_published(event)  # type: ignore[arg-type]
             else:
                 queues = getattr(event, "queues", ())
-                for number in dict(queues) if queues else (getattr(event, "queue", 0), getattr(event, "target", 0)):
-                    self.serve(number)
+                self.serve(dict(queues) if queues else (getattr(event, "queue", 0), getattr(event, "target", 0)))
 
     def _serve_published(self, event: Published) -> None:
         """Messages are pushed when they are durable; before, if they may expire until then."""
@@ -291,8 +289,7 @@ class Partition:
             for number in numbers:
                 self.waiting.serve(number)
         if any(event.expires_at):
-            for number in numbers:
-                self.sessions.dispatch(number, at_once=True)
+            self.sessions.dispatch(numbers, at_once=True)
         else:
             self.sessions.dispatch_when_durable(numbers)
 
@@ -302,14 +299,14 @@ class Partition:
         audience = self.sessions.audiences.get(number)
         return total + (audience.room(enough - total) if audience is not None else 0)
 
-    def serve(self, number: int) -> None:
+    def serve(self, numbers: Iterable[int]) -> None:
         """First those who wait for an answer, then those that messages are pushed to."""
-        queue = self._state.queues.get(number)
-        if queue is None or not queue.ready:
-            return
-        self.waiting.serve(number)
-        if number in self.sessions.audiences:
-            self.sessions.dispatch(number)
+        queues = self._state.queues
+        numbers = [number for number in numbers if number in queues and queues[number].ready]
+        if self.waiting:
+            for number in numbers:
+                self.waiting.serve(number)
+        self.sessions.dispatch(numbers)
 
     # Time
 
@@ -346,8 +343,7 @@ class Partition:
             self.committer.touch()
             self._wake(events)
         ripened, self._state.ripened = self._state.ripened, set()  # a delay that ended is no event
-        for number in ripened:
-            self.serve(number)
+        self.serve(ripened)
 
     # Looking and dead letters
 

@@ -78,7 +78,7 @@ class Queues:
         if known is None:
             insort(self.names, (vhost, name))
         else:
-            partition.serve(queue.number)  # others may be next now
+            partition.serve((queue.number,))  # others may be next now
         partition.sessions.used(queue)
         partition.set_timer()
         partition.committer.touch_later()

@@ -4,7 +4,7 @@ die with their users. A session is a number; what it is pushed are values."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from laneway.broker.audiences import Audience, Limit, Subscription
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: After so many bytes of one queue, consumers get time to say that they cannot take more at the moment.
 MAX_DISPATCH_BYTES = 4 * 1024 * 1024
+#: The messages of queues that hold no more than this are leased together.
+MAX_THIN_BYTES = 64 * 1024
 RETRY_MS = 1_000  # a queue that should go with its users and could not be deleted is tried again
 
 log = logging.getLogger("laneway.broker")
@@ -31,7 +33,7 @@ log = logging.getLogger("laneway.broker")
 class Session:
     __slots__ = ("is_paused", "number", "owned", "pools", "push", "subscriptions")
 
-    def __init__(self, number: SessionId, push: Callable[[Push], None]) -> None:
+    def __init__(self, number: SessionId, push: Callable[[list[Push]], None]) -> None:
         self.number = number
         self.push = push
         self.subscriptions: dict[int, Subscription] = {}  # by consumer; a cancelled one as long as it holds something
@@ -55,6 +57,36 @@ class Session:
         """A cancelled one is known as long as it holds something, which counts for those it shares a limit with."""
         if subscription.is_cancelled and subscription.held <= 0:
             self.subscriptions.pop(subscription.number, None)
+
+
+class _Dealer:
+    """Deals out what is ready in a queue to its consumers."""
+
+    __slots__ = ("_left_bytes", "_share", "_turns", "audience", "limit", "queue", "subscription")
+
+    def __init__(self, queue: Queue, audience: Audience) -> None:
+        self.queue = queue
+        self.audience = audience
+        self._turns = 0
+        self._left_bytes = queue.bytes_waiting - MAX_DISPATCH_BYTES  # with so many left waiting it is enough
+        self._share: int
+        self.subscription: Subscription  # whose turn it is
+        self.limit: int  # how many messages it gets
+
+    def next(self) -> Subscription | None:
+        """The one whose turn it is, if any consumer takes something."""
+        turn = self.audience.next()
+        if turn is None:
+            return None
+        self.subscription, room, sharers = turn
+        if not self._turns:  # as if they were dealt out one by one: equal shares, then one each
+            self._share, self._turns = max(1, self.queue.ready // sharers), sharers
+        self._turns -= 1
+        self.limit = min(room, self._share)
+        return self.subscription
+
+    def is_enough(self) -> bool:
+        return self.queue.bytes_waiting < self._left_bytes
 
 
 class Sessions:
@@ -83,7 +115,7 @@ class Sessions:
             timer.cancel()
         self._expiries.clear()
 
-    def open(self, push: Callable[[Push], None]) -> SessionId:
+    def open(self, push: Callable[[list[Push]], None]) -> SessionId:
         self._last += 1
         self._sessions[self._last] = Session(self._last, push)
         return self._last
@@ -139,7 +171,8 @@ class Sessions:
             session = self._sessions.get(subscription.request.session)
             if session is not None:
                 session.forget_if_done(subscription)
-                self._partition.hand_over(session.push, ConsumerEnded(subscription.number), True)
+                ended: list[Push] = [ConsumerEnded(subscription.number)]
+                self._partition.hand_over(session.push, ended, True)
 
     def used(self, queue: Queue) -> None:
         """A queue that expires when nobody uses it was used, or has just lost its last consumer."""
@@ -262,54 +295,107 @@ class Sessions:
 
     def _dispatch_planned(self) -> None:
         planned, self._planned = self._planned, {}
-        for number in planned:
-            self.dispatch(number)
+        self.dispatch(planned)
 
-    def dispatch(self, number: int, *, at_once: bool = False) -> None:
+    def dispatch(self, numbers: Iterable[int], *, at_once: bool = False) -> None:
         """Push what is ready and durable, in turn, as far as limits go. What is not durable yet follows when it is:
         were it leased before, all that is leased after it would have to wait with it. `at_once`: lease it all the same,
         because it may expire before."""
-        audience = self.audiences.get(number)
-        queue = self._partition.engine.state.queues.get(number)
-        share = turns = size = 0
-        if self._is_stopped:
-            return
-        while audience is not None and queue is not None and queue.ready:
-            turn = audience.next()
-            if turn is None:
-                return
-            subscription, room, sharers = turn
-            if not turns:  # as if they were dealt out one by one: equal shares, then one each
-                share, turns = max(1, queue.ready // sharers), sharers
-            turns -= 1
-            waiting_bytes = queue.bytes_waiting
-            try:
-                leased = self._partition.lease(
-                    queue, min(room, share), subscription.lease_ms, of_session=True, durable_only=not at_once
-                )
-            except LanewayError as refusal:  # the journal takes no more at the moment
-                log.warning("consumers of queue %r are not served yet: %s", queue.name, refusal)
-                audience.return_turn(subscription)
-                self._partition.committer.when_durable(self._plan, number)
-                return
-            if leased is None:
-                audience.return_turn(subscription)
-                self.dispatch_when_durable((number,))
-                return
-            self._push(queue, subscription, leased)
-            if queue.ready:
-                size += waiting_bytes - queue.bytes_waiting
+        queues = self._partition.engine.state.queues
+        dealers: list[_Dealer] = []
+        for number in numbers if not self._is_stopped else ():
+            if number in self.audiences and queues[number].ready:
+                dealers.append(_Dealer(queues[number], self.audiences[number]))
+        while dealers:
+            together: dict[int, list[_Dealer]] = {}  # by how long the leases are
+            size = 0
+            going_on: list[_Dealer] = []
+            for dealer in dealers:
+                subscription = dealer.next()
+                if subscription is None:
+                    continue
+                lease_ms = subscription.lease_ms
+                lease_ms = dealer.queue.settings.lease_ms if lease_ms is None else lease_ms
+                waiting_bytes = dealer.queue.bytes_waiting
+                if waiting_bytes > MAX_THIN_BYTES or (subscription.pool is not None and subscription.pool.most):
+                    going_on += self._deal([dealer], lease_ms, at_once)
+                    continue
+                together.setdefault(lease_ms, []).append(dealer)
+                size += waiting_bytes
                 if size > MAX_DISPATCH_BYTES:
-                    self._plan(number)
-                    return
+                    for lease_ms, some in together.items():
+                        going_on += self._deal(some, lease_ms, at_once)
+                    together, size = {}, 0
+            for lease_ms, some in together.items():
+                going_on += self._deal(some, lease_ms, at_once)
+            dealers = going_on
 
-    def _push(self, queue: Queue, subscription: Subscription, leased: Leased) -> None:
-        """Push what was leased for a subscription, behind what is on its way to it already: it takes no more while it
-        waits for something to be read, so what is read never overtakes anything."""
+    def _deal(self, dealers: list[_Dealer], lease_ms: int, at_once: bool) -> list[_Dealer]:
+        """Lease for those whose turn it is and push it; the dealers that have more to deal out."""
         partition = self._partition
-        must_wait = subscription.on_its_way > 0 or not partition.is_durable(leased.seqs)
-        count = len(leased.seqs)
-        subscription.charge(count)
+        try:
+            leased = partition.lease(
+                [(dealer.queue, dealer.limit) for dealer in dealers],
+                lease_ms,
+                of_session=True,
+                durable_only=not at_once,
+            )
+        except LanewayError as refusal:  # the journal takes no more at the moment
+            log.warning("consumers of queue %r are not served yet: %s", dealers[0].queue.name, refusal)
+            for dealer in dealers:
+                dealer.audience.return_turn(dealer.subscription)
+                partition.committer.when_durable(self._plan, dealer.queue.number)
+            return []
+        counts: dict[int, int] = {}
+        if leased is not None:
+            counts = dict(leased.queues or ((leased.queue, len(leased.seqs)),))
+        for dealer in dealers:
+            if dealer.queue.number not in counts:
+                dealer.audience.return_turn(dealer.subscription)
+                self.dispatch_when_durable((dealer.queue.number,))
+        dealers = [dealer for dealer in dealers if dealer.queue.number in counts]
+        if leased is not None:
+            self._push(dealers, leased)
+        going_on: list[_Dealer] = []
+        for dealer in dealers:
+            if dealer.queue.ready:
+                if dealer.is_enough():
+                    self._plan(dealer.queue.number)
+                else:
+                    going_on.append(dealer)
+        return going_on
+
+    def _push(self, dealers: list[_Dealer], leased: Leased) -> None:
+        """Push what was leased for subscriptions, behind what is on its way to each already: one takes no more while it
+        waits for something to be read, so what is read never overtakes anything."""
+        partition, engine = self._partition, self._partition.engine
+        is_durable = partition.is_durable(leased.seqs)
+        columns = engine.kept(leased.seqs)
+        whole = engine.deliveries(dealers[0].queue, leased, columns) if columns is not None else None
+        now: list[tuple[Subscription, Deliveries]] = []
+        later: list[tuple[Subscription, Deliveries]] = []
+        at = 0
+        for dealer, count in zip(dealers, _counts(leased), strict=True):
+            queue, subscription = dealer.queue, dealer.subscription
+            ways = now if is_durable and subscription.on_its_way <= 0 else later
+            subscription.charge(count)
+            if whole is None:
+                self._read(queue, subscription, leased.part(queue.number, at, at + count), ways is later)
+            else:
+                deliveries = whole if len(dealers) == 1 else whole.part(at, at + count)
+                deliveries.queue, deliveries.queue_name, deliveries.left = queue.number, queue.name, queue.ready
+                if subscription.no_ack:
+                    self._settled(deliveries, "ack")
+                ways.append((subscription, deliveries))
+            at += count
+        if later:
+            partition.committer.when_durable(self._deliver, later)
+        if now:
+            self._deliver(now)
+
+    def _read(self, queue: Queue, subscription: Subscription, leased: Leased, must_wait: bool) -> None:
+        """Push what was leased as soon as it has been read from the journal."""
+        partition, count = self._partition, len(leased.seqs)
         is_read_later = False
 
         def deliver(deliveries: Deliveries) -> None:
@@ -322,28 +408,32 @@ class Sessions:
                 return
             acked = self._settled(deliveries, "ack") if subscription.no_ack and len(deliveries) else []
             if must_wait:
-                partition.committer.when_durable(self._deliver, (subscription, deliveries))
+                partition.committer.when_durable(self._deliver, [(subscription, deliveries)])
             else:
-                partition.hand_over(self._deliver, (subscription, deliveries), True)
+                self._deliver([(subscription, deliveries)])
             if is_read_later:  # else dispatch() itself goes on
                 partition.after(acked)
 
         subscription.is_reading = True
-        partition.read(queue, leased, deliver)
+        partition.reader.read(queue, leased, deliver)
         is_read_later = subscription.is_reading
 
-    def _deliver(self, what: tuple[Subscription, Deliveries]) -> None:
-        subscription, deliveries = what
-        session = self._sessions.get(subscription.request.session)
-        is_queue_gone = deliveries.queue not in self._partition.engine.state.queues
-        if session is None or is_queue_gone:
-            self._give_back(subscription, deliveries)
-            return
-        subscription.on_its_way -= len(deliveries)
-        if len(deliveries):
-            session.push(Delivered(subscription.number, deliveries))
-        if not subscription.credit.most:
-            subscription.wake()
+    def _deliver(self, what: list[tuple[Subscription, Deliveries]]) -> None:
+        pushes: dict[SessionId, list[Push]] = {}
+        queues = self._partition.engine.state.queues
+        for subscription, deliveries in what:
+            session = subscription.request.session
+            if session not in self._sessions or deliveries.queue not in queues:
+                self._give_back(subscription, deliveries)
+                continue
+            subscription.on_its_way -= len(deliveries)
+            if len(deliveries):
+                pushes.setdefault(session, []).append(Delivered(subscription.number, deliveries))
+            if not subscription.credit.most:
+                subscription.wake()
+        for number, its in pushes.items():
+            if (found := self._sessions.get(number)) is not None:
+                self._partition.hand_over(found.push, its, True)
 
     def _give_back(self, subscription: Subscription, deliveries: Deliveries) -> None:
         """They were on their way to one that takes nothing any more. If it does not acknowledge, they may be acked
@@ -367,7 +457,7 @@ class Sessions:
         partition = self._partition
         self.used(queue)
         partition.tick_if_due()  # what has expired is not handed out
-        leased = partition.lease(queue, 1, None, of_session=True) if queue.ready else None
+        leased = partition.lease([(queue, 1)], None, of_session=True) if queue.ready else None
         if leased is None:
             partition.hand_over(done, NOTHING, True)
             return
@@ -414,5 +504,10 @@ class Sessions:
         return events
 
 
-def _nobody(push: Push) -> None:
+def _counts(leased: Leased) -> list[int]:
+    """How many messages of a lease are of which queue, in order."""
+    return [count for _, count in leased.queues] if leased.queues else [len(leased.seqs)]
+
+
+def _nobody(pushes: list[Push]) -> None:
     """The session is gone."""

@@ -172,7 +172,7 @@ class Waiting:
                 limit += request.max_messages
                 if limit >= enough or queue.heads or queue.tenants is not None:
                     break
-            leased = self._partition.lease(queue, limit, first.lease_ms, first.consumer)
+            leased = self._partition.lease([(queue, limit)], first.lease_ms, first.consumer)
             if leased is None:
                 return
             self._deal(queue, leased, some)

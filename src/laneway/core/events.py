@@ -138,6 +138,11 @@ class Leased(msgspec.Struct, gc=False):
     births: Births | None = None
     queues: Queues = ()
 
+    def part(self, queue: int, at: int, end: int) -> Leased:
+        """Those from `at` up to `end`, which are of this queue."""
+        seqs, receives = self.seqs[at:end], self.receives[at:end]
+        return Leased(queue, self.at_ms, seqs, receives, self.first_lease + at, self.deadline_ms, self.consumer)
+
 
 class Acked(msgspec.Struct, gc=False):
     kind: ClassVar[Kind] = Kind.ACKED

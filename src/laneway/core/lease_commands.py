@@ -45,8 +45,7 @@ MAX_CONSUMER_BYTES = 256
 
 def lease(
     state: State,
-    queue: Queue,
-    limit: int,
+    demands: Sequence[tuple[Queue, int]],
     lease_ms: int | None,
     consumer: str,
     now_ms: int,
@@ -54,18 +53,22 @@ def lease(
     of_session: bool = False,
     below: int = 0,
 ) -> Iterator[Leased]:
-    """`of_session`: whoever gets them is a connection that gives back what it did not settle when it ends, at the
+    """Lease so many messages of each queue at most, as one event; `lease_ms`: None for the usual time of the first.
+
+    `of_session`: whoever gets them is a connection that gives back what it did not settle when it ends, at the
     latest when the store is opened again. Its deadlines are far away and rounded, so that many share one. `below`: as
     in Queue.select."""
     if lease_ms is None:
-        lease_ms = queue.settings.lease_ms
+        lease_ms = demands[0][0].settings.lease_ms
     deadline_ms, first_lease = now_ms + lease_ms, state.next_lease
     if of_session:
         deadline_ms, first_lease = coarse(deadline_ms, now_ms), first_lease | SESSION_LEASE
-    seqs = queue.select(limit, state.table, below)
-    if type(seqs) is list:
-        seqs = Seqs(seqs)
-    if seqs:
+    table = state.table
+    selected = [(queue, some) for queue, limit in demands if (some := queue.select(limit, table, below))]
+    if selected:
+        seqs = joined([some for _, some in selected])
+        if type(seqs) is list:
+            seqs = Seqs(seqs)
         slabs = state.table.slabs
         neighbours = [(slabs[first >> SLAB_BITS], first & SLAB_MASK, count) for first, count in runs(seqs)]
         total_bytes = sum([sum(slab.size[i : i + count]) for slab, i, count in neighbours])
@@ -74,24 +77,35 @@ def lease(
             before = slab.receives[i : i + count]
             receives += [n + 1 for n in before] if any(before) else [1] * count
         if total_bytes > MAX_LEASE_BYTES:
-            seqs = _cut(state, queue, seqs)
+            selected = _cut(state, selected)
+            seqs = joined([some for _, some in selected])
             receives = receives[: len(seqs)]
+        queues = [(queue.number, len(some)) for queue, some in selected] if len(selected) > 1 else ()
+        number = selected[0][0].number
         try:
-            yield Leased(queue.number, now_ms, seqs, receives, first_lease, deadline_ms, consumer)
+            yield Leased(number, now_ms, seqs, receives, first_lease, deadline_ms, consumer, queues=queues)
         except GeneratorExit:  # the journal did not take it: they are next again
-            queue.unselect(seqs, state.table)
+            for queue, some in selected:
+                queue.unselect(some, table)
             raise
 
 
-def _cut(state: State, queue: Queue, seqs: Sequence[int]) -> Sequence[int]:
+def _cut(state: State, selected: list[tuple[Queue, Sequence[int]]]) -> list[tuple[Queue, Sequence[int]]]:
     """As many of the first as may go out at once, and at least one; the others are next again."""
+    kept: list[tuple[Queue, Sequence[int]]] = []
     total = 0
-    for at, seq in enumerate(seqs):
-        total += state.table.slabs[seq >> SLAB_BITS].size[seq & SLAB_MASK]
-        if total > MAX_LEASE_BYTES and at:
-            queue.unselect(seqs[at:], state.table)
-            return seqs[:at]
-    return seqs
+    for queue, seqs in selected:
+        for at, seq in enumerate(seqs):
+            total += state.table.slabs[seq >> SLAB_BITS].size[seq & SLAB_MASK]
+            if total > MAX_LEASE_BYTES and (at or kept):
+                break
+        else:
+            kept.append((queue, seqs))
+            continue
+        queue.unselect(seqs[at:], state.table)
+        if at:
+            kept.append((queue, seqs[:at]))
+    return kept
 
 
 def check_lease(lease_ms: int | None, consumer: str) -> None:

@@ -68,19 +68,22 @@ def _by_slab(first: int, size: int) -> Iterator[tuple[int, int]]:
 
 def joined(parts: Sequence[Sequence[int]]) -> Sequence[int]:
     """The numbers of all parts in this order: a range if they make one."""
-    first = parts[0]
     if len(parts) == 1:
-        return first
-    if type(first) is range:
-        end = first.stop
-        for part in parts[1:]:
-            if type(part) is not range or part.start != end:
-                break
-            end = part.stop
-        else:
-            return range(first.start, end)
-    found = list(chain.from_iterable(map(runs, parts))) if all(type(part) is range for part in parts) else None
-    return Seqs(chain.from_iterable(parts), found)
+        return parts[0]
+    if set(map(type, parts)) != {range}:
+        return Seqs(chain.from_iterable(parts))
+    neighbours: list[range] = []
+    start = end = -1
+    for part in parts:
+        if part.start != end:  # type: ignore[attr-defined]
+            if end >= 0:
+                neighbours.append(range(start, end))
+            start = part.start  # type: ignore[attr-defined]
+        end = part.stop  # type: ignore[attr-defined]
+    neighbours.append(range(start, end))
+    if len(neighbours) == 1:
+        return neighbours[0]
+    return Seqs(chain.from_iterable(neighbours), list(chain.from_iterable(map(runs, neighbours))))
 
 
 def as_array(numbers: Sequence[int]) -> array[int]:

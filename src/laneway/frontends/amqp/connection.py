@@ -15,9 +15,10 @@ from typing import Any, cast
 
 from laneway.access import Account, Login, Peer
 from laneway.broker.interface import Delivered, EndSession, Flow, Push, SettleHeld
+from laneway.broker.values import Deliveries
 from laneway.core.field_tables import Malformed
 from laneway.errors import LanewayError
-from laneway.frontends.amqp import publishing
+from laneway.frontends.amqp import consuming, publishing
 from laneway.frontends.amqp.channel import Channel
 from laneway.frontends.amqp.consuming import Consumer
 from laneway.frontends.amqp.errors import NOT_NOW, AmqpError, amqp_error
@@ -309,18 +310,24 @@ class AmqpConnection(asyncio.Protocol):
     def forget_consumer(self, number: int, _: object = None) -> None:
         self.consumers.pop(number, None)
 
-    def _on_push(self, push: Push) -> None:
-        consumer = self.consumers.get(push.consumer)
-        if isinstance(push, Delivered):
-            if consumer is not None:
-                consumer.deliver(push.deliveries)
-            else:  # it was cancelled while these were on their way
-                d = push.deliveries
-                request = SettleHeld(self.session, d.queue, d.seqs, d.leases, "release", push.consumer)
-                self.shared.broker.send(request, _not_answered)
-        elif consumer is not None:
-            del self.consumers[push.consumer]
-            consumer.ended()
+    def _on_push(self, pushes: list[Push]) -> None:
+        delivered: dict[Channel, list[tuple[Consumer, Deliveries]]] = {}
+        for push in pushes:
+            consumer = self.consumers.get(push.consumer)
+            if isinstance(push, Delivered):
+                if consumer is None:  # it was cancelled while these were on their way
+                    d = push.deliveries
+                    request = SettleHeld(self.session, d.queue, d.seqs, d.leases, "release", push.consumer)
+                    self.shared.broker.send(request, _not_answered)
+                elif consumer.channel in delivered:
+                    delivered[consumer.channel].append((consumer, push.deliveries))
+                else:
+                    delivered[consumer.channel] = [(consumer, push.deliveries)]
+            elif consumer is not None:
+                del self.consumers[push.consumer]
+                consumer.ended()
+        for channel, parts in delivered.items():
+            consuming.deliver(channel, parts)
 
     def _on_connection(self, method: Method, payload: bytes) -> None:
         assert self._handshake is not None

@@ -13,7 +13,7 @@ from laneway.broker.values import Deliveries, QueueSettings
 from laneway.core.field_tables import encode_short_text, table_types
 from laneway.errors import LanewayError, QueueInUse, Unavailable
 from laneway.frontends.amqp import replies
-from laneway.frontends.amqp.delivering import DeliveryWriter, get_ok_frames
+from laneway.frontends.amqp.delivering import Dress, frames, get_ok_frames
 from laneway.frontends.amqp.errors import AmqpError, access_refused, amqp_error, not_allowed, not_implemented, resource
 from laneway.frontends.amqp.outbox import Slot
 from laneway.frontends.amqp.settling import Action
@@ -30,9 +30,9 @@ _GET_EMPTY = BY_NAME["basic.get-empty"]
 
 
 class Consumer:
-    """One basic.consume: takes deliveries from the broker and puts them on the wire."""
+    """One basic.consume."""
 
-    __slots__ = ("_writer", "channel", "lease_ms", "no_ack", "number", "queue", "tag")
+    __slots__ = ("channel", "dress", "lease_ms", "no_ack", "number", "queue", "tag")
 
     def __init__(
         self, channel: Channel, number: int, queue: str, tag: str, no_ack: bool, lease_ms: int | None, counted: bool
@@ -44,34 +44,7 @@ class Consumer:
         self.no_ack = no_ack
         self.lease_ms = lease_ms
         # If it is counted, it is told how often a message was delivered before.
-        self._writer = DeliveryWriter(
-            channel.number,
-            encode_short_text(tag),
-            channel.connection.frame_bytes,
-            channel.shared.wheres,
-            counted=counted,
-        )
-
-    def deliver(self, deliveries: Deliveries) -> None:
-        ch = self.channel
-        if ch.is_closing:
-            if not self.no_ack:  # it came too late: back to its place
-                _give_back(ch, deliveries, self.number)
-            return
-        first = ch.last_delivery + 1
-        try:
-            frames = self._writer.write(deliveries, first)
-        except Exception:
-            deliveries = _set_aside(
-                ch, deliveries, partial(self._writer.write, first_delivery=first), 0 if self.no_ack else self.number
-            )
-            if not len(deliveries):
-                return
-            frames = self._writer.write(deliveries, first)
-        ch.last_delivery += len(deliveries.seqs)
-        if not self.no_ack:
-            ch.unacked.add(self, deliveries.queue, first, deliveries.seqs, deliveries.leases)
-        ch.outbox.send(frames)
+        self.dress = Dress(channel.number, encode_short_text(tag), channel.shared.wheres, counted=counted)
 
     def ended(self) -> None:
         """The queue went. The client hears of it once that is durable, and after the reply to whoever deleted it."""
@@ -83,6 +56,40 @@ class Consumer:
     def _tell_ended(self) -> None:
         if not self.channel.is_closing:
             self.channel.send_when_durable("basic.cancel", self.tag, True)
+
+
+def deliver(ch: Channel, parts: list[tuple[Consumer, Deliveries]]) -> None:
+    """Put what the broker delivers to consumers of a channel on the wire."""
+    if ch.is_closing:
+        for consumer, deliveries in parts:
+            if not consumer.no_ack:  # it came too late: back to its place
+                _give_back(ch, deliveries, consumer.number)
+        return
+    try:
+        data = _framed(ch, parts)
+    except Exception:
+        kept = [(consumer, _deliverable(ch, consumer, deliveries)) for consumer, deliveries in parts]
+        parts = [(consumer, deliveries) for consumer, deliveries in kept if len(deliveries)]
+        if not parts:
+            return
+        data = _framed(ch, parts)
+    for consumer, deliveries in parts:
+        if not consumer.no_ack:
+            ch.unacked.add(consumer, deliveries.queue, ch.last_delivery + 1, deliveries.seqs, deliveries.leases)
+        ch.last_delivery += len(deliveries.seqs)
+    ch.outbox.send(data)
+
+
+def _framed(ch: Channel, parts: list[tuple[Consumer, Deliveries]]) -> bytes:
+    dressed = [(consumer.dress, deliveries) for consumer, deliveries in parts]
+    return frames(ch.number, dressed, ch.last_delivery + 1, ch.connection.frame_bytes)
+
+
+def _deliverable(ch: Channel, consumer: Consumer, deliveries: Deliveries) -> Deliveries:
+    def build(some: Deliveries) -> bytes:
+        return _framed(ch, [(consumer, some)])
+
+    return _set_aside(ch, deliveries, build, 0 if consumer.no_ack else consumer.number)
 
 
 def consume(ch: Channel, a: Arguments) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from itertools import repeat
+from itertools import chain, repeat
 
 from laneway.broker.values import Deliveries
 from laneway.core.field_tables import Long, encode_short_text
@@ -23,6 +23,8 @@ _FRAME_HEAD = struct.Struct(">BHI")
 _CONTENT_HEAD = struct.Struct(">BHIHHQ")
 _TAG = struct.Struct(">QB")
 _END = b"\xce"
+_ONE = 1
+_PROPERTIES_AT = 12  # in the content header
 _pack_tag, _pack_content = _TAG.pack, _CONTENT_HEAD.pack
 _pack_body = struct.Struct(">BBHI").pack  # the end of the frame before it, and the head of a body frame
 _U32 = struct.Struct(">I")
@@ -60,24 +62,37 @@ def face_of(deliveries: Deliveries, i: int, *, counted: bool) -> Face:
     return where, raw
 
 
-class DeliveryWriter:
-    """Puts the messages of one consumer on the wire. Hot: the parts of all messages stand side by side in columns."""
+class _BeforeTags(dict[int, bytes]):
+    """What stands before the delivery tag in the method frame of a consumer, by the length of what follows the tag."""
 
-    def __init__(self, channel: int, tag: bytes, frame_bytes: int, wheres: Wheres, *, counted: bool) -> None:
+    __slots__ = ("_channel", "_tag")
+
+    def __init__(self, channel: int, tag: bytes) -> None:
         self._channel = channel
-        self._counted = counted
-        self._tag = tag  # the consumer's, as a short string
-        self._most = frame_bytes - FRAME_OVERHEAD_BYTES
-        self._known = wheres
-        self._before_tags: dict[int, bytes] = {}  # by the length of what follows the tag
+        self._tag = tag
 
-    def write(self, deliveries: Deliveries, first_delivery: int) -> bytes:
-        wheres: list[bytes] = []
-        raws: list[bytes] = []
+    def __missing__(self, where_size: int) -> bytes:
+        size = 4 + len(self._tag) + _TAG.size + where_size
+        found = self[where_size] = _METHOD_HEAD.pack(METHOD, self._channel, size, 60, 60) + self._tag
+        return found
+
+
+class Dress:
+    """How deliveries to one consumer look. Hot: it adds to columns, as those of all consumers are framed together."""
+
+    __slots__ = ("_before_tags", "_counted", "_known", "tag")
+
+    def __init__(self, channel: int, tag: bytes, wheres: Wheres, *, counted: bool) -> None:
+        self.tag = tag  # the consumer's, as a short string
+        self._counted = counted
+        self._known = wheres
+        self._before_tags = _BeforeTags(channel, tag)
+
+    def put_on(self, deliveries: Deliveries, befores: list[bytes], wheres: list[bytes], raws: list[bytes]) -> None:
         known = self._known
         receives = deliveries.receives
-        redelivered: Sequence[bool] = [count > 1 for count in receives]
-        if deliveries.stories or (self._counted and any(redelivered)):
+        start = len(wheres)
+        if deliveries.stories or (self._counted and any(map(_ONE.__lt__, receives))):
             for i in range(len(receives)):
                 where, raw = face_of(deliveries, i, counted=self._counted)
                 wheres.append(where)
@@ -95,7 +110,7 @@ class DeliveryWriter:
                     wheres.append(where)
                     raws.append(raw)
                     self._remember(props, split, where)
-        return self._framed(wheres, raws, redelivered, deliveries.bodies, first_delivery)
+        befores += map(self._before_tags.__getitem__, map(len, wheres[start:]))
 
     def _remember(self, props: bytes, split: int, where: bytes) -> None:
         came = split_amqp_props(props)
@@ -104,62 +119,44 @@ class DeliveryWriter:
                 self._known.clear()
             self._known[props[:split]] = where
 
-    def _framed(
-        self,
-        wheres: list[bytes],
-        raws: list[bytes],
-        redelivered: Sequence[bool],
-        bodies: Sequence[bytes | memoryview],
-        first_delivery: int,
-    ) -> bytes:
-        """method frame: tag, redelivered, where │ CE │ content header, properties │ CE │ head of body │ body │ CE"""
-        channel, count = self._channel, len(wheres)
-        sizes = list(map(len, bodies))
-        lengths = [12 + len(raw) for raw in raws]
-        if max(lengths) > self._most:
-            raise _too_long(max(lengths), self._most)
-        if min(sizes) == 0 or max(sizes) > self._most:
-            return self._framed_singly(wheres, raws, redelivered, bodies, first_delivery)
-        parts: list[bytes | memoryview] = [_END] * (9 * count)
-        where_sizes = list(map(len, wheres))
-        if where_sizes.count(where_sizes[0]) == count:
-            parts[0::9] = [self._before_tag(where_sizes[0])] * count
-        else:
-            parts[0::9] = map(self._before_tag, where_sizes)
-        parts[1::9] = map(_pack_tag, range(first_delivery, first_delivery + count), redelivered)
-        parts[2::9] = wheres
-        parts[4::9] = map(_pack_content, repeat(HEADER), repeat(channel), lengths, repeat(60), repeat(0), sizes)
-        parts[5::9] = raws
-        parts[6::9] = map(_pack_body, repeat(0xCE), repeat(BODY), repeat(channel), sizes)
-        parts[7::9] = bodies
-        return b"".join(parts)
 
-    def _before_tag(self, where_size: int) -> bytes:
-        found = self._before_tags.get(where_size)
-        if found is None:
-            size = 4 + len(self._tag) + _TAG.size + where_size
-            found = _METHOD_HEAD.pack(METHOD, self._channel, size, 60, 60) + self._tag
-            self._before_tags[where_size] = found
-        return found
+def frames(channel: int, parts: Sequence[tuple[Dress, Deliveries]], first_delivery: int, frame_bytes: int) -> bytes:
+    """What consumers of a channel get. Hot: the parts of all messages stand side by side in columns.
 
-    def _framed_singly(
-        self,
-        wheres: list[bytes],
-        raws: list[bytes],
-        redelivered: Sequence[bool],
-        bodies: Sequence[bytes | memoryview],
-        first_delivery: int,
-    ) -> bytes:
-        """Bodies that are empty or need more frames than one."""
-        frame_bytes = self._most + FRAME_OVERHEAD_BYTES
-        parts: list[bytes] = []
-        for i, (where, raw, body) in enumerate(zip(wheres, raws, bodies, strict=True)):
-            parts.append(
-                deliver_frames(
-                    self._channel, self._tag, first_delivery + i, (where, raw), bytes(body), redelivered[i], frame_bytes
-                )
-            )
-        return b"".join(parts)
+    method frame: tag, redelivered, where │ CE │ content header, properties │ CE │ head of body │ body │ CE
+    """
+    befores: list[bytes] = []
+    wheres: list[bytes] = []
+    raws: list[bytes] = []
+    bodies: list[bytes | memoryview] = []
+    redelivered: list[bool] = []
+    for dress, deliveries in parts:
+        dress.put_on(deliveries, befores, wheres, raws)
+        bodies += deliveries.bodies
+        redelivered += map(_ONE.__lt__, deliveries.receives)
+    sizes, count = list(map(len, bodies)), len(bodies)
+    lengths = list(map(_PROPERTIES_AT.__add__, map(len, raws)))
+    most = frame_bytes - FRAME_OVERHEAD_BYTES
+    if max(lengths) > most:
+        raise _too_long(max(lengths), most)
+    if min(sizes) == 0 or max(sizes) > most:
+        tags = chain.from_iterable([(dress.tag,) * len(deliveries) for dress, deliveries in parts])
+        numbered = enumerate(zip(tags, wheres, raws, bodies, redelivered, strict=True), first_delivery)
+        return b"".join(
+            [
+                deliver_frames(channel, tag, delivery, (where, raw), bytes(body), again, frame_bytes)
+                for delivery, (tag, where, raw, body, again) in numbered
+            ]
+        )
+    pieces: list[bytes | memoryview] = [_END] * (9 * count)
+    pieces[0::9] = befores
+    pieces[1::9] = map(_pack_tag, range(first_delivery, first_delivery + count), redelivered)
+    pieces[2::9] = wheres
+    pieces[4::9] = map(_pack_content, repeat(HEADER), repeat(channel), lengths, repeat(60), repeat(0), sizes)
+    pieces[5::9] = raws
+    pieces[6::9] = map(_pack_body, repeat(0xCE), repeat(BODY), repeat(channel), sizes)
+    pieces[7::9] = bodies
+    return b"".join(pieces)
 
 
 def _too_long(size: int, most: int) -> ValueError:
