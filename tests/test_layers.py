@@ -110,7 +110,7 @@ MAY_USE: dict[str, set[str]] = {
     "frontends.rest": {"msgspec"},
     "frontends.amqp": {"msgspec"},
     "frontends.sqs": {"msgspec"},
-    "pipeline": {"httpx", "msgspec", "numpy", "pandas", "pyarrow", "pyspark"},
+    "pipeline": {"grpc", "httpx", "msgspec", "numpy", "pandas", "pyarrow", "pyspark"},
     "client": {"httpx", "msgspec"},
     "config": {"msgspec"},
     "reloading": {"msgspec"},

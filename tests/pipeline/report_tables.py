@@ -38,6 +38,7 @@ def traffic(steps: int = 48, step_seconds: int = 2) -> list[dict[str, Any]]:
                     "acked": acked,
                     "died": acked // 50,
                     "waiting": waiting,
+                    "unreceived": waiting,
                     "wait_p95_ms": None if is_down else 15.0 + 30 * waiting,
                 }
             )

@@ -87,11 +87,24 @@ def test_a_queue_that_is_too_long_already_or_never_will_be(make_events: MakeEven
     found.unpersist()
 
 
+def test_two_minutes_of_history_tell_nothing_of_next_week(spark: SparkSession, tmp_path: Path) -> None:
+    """Also where they lie on both sides of an hour, so that there are two periods to draw a line through."""
+    warehouse = Warehouse(tmp_path)
+    rows = [row(3540 + number, "published", number) for number in range(1, 121)]
+    frame(spark, rows).write.parquet(str(warehouse.events))
+    options = Options(source="lake", warehouse=warehouse, settings={"backlog_limit": "1000"})
+    result = run(JOBS["capacity"], spark, options)
+    [queue] = warehouse.read_arrow("capacity_queues").to_pylist()
+    assert result.tables["capacity"] == 2 and queue["backlog"] == 120
+    assert queue["backlog_per_hour"] is queue["exceeds_in_hours"] is queue["exceeds_at"] is None
+    assert "119 seconds of history are too short to look ahead: it takes two periods and 1 hours" in result.notes
+
+
 def test_a_made_up_afternoon_counted_again(spark: SparkSession, tmp_path: Path) -> None:
     rows = afternoon(seed=5)
     warehouse = Warehouse(tmp_path)
     frame(spark, rows).write.parquet(str(warehouse.events))
-    settings = {"period_seconds": "180", "backlog_limit": "500", "trend_periods": "3"}
+    settings = {"period_seconds": "180", "backlog_limit": "500", "trend_periods": "3", "trend_hours": "0.1"}
     result = run(JOBS["capacity"], spark, Options(source="lake", warehouse=warehouse, settings=settings))
 
     history = filled(rows)

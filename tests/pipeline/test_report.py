@@ -68,6 +68,23 @@ def test_traffic_counts_each_step_and_what_is_left_at_its_end(make_events: MakeE
     }
 
 
+def test_traffic_tells_how_many_wait_to_be_received_for_the_first_time(make_events: MakeEvents) -> None:
+    events = make_events(
+        [
+            row(0.1, "published", 1),
+            row(0.2, "published", 2, visible_at=5.0),  # delayed: nobody can receive it yet
+            row(0.3, "published", 3),
+            row(3.0, "leased", 1, lease=1, receive_count=1),
+            row(3.2, "released", 1, reason="lease_expired"),
+            row(7.0, "moved", 3, reason="expired", target_vhost="/", target_queue="dead", target_message=4),
+            row(7.1, "leased", 1, lease=2, receive_count=2),
+        ]
+    )
+    rows = traffic(events, 2).toArrow().to_pylist()
+    assert [one["unreceived"] for one in rows if one["queue"] == "orders"] == [2, 1, 2, 1]
+    assert {one["unreceived"] for one in rows if one["queue"] == "dead"} == {0}
+
+
 def test_the_job_writes_the_page_and_names_what_is_missing(
     spark: SparkSession, make_events: MakeEvents, tmp_path: Path
 ) -> None:

@@ -142,8 +142,8 @@ def test_the_page_tells_every_table() -> None:
     # One line for each queue in both charts, and one for each in the charts of its tier.
     assert len(section(tree, "traffic").all("polyline")) >= 10
     assert "fraud-checks critical 5 s 16 ms 800 ms 9.2 s 14.5 s" in section(tree, "waiting").text
-    assert "payments critical 89.8 % 4,000 410 0 0 overspent 3 d 1 h" in section(tree, "objectives").text
-    assert "orders normal 100 % 12 k 0 0 0 43 min 12 s" in section(tree, "objectives").text
+    assert "payments critical 89.8 % 4,000 410 0 0 102×" in section(tree, "objectives").text
+    assert "orders normal 100 % 12 k 0 0 0 0 %" in section(tree, "objectives").text
     hot = section(tree, "hot").text
     assert "hooli-001 payments 1,240 8 % 13.6" in hot and "(none named)" in hot
     assert "2 3.90× 29.2 k 324 hot orders" in hot and "1 0.40× 3,000 33.2 fine orders" in hot
@@ -153,10 +153,61 @@ def test_the_page_tells_every_table() -> None:
     assert 'InvalidAmount: "12,50" is not a decimal number (invoice INV-4711)' in dead
     assert "01JCT3X5W8-000000000002" in dead
     capacity = section(tree, "capacity").text
-    assert "payments 61.5 55.2/s 3 2 1 0 +125 100 k exceeded now" in capacity
+    assert "payments 61.5/s 55.2/s 3 2 1 0 +125 100 k exceeded now" in capacity
     assert "soon 2026-11-16 21:30" in capacity and "later 2026-11-20 12:00" in capacity
     assert "no limit" in capacity and "not in sight" in capacity
     assert capacity.index("payments") < capacity.index("emails") < capacity.index("analytics"), "the soonest first"
+
+
+def test_outages_are_shaded_and_listed() -> None:
+    """Payments, orders and emails had no consumers from second 44 to 60 (tests/pipeline/report_tables.py)."""
+    traffic = section(shown(made.tables()), "traffic")
+    shaded = [one for one in traffic.all("rect") if one.attributes.get("class") == "outage"]
+    assert [one.text for one in shaded] == ["nothing received: emails, orders, payments"] * 2, "one in each chart"
+    assert shaded[0].attributes["x"] == "46.81%" and shaded[0].attributes["width"] == "17.02%"
+    assert "payments 2026-11-16 18:00:44 2026-11-16 18:01:00 16 s" in traffic.text
+    assert "analytics 2026" not in traffic.text
+    waiting = section(shown(made.tables()), "waiting")
+    assert [one for one in waiting.all("rect") if one.attributes.get("class") == "outage"]
+
+
+def test_a_pause_is_no_outage_and_one_that_lasts_says_so() -> None:
+    tables = made.tables()
+    orders = [row for row in tables["traffic"] if row["queue"] == "orders"]
+    for at, one in enumerate(orders):
+        one.update(delivered=0 if at in (3, 4) or at > 40 else 5, unreceived=7)
+    tables["traffic"] = orders
+    traffic = section(shown(tables), "traffic").text
+    assert traffic.count("orders 2026") == 1 and "orders 2026-11-16 18:01:22 still 14 s 7" in traffic
+
+
+def test_nothing_is_extrapolated_from_two_minutes() -> None:
+    tables = made.tables()
+    for one in tables["capacity_queues"]:
+        one.update(backlog_per_hour=None, exceeds_in_hours=None, exceeds_at=None, backlog_limit=100)
+    tree = shown(tables)
+    objectives = section(tree, "objectives").text
+    assert "this history is too short" in objectives and "budget left" not in objectives and " h " not in objectives
+    assert section(tree, "capacity").text.count("history too short") == 5
+
+
+def test_a_history_as_long_as_the_window_tells_what_is_left_of_the_budget() -> None:
+    tables = made.tables()
+    tables["traffic"] = [
+        {**row, "time": made.START + days * timedelta(days=1), "step_seconds": 86_400}
+        for row in made.traffic(steps=1)
+        for days in range(31)
+    ]
+    text = section(shown(tables), "objectives").text
+    assert "payments critical 89.8 % 4,000 410 0 0 102× overspent 3 d 1 h" in text
+    assert "orders normal 100 % 12 k 0 0 0 0 % 43 min 12 s" in text
+
+
+def test_only_short_cells_refuse_to_wrap_so_that_wide_tables_fit() -> None:
+    [style] = shown(made.tables()).all("style")
+    rules = re.findall(r"([^{}]+) \{([^{}]*)\}", style.text)
+    rigid = [name.strip() for name, what in rules if "nowrap" in what]
+    assert rigid == [".verdict b", "td.n", ".badge"]
 
 
 def test_the_first_figures_are_sums_over_queues_that_were_used() -> None:
@@ -256,7 +307,7 @@ def test_values_that_are_not_known_are_dashes() -> None:
         row.update(dict.fromkeys(("exceeds_in_hours", "exceeds_at")))
     tree = shown(tables)
     assert "payments critical – – – – –" in section(tree, "waiting").text
-    assert "payments 61.5 – 3 – 1 0 – – no limit" in section(tree, "capacity").text
+    assert "payments 61.5/s – 3 – 1 0 – – no limit" in section(tree, "capacity").text
 
 
 def test_many_queues_share_a_line_and_long_lists_are_cut() -> None:

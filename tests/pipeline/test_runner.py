@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from laneway.errors import InvalidInput, JobFailed, LanewayError, NotFound, PipelineError
 from laneway.pipeline.lake import Warehouse
+from laneway.pipeline.reasons import reason
 from laneway.pipeline.runner import (
     JOBS,
     Job,
@@ -21,7 +22,6 @@ from laneway.pipeline.runner import (
     job,
     moment,
     number,
-    reason,
     run,
     run_every,
     settled,
@@ -129,6 +129,11 @@ def test_an_error_of_spark_is_cut_to_what_was_wrong(
         ("Job aborted\n  File x\nlaneway.errors.NotFound: no folder ./x\n at org.apache", "no folder ./x"),
         ("[PYTHON] Failed\nTraceback\nValueError: no such\n\tat java", "no such"),
         ("\n[CODE] what it is\nmore", "[CODE] what it is"),
+        (
+            "An error occurred while calling None.x.\n: java.lang.A$Exception: outer\n\tat x\n"
+            "Caused by: java.io.IOException: inner",
+            "inner",
+        ),
         ("", "no reason was given"),
     ],
 )

@@ -127,11 +127,13 @@ def demo(
 def _check_jobs_can_run(master: str | None) -> None:
     """Before a minute is spent on what cannot be looked at afterwards."""
     from laneway.errors import PipelineUnavailable
-    from laneway.pipeline.session import check_available, check_master
+    from laneway.pipeline.masters import check_master, check_reachable
+    from laneway.pipeline.session import check_available
 
     check_master(master)
     try:
         check_available(master)
+        check_reachable(master)
     except PipelineUnavailable as error:
         raise PipelineUnavailable(f"{error.message}; --no-jobs plays the workload without") from None
 
@@ -197,14 +199,14 @@ def _run(
 
 def _run_jobs(places: Places, url: str, master: str | None, say: Callable[[str], None]) -> dict[str, Any]:
     """Spark for as long as the jobs take."""
-    from laneway.pipeline.session import session as spark_session
+    from laneway.cli.pipeline import quiet_session
 
     say("starting Spark for the jobs")
     logging.disable(logging.ERROR)  # Py4J tells at length of calls that Ctrl-C ended
     spark = None
     try:
         with _not_interrupted():
-            spark = spark_session(master, app="laneway demo")
+            spark = quiet_session(master, "laneway demo", {})
         return run_jobs(spark, places, url, say)
     finally:
         if spark is not None:

@@ -115,16 +115,34 @@ def spark_options(command: Any) -> Any:
 
 def begin(job: Job, options: Options, master: str | None, confs: dict[str, str]) -> Any:
     """The Spark session of a command; a clear word if there cannot be one, or if there is nothing to read."""
-    from laneway.pipeline.session import check_available, check_master
-    from laneway.pipeline.session import session as spark_session
+    from laneway.pipeline.masters import check_master, is_connect
+    from laneway.pipeline.session import check_available
 
     check_master(master)
     check_available(master)
-    if job.reads_source and not (master or "").startswith("sc://"):  # there, folders are those of another machine
+    if job.reads_source and not is_connect(master):  # there, folders are those of another machine
         options.check_source()
     options.say(f"{job.name}: starting Spark")
-    logging.getLogger("SQLQueryContextLogger").disabled = True  # it says in JSON what we say in words
-    return spark_session(master, **confs)
+    return quiet_session(master, "laneway", confs)
+
+
+def quiet_session(master: str | None, app: str, confs: dict[str, str]) -> Any:
+    """A session whose Spark says nothing on stderr, unless its log is asked for."""
+    from laneway.pipeline.noise import keeping_quiet
+    from laneway.pipeline.session import session as spark_session
+
+    if "spark.log.level" in confs:
+        return spark_session(master, app, **confs)
+    # They say in JSON and in stack traces what we say in words.
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger", "pyspark.sql.connect", "py4j"):
+        logging.getLogger(name).disabled = True
+    with keeping_quiet() as noise:
+        try:
+            return spark_session(master, app, **confs)
+        except PipelineUnavailable as error:
+            if "JAVA_GATEWAY_EXITED" not in error.message:
+                raise
+            raise PipelineUnavailable(f"Java ended before Spark began: {noise.last_line()}") from error
 
 
 def options_of(

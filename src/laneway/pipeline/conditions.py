@@ -8,7 +8,7 @@ from pyspark.errors import ParseException
 from pyspark.sql import functions as F
 
 from laneway.errors import InvalidInput
-from laneway.pipeline.runner import reason
+from laneway.pipeline.reasons import reason
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

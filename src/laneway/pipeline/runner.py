@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from laneway.errors import InvalidInput, JobFailed, LanewayError, NotFound, PipelineError
 from laneway.pipeline.lake import Warehouse, new_run_id
+from laneway.pipeline.reasons import reason
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -229,16 +230,6 @@ def settled(job: Job, given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def reason(text: str) -> str:
-    """What was wrong, out of Spark's many lines: our own error if there is one, else its first line."""
-    ours = re.findall(r"laneway\.errors\.\w+: (.+)", text)
-    if ours:
-        return str(ours[-1]).strip()
-    python = re.findall(r"^\w*(?:Error|Exception): (.+)$", text, re.MULTILINE)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return str(python[-1] if python else lines[0] if lines else "no reason was given").strip()
-
-
 def moment(text: str, now: datetime | None = None) -> datetime:
     """A point in time: 2026-11-16, 2026-11-16T18:00 (UTC unless a zone is named), or so long ago: 90m, 12h, 7d."""
     ago = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
@@ -333,6 +324,7 @@ _JOBS: tuple[Job, ...] = (
             JobSetting("margin", "So many times what the rate asks for.", 1.5, number, "N"),
             JobSetting("partition_rate", "Messages a second that one partition takes.", 10_000.0, number, "N"),
             JobSetting("trend_periods", "Look ahead from so many periods.", 24, whole, "N"),
+            JobSetting("trend_hours", "Look ahead from no less history.", 1.0, number, "N"),
             JobSetting("backlog_limit", "Most waiting messages of queues without max_messages.", None, whole, "N"),
         ),
     ),

@@ -9,10 +9,16 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from laneway.errors import InvalidInput, PipelineUnavailable
+from laneway.errors import LanewayError, PipelineUnavailable
+from laneway.pipeline import masters
+from laneway.pipeline.masters import check_master, check_reachable, is_connect, is_here
+from laneway.pipeline.reasons import reason
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,7 +26,9 @@ if TYPE_CHECKING:
 JAVA_VERSION = 17
 INSTALL = "pip install 'laneway[pipeline]'"
 
-MASTERS = r"local(\[.+\])?|local-cluster\[.+\]|spark://.+|k8s://.+|yarn|sc://.+"
+#: How long a cluster may take to take us in, by the beginning of its master; YARN lets applications queue. What has
+#: not begun by then is ended: Spark's own limits are minutes, or none.
+START_SECONDS = {"spark://": 45.0, "k8s://": 60.0, "yarn": 600.0}
 
 #: What the jobs rely on, whatever Spark they run on. Spark 4.3 keeps what was pushed down to a source in Python with
 #: the table, not with the query: a table that is read twice, with two filters or once without one, is read with the
@@ -64,31 +72,71 @@ def session(master: str | None = None, app: str = "laneway", **conf: str) -> Spa
     """
     check_master(master)
     check_available(master)
+    check_reachable(master)
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(app)
-    if master is not None and master.startswith("sc://"):
+    if master is not None and is_connect(master):
         builder = builder.remote(master)
     else:
         if master is not None:
             builder = builder.master(master)
         elif "PYSPARK_GATEWAY_PORT" not in os.environ:  # not under spark-submit, which has a master of its own
             builder = builder.master("local[*]")
-        if master is None or master.startswith("local"):
+        usual = USUAL
+        if is_here(master):
             # Python workers on this machine are this Python, with the packages it has: not whatever python3 is.
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-            here = {**USUAL, **USUAL_HERE, "spark.sql.shuffle.partitions": str(_cores(master))}
-            for name, value in here.items():
-                builder = builder.config(name, value)
-        else:
-            for name, value in USUAL.items():
-                builder = builder.config(name, value)
-    for name, value in {**{name.replace("__", "."): value for name, value in conf.items()}, **NEEDED}.items():
+            usual = {**USUAL, **USUAL_HERE}
+        for name, value in usual.items():
+            builder = builder.config(name, value)
+    given = {name.replace("__", "."): value for name, value in conf.items()}
+    for name, value in {**given, **NEEDED}.items():
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    register(spark)
+    with _within_its_time(master):
+        spark = builder.getOrCreate()
+    try:
+        masters.fit_shuffles(spark, master, given)
+        register(spark)
+    except BaseException:
+        spark.stop()
+        raise
     return spark
+
+
+@contextmanager
+def _within_its_time(master: str | None) -> Iterator[None]:
+    """End a start that takes too long, and say in a line why there is no Spark."""
+    from pyspark.core.context import SparkContext
+
+    limit = next((seconds for kind, seconds in START_SECONDS.items() if (master or "").startswith(kind)), None)
+    expired = threading.Event()
+
+    def end() -> None:
+        expired.set()
+        gateway = SparkContext._gateway
+        if gateway is not None:
+            gateway.proc.kill()
+
+    timer = threading.Timer(limit, end) if limit is not None else None
+    if timer is not None:
+        timer.daemon = True
+        timer.start()
+    try:
+        yield
+    except LanewayError:
+        raise
+    except Exception as error:
+        if expired.is_set():
+            SparkContext._gateway = SparkContext._jvm = None  # it was ended: the next session starts another
+            why = f"it did not take us in within {limit:.0f} seconds. Is it of Spark's version, and not its web page?"
+        else:
+            why = reason(str(error))
+        raise PipelineUnavailable(f"there is no Spark at {master or 'this machine'}: {why}") from error
+    finally:
+        if timer is not None:
+            timer.cancel()
 
 
 def register(spark: SparkSession) -> None:
@@ -98,22 +146,13 @@ def register(spark: SparkSession) -> None:
         spark.dataSource.register(importlib.import_module("laneway.pipeline.datasource").LanewayDataSource)
 
 
-def check_master(master: str | None) -> None:
-    if master is not None and not re.fullmatch(MASTERS, master):
-        raise InvalidInput(
-            f"{master!r} is no Spark: give local[N], local-cluster[workers,cores,MiB], spark://host:port, k8s://…, "
-            "yarn or sc://host:port",
-            field="master",
-        )
-
-
 def check_available(master: str | None = None) -> None:
     """Raise PipelineUnavailable, saying what to install, if a job cannot run here."""
     missing = [name for name in ("pyspark", "pyarrow", "numpy", "pandas") if importlib.util.find_spec(name) is None]
     if missing:
         raise PipelineUnavailable(f"the pipeline needs {', '.join(missing)}: {INSTALL}, and Java {JAVA_VERSION}")
-    if master is not None and master.startswith("sc://"):
-        if importlib.util.find_spec("grpc") is None:
+    if is_connect(master):
+        if not masters.has_grpc():
             raise PipelineUnavailable("Spark Connect needs more of PySpark: pip install 'pyspark[connect]'")
         return  # the JVM is on the other side
     check_java()
@@ -137,14 +176,3 @@ def check_java() -> None:
     version = int(found[2] or 0) if found[1] == "1" else int(found[1])
     if version < JAVA_VERSION:
         raise PipelineUnavailable(f"{wanted} and {java} is Java {version}: {advice}")
-
-
-def _cores(master: str | None) -> int:
-    """As many shuffle partitions as can run at once: a local job gains nothing from Spark's usual 200."""
-    found = re.fullmatch(r"local\[(\d+)(?:,.*)?\]", master or "")
-    if found:
-        return int(found[1])
-    cluster = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", master or "")
-    if cluster:
-        return int(cluster[1]) * int(cluster[2])
-    return 1 if master == "local" else os.cpu_count() or 1

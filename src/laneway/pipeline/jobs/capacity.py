@@ -26,6 +26,7 @@ HOUR_SECONDS = 3600
 MARGIN = 1.5
 PARTITION_RATE = 10_000.0
 TREND_PERIODS = 24
+TREND_HOURS = 1.0  # of history, at least: two minutes tell nothing of next week
 
 QUEUE = ("vhost", "queue")
 
@@ -169,9 +170,11 @@ def per_queue(
     *,
     period_seconds: int = HOUR_SECONDS,
     trend_periods: int = TREND_PERIODS,
+    trend_hours: float = TREND_HOURS,
 ) -> DataFrame:
     """The table capacity_queues: each queue now, and when its backlog exceeds its limit if it goes on as in the last
-    periods (a straight line through their backlogs). `limits` has vhost, queue, backlog_limit."""
+    periods (a straight line through their backlogs), unless these are too short to tell. `limits` has vhost, queue,
+    backlog_limit."""
     latest = Window.partitionBy(*QUEUE).orderBy(F.desc("period"))
     recent = periods.withColumn("nth", F.row_number().over(latest))
     # The backlog of a period is that of its end: the last one ends with the history.
@@ -187,7 +190,10 @@ def per_queue(
         F.max("consumers_needed").alias("consumers_needed"),
         F.max("partitions_needed").alias("partitions_needed"),
         F.max_by("backlog", "period").alias("backlog"),
-        F.regr_slope(F.when(is_trend, F.col("backlog")), F.when(is_trend, at_end)).alias("backlog_per_hour"),
+        F.when(
+            F.sum(F.when(is_trend, F.col("period_seconds"))) >= trend_hours * HOUR_SECONDS,
+            F.regr_slope(F.when(is_trend, F.col("backlog")), F.when(is_trend, at_end)),
+        ).alias("backlog_per_hour"),
     )
     left = F.col("backlog_limit") - F.col("backlog")
     hours = F.when(left < 0, F.lit(0.0)).when(F.col("backlog_per_hour") > 0, left / F.col("backlog_per_hour"))
@@ -228,19 +234,25 @@ def run(spark: SparkSession, options: Options) -> Result:
         options.say("capacity: looking ahead")
         limits = _limits(spark, options, [(row.vhost, row.queue) for row in found.select(*QUEUE).distinct().collect()])
         ahead = per_queue(
-            table, limits, end, period_seconds=options["period_seconds"], trend_periods=options["trend_periods"]
+            table,
+            limits,
+            end,
+            period_seconds=options["period_seconds"],
+            trend_periods=options["trend_periods"],
+            trend_hours=options["trend_hours"],
         )
         written["capacity_queues"] = warehouse.overwrite("capacity_queues", ahead, run_id)
     finally:
         found.unpersist()
     rows = warehouse.read_arrow("capacity_queues").select(SHOWN).to_pylist()
     total = sum(row["arrival_max_per_second"] for row in rows) * options["margin"] / options["partition_rate"]
-    return Result(
-        SHOWN,
-        [tuple(row.values()) for row in rows],
-        notes=[f"partitions needed for all queues together: {max(1, -int(-total // 1))}"],
-        tables=written,
-    )
+    notes = [f"partitions needed for all queues together: {max(1, -int(-total // 1))}"]
+    if any(row["backlog_per_hour"] is None for row in rows):
+        notes.append(
+            f"{(end - begin).total_seconds():.0f} seconds of history are too short to look ahead: it takes two periods "
+            f"and {options['trend_hours']:g} hours"
+        )
+    return Result(SHOWN, [tuple(row.values()) for row in rows], notes=notes, tables=written)
 
 
 def _limits(spark: SparkSession, options: Options, queues: list[tuple[str, str]]) -> DataFrame:

@@ -52,7 +52,7 @@ def traffic(events: DataFrame, step_seconds: int) -> DataFrame:
     )
     what = F.col("what")
     counted = found.groupBy("step", "vhost", "queue").agg(
-        *(F.count_if(what == name).alias(name) for name in ("published", "delivered", "acked", "died", "came", "left")),
+        *(F.count_if(what == name).alias(name) for name in _COUNTED),
         F.count_if((what == "delivered") & (F.col("receive_count") > 1)).alias("redelivered"),
         F.percentile("waited_ms", F.lit(0.95)).alias("wait_p95_ms"),
     )
@@ -74,10 +74,14 @@ def traffic(events: DataFrame, step_seconds: int) -> DataFrame:
             "queue",
             *(filled(name).alias(name) for name in ("published", "delivered", "redelivered", "acked", "died")),
             F.sum(filled("came") - filled("left")).over(so_far).alias("waiting"),
+            F.sum(filled("visible") - filled("taken")).over(so_far).alias("unreceived"),
             "wait_p95_ms",
         )
         .orderBy("time", "vhost", "queue")
     )
+
+
+_COUNTED = ("published", "delivered", "acked", "died", "came", "left", "visible", "taken")
 
 
 def _moments(stays: DataFrame) -> DataFrame:
@@ -95,7 +99,12 @@ def _moments(stays: DataFrame) -> DataFrame:
     first = F.try_element_at("leases", F.lit(1))
     begins = F.coalesce("began_at", first["at"], ended_at)
     dies = ended.isin("dead_lettered", "moved", "removed") & F.col("ended_reason").isin(*DEATHS)
+    # Received for the first time, or gone unreceived; a dead letter that arrived is for nobody to receive.
+    is_offered = F.col("began").isin("published", "redriven")
+    taken = F.coalesce(first["at"], ended_at)
     singles = F.array(
+        F.when(is_offered, moment("visible", F.least("visible_at", taken))),
+        F.when(is_offered & taken.isNotNull(), moment("taken", taken)),
         F.when(begins.isNotNull(), moment("came", begins)),
         F.when(F.col("began") == "published", moment("published", F.col("began_at"))),
         F.when(ended.isNotNull() & begins.isNotNull(), moment("left", ended_at)),

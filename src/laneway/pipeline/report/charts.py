@@ -32,6 +32,15 @@ class Mark:
     value: float
 
 
+@dataclass(frozen=True)
+class Band:
+    """A time to be seen as special, from the beginning of one step to the end of another."""
+
+    name: str
+    start: datetime
+    end: datetime
+
+
 def colours(names: Sequence[str]) -> dict[str, str]:
     """A class for each name; what comes after the colours run out is "rest"."""
     return {name: f"s{at}" if at < COLOURS else "rest" for at, name in enumerate(names)}
@@ -44,6 +53,7 @@ def timeline(
     *,
     shown: Callable[[float | None], str] = count,
     marks: Sequence[Mark] = (),
+    bands: Sequence[Band] = (),
     height: int = 210,
 ) -> Html:
     """Lines over time. Each moment has a strip that shows its figures when pointed at."""
@@ -84,8 +94,15 @@ def timeline(
     ]
     strips = _strips(times, series, shown, band_top, band_height)
     label = f"{title}, from {times[0]:%H:%M:%S} to {times[-1]:%H:%M:%S} UTC"
-    parts = join(grid, lines, levels_drawn, _time_labels(times, height), strips)
+    shaded = [_band(one, times, band_top, band_height) for one in bands]
+    parts = join(shaded, grid, lines, levels_drawn, _time_labels(times, height), strips)
     return tag("svg", parts, width="100%", height=height, role="img", aria_label=label, class_="chart")
+
+
+def _band(one: Band, times: Sequence[datetime], top: int, height: int) -> Html:
+    left, right = (_clamped(_share(time, times)) * 100 for time in (one.start, one.end))
+    where = {"x": f"{_n(left)}%", "width": f"{_n(max(right - left, 0.5))}%"}
+    return tag("rect", tag("title", one.name), y=top, height=height, class_="outage", **where)
 
 
 def _line(one: Series, times: Sequence[datetime], top: float) -> Html:

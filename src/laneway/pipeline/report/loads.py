@@ -128,7 +128,7 @@ def capacity(tables: Tables) -> Html:
     columns = [
         *(
             TableColumn("queue", "head"),
-            TableColumn("arrivals a second, at most", "n"),
+            TableColumn("most arrivals", "n"),
             TableColumn("a consumer does", "n"),
         ),
         *(TableColumn("consumers", "n"), TableColumn("needed", "n"), TableColumn("partitions", "n")),
@@ -142,7 +142,7 @@ def capacity(tables: Tables) -> Html:
     body = [
         [
             queue_of(row),
-            count(row["arrival_max_per_second"]),
+            f"{count(row['arrival_max_per_second'])}/s",
             f"{count(row['consumer_per_second'])}/s" if row["consumer_per_second"] is not None else "–",
             count(row["consumers"]),
             _needed(row),
@@ -178,7 +178,9 @@ def _growth(per_hour: float | None) -> str:
 def _exceeds(row: Row) -> Child:
     hours = row["exceeds_in_hours"]
     if hours is None:
-        return badge("no limit") if row["backlog_limit"] is None else badge("not in sight", "good")
+        if row["backlog_limit"] is None:
+            return badge("no limit")
+        return badge("history too short") if row["backlog_per_hour"] is None else badge("not in sight", "good")
     if hours <= 0:
         return badge("exceeded now", "bad")
     state = badge("soon", "bad") if hours < 24 else badge("later", "warn")

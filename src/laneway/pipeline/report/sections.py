@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from laneway.pipeline.report.charts import COLOURS, LogScale, Mark, Series, bar, colours, spread, timeline
+from laneway.pipeline.report.charts import COLOURS, Band, LogScale, Mark, Series, bar, colours, spread, timeline
 from laneway.pipeline.report.markup import Child, Html, count, duration, join, moment, percent, tag, utc
+from laneway.pipeline.report.outages import Outage, outages, together
 from laneway.pipeline.report.tables import (
     Row,
     TableColumn,
@@ -14,6 +15,7 @@ from laneway.pipeline.report.tables import (
     badge,
     figures,
     legend,
+    more,
     not_made,
     nothing,
     queue_of,
@@ -23,6 +25,9 @@ from laneway.pipeline.report.tables import (
 
 TIERS = ("critical", "normal", "low")
 REST = "all others"
+
+#: What is left of an error budget is told once the history is nearly as long as its window.
+SHARE_OF_WINDOW = 0.9
 
 
 def traffic(tables: Tables) -> Html:
@@ -49,13 +54,49 @@ def traffic(tables: Tables) -> Html:
         legend(grid.legend),
         tag(
             "div",
-            tag("div", tag("h3", "Published a second"), timeline("Published a second", grid.times, came)),
-            tag("div", tag("h3", "In the queue"), timeline("Messages in the queue", grid.times, waiting)),
+            tag(
+                "div",
+                tag("h3", "Published a second"),
+                timeline("Published a second", grid.times, came, bands=grid.bands),
+            ),
+            tag(
+                "div",
+                tag("h3", "In the queue"),
+                timeline("Messages in the queue", grid.times, waiting, bands=grid.bands),
+            ),
             class_="two",
         ),
+        _outages(grid.outages),
         figures(f"Traffic by {duration(step_s)} and queue", columns, cells),
     )
 
+
+def _outages(found: Sequence[Outage]) -> Html:
+    if not found:
+        return join()
+    columns = [
+        *(TableColumn("queue", "head"), TableColumn("from (UTC)", "when"), TableColumn("to (UTC)", "when")),
+        *(TableColumn("for", "n"), TableColumn("waited at most", "n")),
+    ]
+    body = [
+        [
+            one.queue,
+            moment(one.start, seconds=True),
+            "still" if one.is_open else moment(one.end, seconds=True),
+            duration((one.end - one.start).total_seconds()),
+            count(one.most),
+        ]
+        for one in found[:MOST_OUTAGES]
+    ]
+    return join(
+        tag("h3", "Outages"),
+        tag("p", "Messages waited all this time, and nobody received any. The charts are shaded there.", class_="soft"),
+        table("Times in which nothing was received", columns, body),
+        more(found, MOST_OUTAGES, "outages"),
+    )
+
+
+MOST_OUTAGES = 20
 
 _FLOWS = ("published", "delivered", "redelivered", "acked", "died", "waiting")
 
@@ -67,6 +108,8 @@ class _Grid:
         self._cells = {(utc(row["time"]), queue_of(row)): row for row in rows}
         self.times = sorted({time for time, _ in self._cells})
         self.step_s = float(rows[0]["step_seconds"])
+        self.outages = outages(rows)
+        self.bands = [Band(words, start, end) for words, start, end in together(self.outages)]
         totals: dict[str, int] = {}
         for row in rows:
             totals[queue_of(row)] = totals.get(queue_of(row), 0) + row["published"] + row["waiting"]
@@ -167,6 +210,7 @@ def _waiting_over_time(tables: Tables, queues: Sequence[Row]) -> Html:
                     series,
                     shown=duration,
                     marks=[Mark(words, objectives[0])] if is_near else [],
+                    bands=grid.bands,
                     height=170,
                 ),
             )
@@ -188,17 +232,23 @@ def objectives(tables: Tables) -> Html:
         return section("objectives", title, "The share of messages in time.", nothing("There are no queues yet."))
     target = rows[0]["objective_share"]
     budget = rows[0]["budget_hours"]
-    window_h = budget / (1 - target) if target < 1 else 0.0
+    window_s = budget / (1 - target) * 3600 if target < 1 else 0.0
+    covered = span(tables)
+    is_whole = covered is not None and (covered[1] - covered[0]).total_seconds() >= SHARE_OF_WINDOW * window_s
     lead = (
-        f"Of each queue's messages {percent(target)} shall be received in time. Over a window of "
-        f"{duration(window_h * 3600)} that allows {duration(budget * 3600)} in which everything is late: the error "
-        "budget. "
-        "Here the window holds only what the history holds, so a few bad minutes weigh as much as they did in it."
+        f"Of each queue's messages {percent(target)} shall be received in time: the rest is the error budget. "
+        "What is spent of it is told of the time on this page. "
+        + (
+            f"Over a window of {duration(window_s)} it is {duration(budget * 3600)} in which everything is late."
+            if is_whole
+            else f"What that leaves of a window of {duration(window_s)} is not told: this history is too short."
+        )
     )
     columns = [
         *(TableColumn("queue", "head"), TableColumn("tier"), TableColumn("in time", "draw"), TableColumn("share", "n")),
         *(TableColumn(name, "n") for name in ("measured", "late", "missed", "overdue")),
-        TableColumn("budget left", "n"),
+        TableColumn("budget spent", "n"),
+        *([TableColumn("budget left", "n")] if is_whole else []),
     ]
     body = []
     for row in sorted(rows, key=_by_tier):
@@ -211,7 +261,8 @@ def objectives(tables: Tables) -> Html:
                 bar(share or 0.0, colour=state, mark=target) if share is not None else "",
                 tag("span", percent(share), class_=state),
                 *(count(row[name]) for name in ("measured", "late", "missed", "overdue")),
-                _budget(left),
+                _spent(share, target),
+                *([_budget(left)] if is_whole else []),
             ]
         )
     words = "measured: delivered at least once · late: after the objective · missed: died before anyone received it · "
@@ -222,6 +273,14 @@ def objectives(tables: Tables) -> Html:
         table("Share in time and error budget by queue", columns, body),
         tag("p", words + "overdue: waits longer than that even now", class_="soft"),
     )
+
+
+def _spent(share: float | None, target: float) -> Child:
+    """Of the error budget of the time that was measured: more than all of it is so many times as much."""
+    if share is None or target >= 1:
+        return "–"
+    spent = (1 - share) / (1 - target)
+    return tag("b", f"{count(spent)}×", class_="bad") if spent > 1 else percent(spent)
 
 
 def _budget(left: float | None) -> Child:
