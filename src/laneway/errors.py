@@ -10,7 +10,8 @@ for people. `field` names the offending part of the input where there is one.
     ├── NotFound
     │   ├── QueueNotFound · MessageNotFound · TaskNotFound · AccountNotFound
     │   ├── ExchangeNotFound · BindingNotFound · VhostNotFound
-    │   └── ProducerNotFound · CursorNotFound
+    │   ├── ProducerNotFound · CursorNotFound
+    │   └── ConnectionNotFound  of a client; it may have ended
     ├── Conflict
     │   ├── QueueExists         exists with other settings
     │   ├── QueueInUse          another queue's dead letters go there, or a connection has it for itself
@@ -119,6 +120,10 @@ class CursorNotFound(NotFound):
 
 class VhostNotFound(NotFound):
     code = "vhost_not_found"
+
+
+class ConnectionNotFound(NotFound):
+    code = "connection_not_found"
 
 
 class ProducerNotFound(NotFound):

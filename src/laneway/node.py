@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import TypedDict
 
 import msgspec
 import uvloop
@@ -30,6 +31,7 @@ from laneway.errors import ConfigInvalid, StartError
 from laneway.first_admin import PASSWORD, USER, FirstAdmin
 from laneway.frontends.amqp.limits import AmqpLimits
 from laneway.frontends.amqp.server import AmqpServer
+from laneway.frontends.doors.directory import LocalDirectory
 from laneway.frontends.doors.tls import TlsDoor
 from laneway.frontends.http.server import HttpServer
 from laneway.frontends.rest.answers import ReloadAnswer
@@ -54,6 +56,16 @@ SWITCH_INTERVAL_S = 0.00005
 
 #: What can change of TLS while it is served.
 TLS_SETTINGS = ("tls_cert", "tls_key", "tls_ca", "tls_clients", "tls_min_version")
+
+
+class InCommon(TypedDict):
+    """What all front ends of a node share."""
+
+    intake: Intake
+    floods: FloodLog
+    proxies: TrustedProxies
+    directory: LocalDirectory
+
 
 Start = Callable[[str, int], Awaitable[tuple[str, int]]]
 
@@ -84,10 +96,9 @@ class Node:
             account_id=config.sqs_account_id, region=config.sqs_region, is_anonymous=config.sqs_anonymous
         )
         limit = descriptors.limit_in_force()
-        share = descriptors.share_out(
-            limit, config.max_connections, config.max_tls_handshakes if config.tls_cert else 0
-        )
-        self.tls = tls_door(config, share.for_handshakes)
+        share = descriptors.share_out(limit, config.max_connections, _handshake_count(config))
+        self.floods = FloodLog()
+        self.tls = tls_door(config, share.for_handshakes, self.floods)
         if share.for_connections < config.max_connections:
             log.warning(
                 "max_connections is %d, and this process may open %d files: so there will be %d connections at most; "
@@ -96,7 +107,6 @@ class Node:
                 limit,
                 share.for_connections,
             )
-        self.floods = FloodLog()
         self.intake = Intake(most_connections=share.for_connections, most_bytes=config.max_receiving_bytes)
         try:
             journal = SegmentJournal(
@@ -160,12 +170,12 @@ class Node:
         limits = self._rest_limits()
         sqs = SqsApi(self.broker, access, self._sqs)
         proxies = TrustedProxies(self.config.trusted_proxies.networks)
-        rest = RestApi(self.broker, access, limits, reload=self._reload)
-        self.http = HttpServer([sqs, rest], limits, intake=self.intake, floods=self.floods, proxies=proxies)
+        directory = LocalDirectory(wall_clock_ms)
+        rest = RestApi(self.broker, access, limits, reload=self._reload, directory=directory)
+        in_common = InCommon(intake=self.intake, floods=self.floods, proxies=proxies, directory=directory)
+        self.http = HttpServer([sqs, rest], limits, **in_common)
         access.on_change(self.http.recheck)
-        self.amqp = AmqpServer(
-            self.broker, access, self._amqp_limits(), intake=self.intake, floods=self.floods, proxies=proxies
-        )
+        self.amqp = AmqpServer(self.broker, access, self._amqp_limits(), **in_common)
         await self._listen("http", self.config.http, self.http.start)
         await self._listen("amqp", self.config.amqp, self.amqp.start)
         if self.tls is not None:
@@ -268,7 +278,7 @@ def _handshake_count(config: Config) -> int:
     return config.max_tls_handshakes if config.tls_cert is not None else 0
 
 
-def tls_door(config: Config, handshake_count: int) -> TlsDoor | None:
+def tls_door(config: Config, handshake_count: int, floods: FloodLog | None = None) -> TlsDoor | None:
     """What connections with TLS are admitted through, so many handshakes at once; None without a certificate."""
     context = tls_context(config)
     if context is None:

@@ -167,6 +167,15 @@ class EndSession(Request):
     session: SessionId
 
 
+class ListConsumers(Request):
+    """Those of a queue, or of a session, by session and number. Answer: list[ConsumerState]."""
+
+    queue: QueueId | None = None
+    session: SessionId | None = None
+    after: tuple[SessionId, int] = (0, 0)  # session and number
+    limit: int = 100
+
+
 # --- what a session is pushed
 
 

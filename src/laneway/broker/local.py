@@ -73,6 +73,7 @@ class LocalBroker:
             i.Subscribe: lambda r: p.sessions.subscribe(r),
             i.LimitPool: lambda r: p.sessions.limit_pool(r.session, r.pool, r.limit),
             i.Flow: lambda r: p.sessions.pause(r.session, r.paused),
+            i.ListConsumers: lambda r: p.sessions.consumers(r),
             i.EndSession: lambda r: p.sessions.end(r.session),
             i.DescribeQueue: lambda r: p.queues.stats(r.vhost, r.name),
             i.ListTasks: self._list_tasks,

@@ -3,12 +3,23 @@ die with their users. A session is a number; what it is pushed are values."""
 
 from __future__ import annotations
 
+import heapq
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from laneway.broker.audiences import Audience, Limit, Subscription
-from laneway.broker.interface import ConsumerEnded, Delivered, Push, QueueId, SessionId, SettleHeld, Subscribe
+from laneway.broker.interface import (
+    ConsumerEnded,
+    Delivered,
+    ListConsumers,
+    Push,
+    QueueId,
+    SessionId,
+    SettleHeld,
+    Subscribe,
+)
+from laneway.broker.values import ConsumerState
 from laneway.broker.waiting import NOTHING
 from laneway.core.deliveries import Deliveries
 from laneway.core.events import Event, Leased
@@ -156,6 +167,26 @@ class Sessions:
     def consumer_count(self, number: int) -> int:
         audience = self.audiences.get(number)
         return len(audience.members) if audience is not None else 0
+
+    def consumers(self, request: ListConsumers) -> list[ConsumerState]:
+        session = self._sessions.get(request.session or 0)
+        audience = self.audiences.get(request.queue or 0)
+        found: Iterable[Subscription] = ()
+        if session is not None:
+            found = (one for one in session.subscriptions.values() if not one.is_cancelled)
+        elif audience is not None:
+            found = audience.members
+        later = (one for one in found if (one.request.session, one.number) > request.after)
+        page = heapq.nsmallest(request.limit, later, key=lambda one: (one.request.session, one.number))
+        return [self._consumer_state(one) for one in page]
+
+    def _consumer_state(self, subscription: Subscription) -> ConsumerState:
+        r = subscription.request
+        audience = self.audiences.get(r.queue)
+        is_active = audience is None or audience.one in (None, subscription)
+        return ConsumerState(
+            r.session, r.consumer, r.queue, r.priority, r.credit, subscription.held, r.no_ack, r.exclusive, is_active
+        )
 
     def queue_gone(self, number: int) -> None:
         """Called when a queue was deleted, however that came about."""

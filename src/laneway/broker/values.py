@@ -217,6 +217,20 @@ class BatchOutcome(msgspec.Struct, frozen=True):
     already: bool = False  # it had been committed before, and nothing was done now
 
 
+class ConsumerState(msgspec.Struct, frozen=True):
+    """A subscription, as the broker keeps it."""
+
+    session: int
+    consumer: int  # its number in that session
+    queue: int
+    priority: int
+    prefetch: int  # 0: no limit
+    held_count: int  # messages it has not settled
+    no_ack: bool
+    exclusive: bool
+    is_active: bool  # false of one that waits for the single active consumer to go
+
+
 class ProducerInfo(msgspec.Struct, frozen=True):
     name: str
     owner: str

@@ -31,6 +31,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "binding": ("laneway.cli.exchanges:binding", "List, create and delete bindings of exchanges."),
     "route": ("laneway.cli.exchanges:route", "Show which queues a message would reach, and why."),
     "vhost": ("laneway.cli.vhosts:vhost", "List, create and delete virtual hosts."),
+    "connections": (
+        "laneway.cli.connections:connections",
+        "List connections: an admin sees all, others their own.",
+    ),
+    "connection": (
+        "laneway.cli.connections:connection",
+        "Show a connection, or close it, a channel or a consumer of it.",
+    ),
+    "consumers": ("laneway.cli.connections:consumers", "List the AMQP consumers of a queue."),
     "cursor": ("laneway.cli.cursors:cursor", "List, set and delete cursors of readers of the history."),
     "account": ("laneway.cli.accounts:account", "List, create, change and delete accounts."),
     "key": ("laneway.cli.accounts:key", "Create, list and delete API keys."),

@@ -38,6 +38,7 @@ ADVICE = {
     "queue_not_found": "`laneway queue list` shows the queues there are, `laneway queue create` makes one",
     "exchange_not_found": "`laneway exchange list` shows those there are, `laneway exchange create` makes one",
     "exchange_exists": "`laneway exchange list` shows how it is; to change it, delete it first",
+    "connection_not_found": "`laneway connections` shows those there are",
     "binding_not_found": "`laneway binding list` shows those there are",
     "vhost_not_found": "`laneway vhost list` shows those there are, `laneway vhost create` makes one",
     "account_not_found": "`laneway account list` shows the accounts there are",

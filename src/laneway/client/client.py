@@ -455,6 +455,42 @@ class Client:
     def delete_key(self, account: str, key_id: str) -> None:
         self._call("DELETE", f"/accounts/{_quoted(account)}/keys/{_quoted(key_id)}")
 
+    # --- connections
+
+    def connections(
+        self, *, protocol: str | None = None, account: str | None = None, limit: int | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """The oldest first: all for an administrator, else one's own; fetched page by page."""
+        return self._pages("/connections", "connections", {"protocol": protocol, "account": account}, limit)
+
+    def connection(self, connection_id: str) -> dict[str, Any]:
+        return dict(self._call("GET", f"/connections/{_quoted(connection_id)}"))
+
+    def channels(self, connection_id: str, *, limit: int | None = None) -> Iterator[dict[str, Any]]:
+        return self._pages(f"/connections/{_quoted(connection_id)}/channels", "channels", {}, limit)
+
+    def consumers_of(self, connection_id: str, *, limit: int | None = None) -> Iterator[dict[str, Any]]:
+        """The consumers of a connection."""
+        return self._pages(f"/connections/{_quoted(connection_id)}/consumers", "consumers", {}, limit)
+
+    def consumers(self, queue: str, *, limit: int | None = None) -> Iterator[dict[str, Any]]:
+        """The AMQP consumers of a queue."""
+        return self._pages(self._path(queue, "consumers"), "consumers", {}, limit)
+
+    def close_connection(self, connection_id: str, *, reason: str | None = None) -> None:
+        """Its client is told so in its own protocol."""
+        self._call("DELETE", f"/connections/{_quoted(connection_id)}", query={"reason": reason})
+
+    def close_channel(self, connection_id: str, channel: int, *, reason: str | None = None) -> None:
+        """What it held goes back to its queues."""
+        path = f"/connections/{_quoted(connection_id)}/channels/{channel}"
+        self._call("DELETE", path, query={"reason": reason})
+
+    def cancel_consumer(self, connection_id: str, consumer: int, *, reason: str | None = None) -> None:
+        """What it holds it may still settle."""
+        path = f"/connections/{_quoted(connection_id)}/consumers/{consumer}"
+        self._call("DELETE", path, query={"reason": reason})
+
     # --- the history
 
     def journal(self) -> dict[str, Any]:

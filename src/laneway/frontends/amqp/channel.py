@@ -56,6 +56,7 @@ class Channel:
         self.settling = Settling(self)
         self.last_delivery = 0
         self.prefetch = 0  # of consumers to come; 0: no limit
+        self.shared_prefetch = 0  # of all together
         self.pool = connection.next_number()  # the limit that all its consumers share, as the broker knows it
         self.reply_tag: str | None = None  # of the consumer of direct replies
         self.reply_name = ""

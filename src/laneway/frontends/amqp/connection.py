@@ -24,6 +24,7 @@ from laneway.frontends.amqp.consuming import Consumer
 from laneway.frontends.amqp.errors import NOT_NOW, AmqpError, amqp_error
 from laneway.frontends.amqp.handshake import Handshake, common_name
 from laneway.frontends.amqp.incoming import Incoming
+from laneway.frontends.amqp.listing import ListedAmqp
 from laneway.frontends.amqp.outbox import Outbox
 from laneway.frontends.amqp.shared import AmqpShared
 from laneway.frontends.amqp.spec import (
@@ -37,6 +38,7 @@ from laneway.frontends.amqp.spec import (
     encode,
 )
 from laneway.frontends.amqp.transactions import Uncommitted
+from laneway.frontends.doors.directory import tls_version
 
 log = logging.getLogger("laneway.amqp")
 
@@ -61,6 +63,8 @@ class AmqpConnection(asyncio.Protocol):
         self.vhost = ""  # until it is opened
         self._opened_s = 0.0
         self.client_capabilities: dict[str, Any] = {}
+        self.client_properties: dict[str, str | int | bool] = {}  # as they are shown to people
+        self._listed_as = 0  # in the directory of connections
         self.channel_max = shared.limits.channel_count
         self.heartbeat_s = 0
         self.frame_bytes = shared.limits.frame_bytes
@@ -106,6 +110,8 @@ class AmqpConnection(asyncio.Protocol):
         else:
             self.shared.connections.add(self)
             self._opened_s = self.shared.now_s()
+            entry = ListedAmqp(self, tls_version(transport))
+            self._listed_as = self.shared.directory.enter(entry, self.session)
 
     def _tell(self, level: int, kind: str, text: str, *values: object) -> None:
         """In the log, unless there are too many of the kind from there."""
@@ -131,6 +137,7 @@ class AmqpConnection(asyncio.Protocol):
             else:
                 text = "AMQP connection from %s closed before it was opened, %.0f s"
                 self._tell(logging.INFO, "AMQP connections that were not opened", text, self.peer, lasted_s)
+            self.shared.directory.leave(self._listed_as, self.session)
         if not self.shared.connections:
             self.shared.on_empty()
 
@@ -500,6 +507,19 @@ class AmqpConnection(asyncio.Protocol):
         self.consumers.clear()
         self._incoming.forget_all()
         self.shared.broker.send(EndSession(self.session), _not_answered)
+
+    def state(self) -> str:
+        """In a word, for people."""
+        if self._is_closing:
+            return "closing"
+        return ("blocked" if self._blocked else "running") if self._is_running() else "starting"
+
+    def close_by(self, why: str) -> None:
+        """Somebody ends it from outside."""
+        if self._is_running():
+            self._revoke(AmqpError(320, why, method=0))
+        else:
+            self._transport.close()
 
     def stop(self, why: str = "broker forced connection closure with reason 'shutdown'") -> None:
         """The server stops, or the virtual host is gone."""

@@ -160,11 +160,25 @@ def cancel(ch: Channel, a: Arguments) -> None:
         ch.send_when_durable("basic.cancel-ok", tag)
 
 
+def cancel_by_server(consumer: Consumer) -> None:
+    """Somebody ended it from outside: its client is told, behind what is on its way to it."""
+    ch, tag = consumer.channel, consumer.tag
+    del ch.consumers[tag]
+
+    def done(_: object) -> None:
+        ch.connection.forget_consumer(consumer.number)
+        if not ch.is_closing:
+            ch.send("basic.cancel", tag, True)
+
+    ch.broker.send(Unsubscribe(ch.connection.session, consumer.number), done)
+
+
 def qos(ch: Channel, a: Arguments) -> None:
     if a.prefetch_size:
         raise not_implemented(f"prefetch_size!=0 ({a.prefetch_size})")
     # `global` is a word of Python's.
     if vars(a)["global"]:
+        ch.shared_prefetch = a.prefetch_count
         ch.broker.send(LimitPool(ch.connection.session, ch.pool, a.prefetch_count), _not_answered)
     else:
         ch.prefetch = a.prefetch_count

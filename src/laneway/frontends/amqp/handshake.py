@@ -22,6 +22,7 @@ log = logging.getLogger("laneway.amqp")
 
 MECHANISMS = ("PLAIN", "AMQPLAIN", "EXTERNAL")
 KEY_PREFIX = "lw_"
+_SHOWN_PROPERTIES, _SHOWN_TEXT = 16, 200  # of a client: so many, of so many characters
 
 _START_OK = BY_NAME["connection.start-ok"].number
 _SECURE_OK = BY_NAME["connection.secure-ok"].number
@@ -58,6 +59,7 @@ class Handshake:
     def _start_ok(self, a: Arguments) -> None:
         capabilities = a.client_properties.get("capabilities")
         self._connection.client_capabilities = capabilities if isinstance(capabilities, dict) else {}
+        self._connection.client_properties = shown_properties(a.client_properties)
         self._mechanism = a.mechanism
         if a.mechanism == "EXTERNAL" and self._connection.peer_name() is not None:
             self._external()
@@ -190,6 +192,20 @@ def _amqplain(response: bytes) -> tuple[str, str]:
     if not isinstance(name, str) or not isinstance(password, str):
         raise AmqpError(501, "AMQPLAIN auth info is not a table with LOGIN and PASSWORD")
     return name, password
+
+
+def shown_properties(given: dict[str, Any]) -> dict[str, str | int | bool]:
+    """Of what a client says of itself, as much as is kept for people who list connections."""
+    shown: dict[str, str | int | bool] = {}
+    for name, value in given.items():
+        text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+        if isinstance(text, str):
+            shown[name[:_SHOWN_TEXT]] = text[:_SHOWN_TEXT]
+        elif isinstance(text, int | bool):
+            shown[name[:_SHOWN_TEXT]] = text
+        if len(shown) >= _SHOWN_PROPERTIES:
+            break
+    return shown
 
 
 def common_name(tls: ssl.SSLObject | None) -> str | None:

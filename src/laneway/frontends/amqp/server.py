@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from functools import partial
 
 from laneway.access import Access, TrustedProxies
 from laneway.broker.interface import Broker
 from laneway.frontends.amqp.connection import AmqpConnection
 from laneway.frontends.amqp.limits import AmqpLimits
 from laneway.frontends.amqp.shared import AmqpShared
+from laneway.frontends.doors.directory import LocalDirectory
 from laneway.frontends.doors.listening import Listeners
 from laneway.frontends.doors.tls import TlsDoor
 from laneway.resources.intake import Intake
@@ -32,6 +34,7 @@ class AmqpServer:
         intake: Intake | None = None,
         floods: FloodLog | None = None,
         proxies: TrustedProxies | None = None,
+        directory: LocalDirectory | None = None,
     ) -> None:
         self._broker = broker
         limits = limits or AmqpLimits()
@@ -39,9 +42,9 @@ class AmqpServer:
         self._sweep_ms = max(10, min(_LONGEST_SWEEP_MS, shortest_ms // _SWEEPS_A_TIMEOUT))
         intake = intake or Intake(most_connections=limits.connection_count, most_bytes=limits.receiving_bytes)
         proxies = proxies or TrustedProxies()
-        self.shared = AmqpShared(
-            broker, access, limits, intake, lambda: secrets.token_urlsafe(16), proxies, floods or FloodLog()
-        )
+        directory, floods = directory or LocalDirectory(), floods or FloodLog()
+        names = partial(secrets.token_urlsafe, 16)
+        self.shared = AmqpShared(broker, access, limits, intake, names, proxies, floods, directory)
         self.shared.on_connection = self._sweep_later
         broker.topology.on_vhost_deleted(self._leave)
         access.on_change(self._recheck)

@@ -14,6 +14,7 @@ from laneway.broker.interface import Broker
 from laneway.frontends.amqp.delivering import Wheres
 from laneway.frontends.amqp.limits import AmqpLimits
 from laneway.frontends.amqp.publishing import Destinations
+from laneway.frontends.doors.directory import LocalDirectory
 from laneway.resources.intake import Intake
 from laneway.telemetry.floods import FloodLog
 
@@ -39,6 +40,7 @@ class AmqpShared:
         random_name: Callable[[], str],
         proxies: TrustedProxies,
         floods: FloodLog,
+        directory: LocalDirectory,
     ) -> None:
         self.broker = broker
         self.access = access
@@ -47,6 +49,7 @@ class AmqpShared:
         self.proxies = proxies
         self.floods = floods
         self.now_s = time.monotonic
+        self.directory = directory
         self.random_name = random_name  # for queues, consumers and replies that nobody named
         self.connections: set[AmqpConnection] = set()
         self.destinations = Destinations(limits.remembered_destinations)

@@ -17,6 +17,8 @@ import socket
 import ssl
 from collections.abc import Callable
 
+from laneway.telemetry.floods import FloodLog
+
 log = logging.getLogger("laneway.tls")
 
 _HANDSHAKE_RECORD = b"\x16"  # what TLS begins with
@@ -28,8 +30,16 @@ NewProtocol = Callable[[], asyncio.BaseProtocol]
 
 
 class TlsDoor:
-    def __init__(self, context: ssl.SSLContext, *, handshake_ms: int = 10_000, handshake_count: int = 256) -> None:
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        *,
+        handshake_ms: int = 10_000,
+        handshake_count: int = 256,
+        floods: FloodLog | None = None,
+    ) -> None:
         self._context = context
+        self._floods = floods or FloodLog()
         self._handshake_s = handshake_ms / 1000
         self._handshake_count = handshake_count
         self._fair_s = self._handshake_s * _FAIR_SHARE
@@ -84,13 +94,17 @@ class TlsDoor:
                         ssl_shutdown_timeout=_GOODBYE_S,
                     )
                 elif first:
-                    log.info("%s spoke no TLS to a port for TLS", peer)
+                    self._tell(peer, "it spoke no TLS")
                     await _refuse(accepted, refusal)
         except (OSError, TimeoutError) as trouble:  # of which the errors of TLS are a kind
-            log.info("the TLS handshake with %s failed: %s", peer, trouble or "it took too long")
+            self._tell(peer, str(trouble) or "it took too long")
         finally:
             if is_ours:
                 accepted.close()
+
+    def _tell(self, peer: str, why: str) -> None:
+        text = "the TLS handshake with %s failed: %s"
+        self._floods.say(log, logging.INFO, "failed TLS handshakes", peer, text, peer, why)
 
 
 async def _first_byte(accepted: socket.socket) -> bytes:

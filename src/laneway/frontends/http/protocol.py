@@ -23,10 +23,12 @@ import msgspec
 
 from laneway.access import Origin, Peer, TrustedProxies
 from laneway.errors import LanewayError
+from laneway.frontends.doors.directory import LocalDirectory, tls_version
 from laneway.frontends.http.chunks import ChunkedBody
 from laneway.frontends.http.errors import HttpError
 from laneway.frontends.http.head import Head, HeadCache, check_beginning, is_short, parse_head
 from laneway.frontends.http.limits import HttpLimits
+from laneway.frontends.http.listing import ListedHttp
 from laneway.frontends.http.responses import CONTINUE, JSON, Framer
 from laneway.resources.intake import Intake
 from laneway.telemetry.floods import FloodLog
@@ -88,6 +90,7 @@ class HttpShared:
         ticks: Ticks,
         proxies: TrustedProxies,
         floods: FloodLog,
+        directory: LocalDirectory,
     ) -> None:
         self.applications = applications  # the last one takes every head, and what is no head at all
         self.recalls = [application.recall for application in applications]
@@ -97,6 +100,7 @@ class HttpShared:
         self.ticks = ticks
         self.proxies = proxies
         self.floods = floods
+        self.directory = directory
         self.heads = HeadCache()
         self.connections: set[HttpConnection] = set()
         self.is_stopping = False
@@ -230,6 +234,7 @@ class HttpConnection(asyncio.Protocol):
         self.peer: Peer
         self.peer_kind = 0
         self.is_tls = False
+        self._listed_as = 0  # in the directory of connections
         self._transport: asyncio.Transport
         self.is_closing: Callable[[], bool]
         self._limits = shared.limits
@@ -275,6 +280,7 @@ class HttpConnection(asyncio.Protocol):
         else:
             shared.connections.add(self)
             log.debug("HTTP connection from %s opened", self.peer)
+            self._listed_as = shared.directory.enter(ListedHttp(self, tls_version(transport)))
 
     def doing(self) -> str:
         """In short, for a log line."""
@@ -311,6 +317,7 @@ class HttpConnection(asyncio.Protocol):
             shared.connections.remove(self)
             shared.intake.leave()
             log.debug("HTTP connection from %s closed", self.peer)
+            shared.directory.leave(self._listed_as)
         shared.turned_away.discard(self)
         self._end_waits()
         self._slots.clear()
@@ -676,6 +683,20 @@ class HttpConnection(asyncio.Protocol):
         """The server stops: end what waits for arrivals, close if there is nothing to answer, else after the last."""
         self._end_waits()
         if not self._slots and not self._is_receiving:
+            self._transport.close()
+
+    def calls(self) -> list[Call]:
+        """Requests that are being answered."""
+        return list(self._slots)
+
+    def close_by_and_by(self) -> None:
+        """Somebody ends it from outside: what waits is answered with what there is, what is being done with how it
+        went, and nothing more is read."""
+        self._is_usual = False
+        self._is_deaf = True
+        self._rest = b""
+        self._end_waits()
+        if not self._slots:
             self._transport.close()
 
     def abort(self) -> None:

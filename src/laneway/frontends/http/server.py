@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from laneway.access import TrustedProxies
+from laneway.frontends.doors.directory import LocalDirectory
 from laneway.frontends.doors.listening import Listeners
 from laneway.frontends.doors.tls import TlsDoor
 from laneway.frontends.http.errors import HttpError
@@ -30,6 +31,7 @@ class HttpServer:
         intake: Intake | None = None,
         floods: FloodLog | None = None,
         proxies: TrustedProxies | None = None,
+        directory: LocalDirectory | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._limits = limits
@@ -37,8 +39,9 @@ class HttpServer:
         self._sweep_ms = max(10, min(_LONGEST_SWEEP_MS, shortest_ms // _SWEEPS_A_TIMEOUT))
         intake = intake or Intake(most_connections=limits.connection_count, most_bytes=limits.receiving_bytes)
         ticks = Ticks(limits, self._sweep_ms)
+        proxies, directory = proxies or TrustedProxies(), directory or LocalDirectory()
         self._shared = HttpShared(
-            applications, limits, intake, Framer(now), ticks, proxies or TrustedProxies(), floods or FloodLog()
+            applications, limits, intake, Framer(now), ticks, proxies, floods or FloodLog(), directory
         )
         self._shared.on_connection = self._sweep_later
         refusal = self._shared.farewell(HttpError(400, "tls_expected", _TLS_EXPECTED))

@@ -427,3 +427,68 @@ class CommittedAnswer(Answer):
     unrouted: int
     duplicates: int
     already: bool
+
+
+# --- connections
+
+
+class ConnectionAnswer(Answer):
+    connection_id: str
+    protocol: Literal["amqp", "http"]
+    state: str
+    account: str | None
+    vhost: str | None
+    address: str
+    tls: str | None
+    connected_at: str
+    client_properties: dict[str, str | int | bool]
+    channel_count: int
+    consumer_count: int
+    unacked_count: int
+    heartbeat_seconds: int
+    request_count: int
+    waiting_count: int
+
+
+class ConnectionsAnswer(Answer):
+    connections: list[ConnectionAnswer]
+    next_cursor: str | None
+    counts: dict[str, int] | UnsetType = UNSET  # of all there are, for administrators
+
+
+class ChannelAnswer(Answer):
+    channel: int
+    state: Literal["open", "closing"]
+    mode: Literal["plain", "confirm", "transaction"]
+    consumer_count: int
+    unacked_count: int
+    prefetch: int
+    shared_prefetch: int
+
+
+class ChannelsAnswer(Answer):
+    channels: list[ChannelAnswer]
+    next_cursor: str | None
+
+
+class ConsumerAnswer(Answer):
+    consumer: int
+    vhost: str
+    queue_name: str
+    priority: int
+    prefetch: int
+    held_count: int
+    no_ack: bool
+    exclusive: bool
+    is_active: bool
+    # Unless they are another account's
+    consumer_tag: str | UnsetType = UNSET
+    channel: int | UnsetType = UNSET
+    connection_id: str | UnsetType = UNSET
+    account: str | UnsetType = UNSET
+    address: str | UnsetType = UNSET
+
+
+class ConsumersAnswer(Answer):
+    consumers: list[ConsumerAnswer]
+    next_cursor: str | None

@@ -11,6 +11,7 @@ from typing import Any
 from laneway.access import Access
 from laneway.broker.interface import Broker
 from laneway.errors import LanewayError, Unauthenticated, Unavailable
+from laneway.frontends.doors.directory import Directory, LocalDirectory
 from laneway.frontends.http.errors import HttpError
 from laneway.frontends.http.head import Head
 from laneway.frontends.http.protocol import Call
@@ -18,6 +19,7 @@ from laneway.frontends.rest import answers as a
 from laneway.frontends.rest.accounts import Accounts
 from laneway.frontends.rest.admin import Administration
 from laneway.frontends.rest.bindings import Bindings
+from laneway.frontends.rest.connections import ConnectionsApi
 from laneway.frontends.rest.dequeuing import Dequeuing
 from laneway.frontends.rest.errors import INTERNAL, encode_error, headers_of, status_of, unsupported_media_type
 from laneway.frontends.rest.exchanges import ExchangesApi
@@ -44,7 +46,13 @@ class RestApi:
     """What protocol.HttpConnection calls its application."""
 
     def __init__(
-        self, broker: Broker, access: Access, limits: RestLimits, *, reload: Reload = nothing_to_reload
+        self,
+        broker: Broker,
+        access: Access,
+        limits: RestLimits,
+        *,
+        directory: Directory | None = None,
+        reload: Reload = nothing_to_reload,
     ) -> None:
         self._broker = broker
         self._access = access
@@ -70,6 +78,7 @@ class RestApi:
             *routes_of(ProducersApi(broker, access, writer)),
             *routes_of(JournalApi(broker, access)),
             *routes_of(Accounts(access, writer)),
+            *routes_of(ConnectionsApi(broker, access, directory or LocalDirectory(), writer.times)),
             *routes_of(SettingsApi(access, reload)),
             *routes_of(self),
         )

@@ -34,6 +34,9 @@ _PATH_PARTS = {
     "batch": "Number of the batch",
     "segment": "Number of the segment",
     "cursor": "Name of the cursor, percent-encoded",
+    "connection": "Id of the connection",
+    "channel": "Number of the channel",
+    "consumer": "Number of the consumer on its connection",
 }
 
 

@@ -50,7 +50,7 @@ _FORMS = {
 #: Where it could as well be a plain path (/queues/{queue}/stats), it is the plain one.
 SHORT_FORM = "/queues/{vhost}/{queue}"
 #: What is another one in most requests.
-_VARIED = ("message_id", "task_id", "stage", "part", "batch", "segment")
+_VARIED = ("message_id", "task_id", "stage", "part", "batch", "segment", "connection")
 
 
 class Each(msgspec.Struct, frozen=True):

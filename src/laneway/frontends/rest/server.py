@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from laneway.access import Access, TrustedProxies
 from laneway.broker.interface import Broker
+from laneway.frontends.doors.directory import LocalDirectory
 from laneway.frontends.http.server import HttpServer
 from laneway.frontends.rest.api import RestApi
 from laneway.frontends.rest.limits import RestLimits
@@ -23,5 +24,7 @@ class RestServer(HttpServer):
         now: Callable[[], float] = time.time,
     ) -> None:
         limits = limits or RestLimits()
-        super().__init__([RestApi(broker, access, limits)], limits, proxies=proxies, now=now)
+        directory = LocalDirectory()
+        rest = RestApi(broker, access, limits, directory=directory)
+        super().__init__([rest], limits, proxies=proxies, directory=directory, now=now)
         access.on_change(self.recheck)

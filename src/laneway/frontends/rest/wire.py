@@ -143,6 +143,15 @@ class PageOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     cursor: Annotated[str, Meta(max_length=4096)] | UnsetType = UNSET
 
 
+class ConnectionOptions(PageOptions, forbid_unknown_fields=True, kw_only=True):
+    protocol: Literal["amqp", "http"] | UnsetType = UNSET
+    account: Annotated[str, Meta(max_length=255)] | UnsetType = UNSET
+
+
+class CloseOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    reason: Annotated[str, Meta(max_length=100)] | UnsetType = UNSET
+
+
 class DeleteOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     if_empty: bool | UnsetType = UNSET
 
