@@ -4,6 +4,16 @@
 set -euo pipefail
 here=$(dirname "$0")
 
+stop_service() {
+    local as_root=()
+    [ "$(id -u)" -eq 0 ] || as_root=(sudo -n)
+    if [ -d /run/systemd/system ]; then
+        "${as_root[@]}" systemctl disable --now "$1" >/dev/null 2>&1 || true
+    else
+        "${as_root[@]}" service "$1" stop >/dev/null 2>&1 || true
+    fi
+}
+
 postgres() {
     # A PostgreSQL that came from elsewhere is as good as Debian's.
     if command -v postgres >/dev/null && command -v initdb >/dev/null; then return; fi
@@ -15,13 +25,7 @@ rabbitmq() {
     if command -v rabbitmq-server >/dev/null || [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ]; then return; fi
     "$here/debian-packages.sh" rabbitmq-server
     # The package starts a server at the port where Laneway listens; one that was here before is left alone.
-    local as_root=()
-    [ "$(id -u)" -eq 0 ] || as_root=(sudo -n)
-    if [ -d /run/systemd/system ]; then
-        "${as_root[@]}" systemctl disable --now rabbitmq-server >/dev/null 2>&1 || true
-    else
-        "${as_root[@]}" service rabbitmq-server stop >/dev/null 2>&1 || true
-    fi
+    stop_service rabbitmq-server
 }
 
 node_js() {
@@ -36,10 +40,21 @@ java_runtime() {
     "$here/debian-packages.sh" openjdk-17-jre-headless
 }
 
+proxies() {
+    # The files in deploy/ are tested with the proxies themselves.
+    if command -v haproxy >/dev/null && command -v nginx >/dev/null && compgen -G '/etc/nginx/modules-enabled/*stream*' >/dev/null; then return; fi
+    local fresh=()
+    for one in haproxy nginx; do command -v "$one" >/dev/null || fresh+=("$one"); done
+    "$here/debian-packages.sh" haproxy nginx-light libnginx-mod-stream
+    # The packages start them; those that were here before are left alone.
+    for one in "${fresh[@]}"; do stop_service "$one"; done
+}
+
 case "${1:-}" in
     test)
         node_js
         java_runtime
+        proxies
         # The AMQP tests can be run against RabbitMQ itself, to see that they ask for what it does.
         if [ "${LANEWAY_TEST_PEER:-}" = rabbitmq ]; then rabbitmq; fi
         ;;
