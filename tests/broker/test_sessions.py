@@ -10,6 +10,7 @@ import pytest
 
 from laneway.broker import interface as i
 from laneway.broker.values import Arrival, Deliveries, Draft, Messages, Receipts
+from laneway.core.events import Acked
 from laneway.core.invariants import check_invariants
 from laneway.core.message import messages_of
 from laneway.core.settings import QueueSettings
@@ -949,5 +950,43 @@ def test_nothing_is_remembered_of_owned_queues_that_went_by_themselves(run: Run)
             Consumer(b).cancel()
             assert b.find() is None
             assert not sessions.owners and not sessions.find(owner.session).owned  # type: ignore[union-attr]
+
+    run(scenario)
+
+
+def test_consumers_of_many_thin_queues_are_served_and_acked_with_one_event_each(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        names = [f"q{n}" for n in range(20)]
+        for name in names:
+            await b.queue(name)
+        one, other = Connection(b), Connection(b)
+        # The last has no credit left for its second message, and the one before it does not acknowledge.
+        consumers = [Consumer(b, name, on=(one, other)[n % 2], credit=100) for n, name in enumerate(names[:18])]
+        consumers += [Consumer(b, names[18], on=other, no_ack=True), Consumer(b, names[19], on=one, credit=1)]
+        staged = b.staged()
+        for round_ in range(2):
+            for n in range(20):
+                b.send(publish(b, [Draft(b"%d" % (20 * round_ + n))], names[n]))
+        await b.turns()
+        assert [event.kind.name for event in staged] == ["PUBLISHED", "LEASED", "ACKED"]
+        assert [consumer.got for consumer in consumers] == [
+            *([b"%d" % n, b"%d" % (20 + n)] for n in range(19)),
+            [b"19"],
+        ]
+        del staged[:]
+        stale = consumers[0].held.pop()
+        for consumer in consumers[:18]:
+            consumer.settle("ack")
+        consumers[19].settle("ack")
+        b.send(i.SettleHeld(one.session, b.id("q0"), [stale[0]], [stale[1] + 1], "ack"))  # of another lease
+        await b.turns()
+        acked = [event for event in staged if isinstance(event, Acked)]
+        assert [(len(event.queues), len(event.seqs)) for event in acked] == [(19, 2 * 18)]
+        assert consumers[19].got == [b"19", b"39"]
+        leased = {name: (await b.stats(name)).leased for name in names}
+        assert {name for name, count in leased.items() if count} == {"q0", "q19"}
+        await b.restart()
+        for name in names:
+            assert bodies(await b.lease(queue=name)) == {"q0": [b"20"], "q19": [b"39"]}.get(name, [])
 
     run(scenario)

@@ -475,9 +475,11 @@ def test_a_message_that_a_connection_names_twice_is_settled_once(action: str, go
     held = [(event.first_lease + at, seq) for event in core.lease(3) for at, seq in enumerate(event.seqs)]
     (first_lease, first), (second_lease, second), (third_lease, third) = held
     if gone:
-        core.run(lease_commands.settle_held(core.state, core["q"], [third], [third_lease], "ack", core.now_ms))
+        core.run(lease_commands.settle_held(core.state, [(1, 1)], [third], [third_lease], "ack", core.now_ms))
     seqs = [second, first, first, third, second, first]
     leases = [second_lease, 7, first_lease, third_lease, second_lease, first_lease]
-    (event,) = core.run(lease_commands.settle_held(core.state, core["q"], seqs, leases, action, core.now_ms, 1_000))
+    (event,) = core.run(
+        lease_commands.settle_held(core.state, [(1, len(seqs))], seqs, leases, action, core.now_ms, 1_000)
+    )
     assert sorted(event.seqs) == ([first, second] if gone else [first, second, third])
     check_invariants(core.state)

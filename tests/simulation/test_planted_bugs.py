@@ -478,7 +478,7 @@ def credit_not_charged() -> Plant:
 def lease_ids_not_compared() -> Plant:
     """What another holds by now is settled as well."""
 
-    def still_held(state: Any, queue: Any, seqs: Any, leases: Any) -> list[bool]:
+    def still_held(state: Any, queues: Any, seqs: Any, leases: Any) -> list[bool]:
         return [seq in state.table and state.table.state(seq) == table.LEASED for seq in seqs]
 
     return mock.patch.object(lease_commands, "still_held", still_held)

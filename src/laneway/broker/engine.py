@@ -360,7 +360,7 @@ class Engine:
     def left_of(self, queue: Queue, leased: Leased) -> list[bool] | None:
         """Which messages of a lease that was given a while ago are still there, held or not; None if all are."""
         seqs, leases = leased.seqs, range(leased.first_lease, leased.first_lease + len(leased.seqs))
-        if lease_commands.still_held(self.state, queue, seqs, leases) is None:
+        if lease_commands.still_held(self.state, [(queue.number, len(seqs))], seqs, leases) is None:
             return None
         return [seq in self.state.table for seq in seqs]
 

@@ -33,6 +33,8 @@ log = logging.getLogger("laneway.broker")
 #: With more than this waiting to be carried out, it is done before the commit is sealed.
 MAX_WAITING_BYTES = 8 * 1024 * 1024
 
+_SETTLES = attrgetter("request.action", "request.lease_ms")
+
 Done = Callable[[Any], None]
 Results = list[int | LanewayError]
 
@@ -387,18 +389,21 @@ class Inbox:
     def _settle_held(self, entries: list[Entry]) -> None:
         partition = self._partition
         state = partition.engine.state
-        for number, group in _by_queue(entries).items():
-            for (action, lease_ms), same in groupby(group, key=attrgetter("request.action", "request.lease_ms")):
-                queue = state.queues.get(number)
-                if queue is None or partition.engine.closed:
-                    continue  # they went with it; or the last commit is under way, and the next start gives them back
-                some = list(same)
-                seqs, leases = joined([e.request.seqs for e in some]), joined([e.request.leases for e in some])
-                lease_ms = queue.settings.lease_ms if lease_ms is None else lease_ms
+        if partition.engine.closed:
+            return  # the last commit is under way, and the next start gives them back
+        for (action, lease_ms), same in groupby(entries, key=_SETTLES):
+            group = [entry for entry in same if entry.request.queue in state.queues]  # else they went with it
+            for some in [group] if action == "ack" else _by_queue(group).values():
+                requests = [entry.request for entry in some]
+                if not requests:
+                    continue
+                queues = _counts(requests)
+                seqs, leases = joined([r.seqs for r in requests]), joined([r.leases for r in requests])
+                usual_ms = state.queues[queues[0][0]].settings.lease_ms
+                again_ms = usual_ms if lease_ms is None else lease_ms
+                command = lease_commands.settle_held(state, queues, seqs, leases, action, partition.now(), again_ms)
                 try:
-                    partition.run_now(
-                        lease_commands.settle_held(state, queue, seqs, leases, action, partition.now(), lease_ms)
-                    )
+                    partition.run_now(command)
                 except LanewayError as refusal:  # the journal takes no more: they stay leased
                     for entry in some:
                         tell(entry.done, refusal)
@@ -432,6 +437,20 @@ def _told_of(trouble: Exception) -> LanewayError:
 
 def _kind(entry: Entry) -> type:
     return type(entry.request)
+
+
+def _counts(requests: list[SettleHeld]) -> list[tuple[int, int]]:
+    """(queue, how many messages) of requests, as one for neighbours that concern the same queue."""
+    counts: list[tuple[int, int]] = []
+    last = count = 0
+    for request in requests:
+        if request.queue != last:
+            if count:
+                counts.append((last, count))
+            last, count = request.queue, 0
+        count += len(request.seqs)
+    counts.append((last, count))
+    return counts
 
 
 def _by_queue(entries: list[Entry]) -> dict[int, list[Entry]]:

@@ -522,12 +522,14 @@ class Sessions:
 
     def _settled(self, deliveries: Deliveries, action: str) -> list[Event]:
         partition = self._partition
-        queue = partition.engine.state.queues.get(deliveries.queue)
-        if queue is None or partition.engine.closed:
-            return []
         state, now_ms = partition.engine.state, partition.now()
+        if deliveries.queue not in state.queues or partition.engine.closed:
+            return []
+        queues = [(deliveries.queue, len(deliveries.seqs))]
         try:
-            events = partition.engine.run(settle_held(state, queue, deliveries.seqs, deliveries.leases, action, now_ms))
+            events = partition.engine.run(
+                settle_held(state, queues, deliveries.seqs, deliveries.leases, action, now_ms)
+            )
         except LanewayError as refusal:  # the journal takes no more: their leases will expire
             log.warning("messages could not be settled: %s", refusal)
             return []

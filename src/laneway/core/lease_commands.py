@@ -7,8 +7,9 @@ very delivery is refused.
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
+from itertools import accumulate, chain, compress, pairwise, repeat, starmap
 from typing import cast
 
 from laneway.core.burial import bury
@@ -205,12 +206,12 @@ def ack_tokens(
         held = sorted(chain.from_iterable([part.runs for part in cast(Sequence[Tokens], parts)]), key=_first_of)
         if any(one.stop > other.start for (one, _), (other, _) in pairwise(held)):
             return None
-        if any(still_held(state, queue, *run) is not None for run in held):
+        if any(still_held(state, [(queue.number, len(run[0]))], *run) is not None for run in held):
             return None
         seqs, leases = joined([run[0] for run in held]), joined([run[1] for run in held])
     else:
         parsed = parse_tokens(sorted(chain.from_iterable(parts)))  # what was leased together then stands together
-        if parsed is None or still_held(state, queue, *parsed) is not None:
+        if parsed is None or still_held(state, [(queue.number, len(parsed[0]))], *parsed) is not None:
             return None
         seqs, leases = parsed
     slabs = state.table.slabs
@@ -222,20 +223,30 @@ def ack_tokens(
 
 
 def settle_held(
-    state: State, queue: Queue, seqs: Sequence[int], leases: Sequence[int], action: str, now_ms: int, lease_ms: int = 0
+    state: State,
+    queues: Sequence[tuple[int, int]],
+    seqs: Sequence[int],
+    leases: Sequence[int],
+    action: str,
+    now_ms: int,
+    lease_ms: int = 0,
 ) -> Iterator[Event]:
-    """Settle by number and lease id what a session holds: ack, release, reject or extend. What is no longer held is
-    passed over: the session is not to blame for a lease that ran out."""
-    if type(seqs) is not range:
+    """Settle by number and lease id what sessions hold, so many messages of each queue: ack them, or release, reject or
+    extend those of a single queue. What is no longer held is passed over: the session is not to blame for a lease that
+    ran out."""
+    if type(seqs) is list:
         seqs = Seqs(seqs)
-    held = still_held(state, queue, seqs, leases)
+    held = still_held(state, queues, seqs, leases)
     if held is not None:
-        kept = [(seq, lease) for seq, lease, good in zip(seqs, leases, held, strict=True) if good]
-        seqs, leases = [seq for seq, _ in kept], [lease for _, lease in kept]
+        seqs, leases = list(compress(seqs, held)), list(compress(leases, held))
+        ends = accumulate([count for _, count in queues], initial=0)
+        counts = [(number, sum(held[end : end + count])) for (number, count), end in zip(queues, ends, strict=False)]
+        queues = [(number, count) for number, count in counts if count]
     if not seqs:
         return
+    queue = state.queues[queues[0][0]]
     if action == "ack":
-        yield Acked(queue.number, now_ms, seqs, leases)
+        yield Acked(queue.number, now_ms, seqs, leases, queues=queues if len(queues) > 1 else ())
     elif action == "extend":
         yield Extended(queue.number, now_ms, seqs, coarse(now_ms + lease_ms, now_ms))
     elif action == "reject":
@@ -250,7 +261,11 @@ def hold_again(
     """Begin the leases of a delivery anew, under the ids they have, if it is held as it was given: until that
     deadline, and by all of these tokens. Nothing otherwise."""
     parsed = parse_tokens(tokens)
-    if parsed is None or deadline_ms <= now_ms or still_held(state, queue, *parsed) is not None:
+    if (
+        parsed is None
+        or deadline_ms <= now_ms
+        or still_held(state, [(queue.number, len(parsed[0]))], *parsed) is not None
+    ):
         return
     slabs = state.table.slabs
     if all(slabs[seq >> SLAB_BITS].due_ms[seq & SLAB_MASK] == deadline_ms for seq in parsed[0]):
@@ -258,22 +273,26 @@ def hold_again(
         yield Extended(queue.number, now_ms, parsed[0], now_ms + lease_ms)
 
 
-def still_held(state: State, queue: Queue, seqs: Sequence[int], leases: Sequence[int]) -> list[bool] | None:
-    """Which of these are leased under these ids; None if all are, which is told at once for neighbours."""
-    slabs, number = state.table.slabs, queue.number
+def still_held(
+    state: State, queues: Sequence[tuple[int, int]], seqs: Sequence[int], leases: Sequence[int]
+) -> list[bool] | None:
+    """Which of these are leased under these ids, so many of each queue; None if all are, which is told at once for
+    neighbours."""
+    slabs = state.table.slabs
+    numbers = array("I", chain.from_iterable(starmap(repeat, queues)))
     done = 0
     for first, count in runs(seqs):
         slab, i = slabs.get(first >> SLAB_BITS), first & SLAB_MASK
-        j = i + count
+        j, here = i + count, slice(done, done + count)
         if (
             slab is None
             or j > len(slab.state)
             or not slab.lease
             or slab.state.count(LEASED, i, j) != count
-            or slab.lease[i:j] != as_array(leases[done : done + count])
-            or slab.queue[i:j].count(number) != count
+            or slab.lease[i:j] != as_array(leases[here])
+            or slab.queue[i:j] != numbers[here]
         ):
-            held = [_is_held(state, number, seq, lease) for seq, lease in zip(seqs, leases, strict=True)]
+            held = [_is_held(state, *one) for one in zip(numbers, seqs, leases, strict=True)]
             return _once(seqs, held)
         done += count
     if len(runs(seqs)) == 1 or len(set(seqs)) == len(seqs):
