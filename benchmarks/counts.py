@@ -49,6 +49,7 @@ from laneway.broker.reading import InlineReader
 from laneway.frontends.amqp import connection as amqp_connection
 from laneway.frontends.amqp.limits import AmqpLimits
 from laneway.frontends.amqp.shared import AmqpShared
+from laneway.frontends.doors.directory import LocalDirectory
 from laneway.frontends.http import protocol
 from laneway.frontends.http.responses import Framer
 from laneway.frontends.rest.api import RestApi
@@ -139,8 +140,9 @@ class Server:
         self.broker, self.access = broker, access
         ticks, proxies = protocol.Ticks(limits, 1000), TrustedProxies()
         intake = Intake(most_connections=1000, most_bytes=1 << 30)
-        self._http = protocol.HttpShared(applications, limits, intake, Framer(time.time), ticks, proxies, FloodLog())
-        self._amqp = AmqpShared(broker, access, AmqpLimits(), intake, lambda: "any", proxies, FloodLog())
+        framer, floods, directory = Framer(time.time), FloodLog(), LocalDirectory(lambda: 0)
+        self._http = protocol.HttpShared(applications, limits, intake, framer, ticks, proxies, floods, directory)
+        self._amqp = AmqpShared(broker, access, AmqpLimits(), intake, lambda: "any", proxies, floods, directory)
 
     def http(self, count: int) -> list[Transport]:
         return [Transport(protocol.HttpConnection(self._http)) for _ in range(count)]
