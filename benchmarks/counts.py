@@ -39,6 +39,7 @@ from benchmarks.http_load import queue_path, request
 from benchmarks.load import LoadFailed
 from benchmarks.turns import is_chosen
 from laneway.access import Access, TrustedProxies
+from laneway.broker.clock import Clock
 from laneway.broker.committer import OnWritten, write_or_mark
 from laneway.broker.documents import Documents
 from laneway.broker.engine import Engine
@@ -167,7 +168,7 @@ async def serving(folder: Path) -> AsyncIterator[Server]:
     journal = SegmentJournal(folder)
     partition = Partition(
         Engine(journal, new_tag=lambda: 1),
-        now_ms=lambda: time.time_ns() // 1_000_000,
+        clock=Clock(look_every_ms=0),
         new_writer=OnTheLoop,
         new_reader=InlineReader,
     )

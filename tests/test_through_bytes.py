@@ -19,6 +19,7 @@ import pytest
 
 from laneway.broker import interface
 from laneway.broker.audiences import Subscription
+from laneway.broker.clock import Clock
 from laneway.broker.engine import Engine
 from laneway.broker.interface import (
     Ack,
@@ -216,7 +217,9 @@ def test_what_is_refused_on_its_way_is_written_down(tmp_path: Path) -> None:
 
 def test_everything_that_a_broker_says_is_a_copy(tmp_path: Path) -> None:
     async def main() -> None:
-        partition = Partition(Engine(SegmentJournal(tmp_path), new_tag=lambda: 7), now_ms=lambda: 1_800_000_000_000)
+        partition = Partition(
+            Engine(SegmentJournal(tmp_path), new_tag=lambda: 7), clock=Clock.steady(lambda: 1_800_000_000_000)
+        )
         broker = WireBroker(LocalBroker(partition))
         await partition.start()
         try:

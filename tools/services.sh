@@ -55,6 +55,8 @@ case "${1:-}" in
         node_js
         java_runtime
         proxies
+        # Sets the wall clock that a tested server sees.
+        "$here/debian-packages.sh" libfaketime
         # The AMQP tests can be run against RabbitMQ itself, to see that they ask for what it does.
         if [ "${LANEWAY_TEST_PEER:-}" = rabbitmq ]; then rabbitmq; fi
         ;;

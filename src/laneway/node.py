@@ -20,6 +20,7 @@ import msgspec
 import uvloop
 
 from laneway.access import Access, TrustedProxies
+from laneway.broker.clock import Clock
 from laneway.broker.documents import Documents
 from laneway.broker.engine import Engine
 from laneway.broker.interface import Broker
@@ -121,7 +122,7 @@ class Node:
         engine = Engine(journal, new_tag=lambda: 1 + secrets.randbelow((1 << 26) - 1))
         self.partition = Partition(
             engine,
-            now_ms=wall_clock_ms,
+            clock=Clock.of_machine(),
             limits=BrokerLimits(
                 max_queues=config.max_queues,
                 max_message_bytes=config.max_message_bytes,

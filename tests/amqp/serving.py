@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from laneway.access import Access
+from laneway.broker.clock import Clock
 from laneway.broker.documents import Documents
 from laneway.broker.engine import Engine
 from laneway.broker.interface import Broker
@@ -46,7 +47,7 @@ class Serving(InThread):
     async def _start(self) -> None:
         self.partition = Partition(
             Engine(SegmentJournal(self._folder), new_tag=lambda: 7),
-            now_ms=self.now_ms,
+            clock=Clock.steady(self.now_ms),
             limits=BrokerLimits(max_message_bytes=self._limits.body_bytes),
         )
         await self.partition.start()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from laneway.broker import interface as i
+from laneway.broker.clock import Clock
 from laneway.broker.engine import Engine
 from laneway.broker.interface import Request
 from laneway.broker.local import LocalBroker
@@ -35,7 +36,7 @@ from laneway.journal.segments.journal import SegmentJournal
 START_MS = 1_800_000_000_000
 
 
-class Clock:
+class HeldClock:
     def __init__(self) -> None:
         self.ms = START_MS
 
@@ -48,7 +49,10 @@ class Bench:
 
     def __init__(self, folder: Path, **limits: Any) -> None:
         self.folder = folder
-        self.clock = Clock()
+        self.clock = HeldClock()
+        self.jumped_ms = 0  # how far the wall clock is ahead of it
+        self.boot = ""
+        self.look_every_ms = 0
         self.limits = BrokerLimits(**limits)
         self.segment_bytes = 1 << 20
         self.cache_bytes = 1 << 20
@@ -58,7 +62,16 @@ class Bench:
         self.journal = SegmentJournal(self.folder, segment_bytes=self.segment_bytes)
         self.engine = Engine(self.journal, new_tag=lambda: 77, cache_bytes=self.cache_bytes)
         self.partition = Partition(
-            self.engine, now_ms=self.clock, limits=self.limits, staging_folder=self.folder / "staged", **self.options
+            self.engine,
+            clock=Clock(
+                lambda: (self.clock.ms + self.jumped_ms) * 1_000_000,
+                lambda: self.clock.ms * 1_000_000,
+                boot=self.boot,
+                look_every_ms=self.look_every_ms,
+            ),
+            limits=self.limits,
+            staging_folder=self.folder / "staged",
+            **self.options,
         )
         self.broker = LocalBroker(self.partition)
         self.topology = self.broker.topology

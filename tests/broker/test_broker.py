@@ -723,21 +723,6 @@ def test_a_consumer_that_fails_to_take_its_messages_harms_nobody_else(run: Run) 
     run(scenario)
 
 
-def test_a_wall_clock_that_is_set_ahead_is_noticed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("laneway.broker.partition.LOOK_AGAIN_MS", 10)
-
-    async def scenario(b: Bench) -> None:
-        await b.queue(lease_ms=3_600_000)
-        await b.publish(b"m")
-        await b.lease()
-        waiting = asyncio.ensure_future(b.lease(wait_ms=20_000))
-        await asyncio.sleep(0)  # it waits
-        b.clock.ms += 3_600_000
-        assert bodies(await waiting) == [b"m"]
-
-    run(scenario)
-
-
 def test_what_waits_in_the_inbox_is_bounded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(b: Bench) -> None:
         await b.queue()

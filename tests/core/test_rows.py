@@ -15,6 +15,7 @@ from laneway.core.events import (
     Births,
     Bound,
     Cause,
+    ClockSet,
     Copied,
     DeadLettered,
     DocumentPut,
@@ -75,10 +76,12 @@ def published(draw: st.DrawFn) -> Published:
     numbers = st.lists(u64, min_size=count, max_size=count)
     priorities = draw(st.lists(st.integers(0, 255), min_size=count, max_size=count))
     sizes = [RECORD_PREFIX_BYTES + len(block) + len(body) for block, body in zip(blocks, bodies, strict=True)]
-    times = draw(numbers), draw(numbers)
-    return Published(
-        draw(u32), at_ms, first, priorities, *times, sizes, blocks, bodies, groups, dedups, tenants=tenants
+    visible, expires = draw(numbers), draw(numbers)
+    event = Published(
+        draw(u32), at_ms, first, priorities, visible, expires, sizes, blocks, bodies, groups, dedups, tenants=tenants
     )
+    event.named_times = draw(st.frozensets(st.sampled_from(range(count)))) if any(visible) else frozenset()
+    return event
 
 
 @st.composite
@@ -132,6 +135,7 @@ EVENTS: dict[Kind, st.SearchStrategy[Event]] = {
     Kind.EXCHANGE_DELETED: st.builds(ExchangeDeleted, u64, blobs),
     Kind.BOUND: st.builds(Bound, u32, u64, blobs),
     Kind.UNBOUND: st.builds(Unbound, u32, u64, blobs),
+    Kind.CLOCK_SET: st.builds(ClockSet, u64, u64, u64, words),
 }
 
 

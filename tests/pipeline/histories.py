@@ -17,6 +17,7 @@ from laneway.core.events import (
     Births,
     Bound,
     Cause,
+    ClockSet,
     Copied,
     DeadLettered,
     DocumentPut,
@@ -203,6 +204,7 @@ EVENTS: dict[Kind, st.SearchStrategy[Event]] = {
     Kind.EXCHANGE_DELETED: st.builds(ExchangeDeleted, times, blobs),
     Kind.BOUND: st.builds(Bound, queues, times, blobs),
     Kind.UNBOUND: st.builds(Unbound, queues, times, blobs),
+    Kind.CLOCK_SET: st.builds(ClockSet, times, times, times, words),
 }
 histories = st.lists(st.lists(st.one_of(*EVENTS.values()), min_size=1, max_size=6), min_size=1, max_size=6)
 

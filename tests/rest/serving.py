@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import httpx
 
 from laneway.access import Access
+from laneway.broker.clock import Clock
 from laneway.broker.documents import Documents
 from laneway.broker.engine import Engine
 from laneway.broker.interface import Broker, Request
@@ -198,7 +199,7 @@ class Serving(InThread):
     async def _start(self) -> None:
         self.partition = Partition(
             Engine(SegmentJournal(self.folder), new_tag=lambda: 7),
-            now_ms=self.now_ms,
+            clock=Clock.steady(self.now_ms),
             staging_folder=self.folder / "staged",
         )
         await self.partition.start()

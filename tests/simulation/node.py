@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from laneway.broker.clock import Clock as MachineClock
 from laneway.broker.committer import OnWritten, write_or_mark
 from laneway.broker.engine import Engine, Recovery
 from laneway.broker.interface import DescribeQueue, ListCursors, Request
@@ -118,8 +119,8 @@ class WatchedEngine(Engine):
         self._history.recovered(recovery.position, self.state, now_ms)
         return recovery
 
-    def recover(self, now_ms: int) -> Recovery:
-        recovery = super().recover(now_ms)
+    def recover(self, now_ms: int, uptime_ms: int = 0, boot: str = "") -> Recovery:
+        recovery = super().recover(now_ms, uptime_ms, boot)
         self._look()
         return recovery
 
@@ -239,7 +240,12 @@ class Node:
         self.journal.watch(files, history, self.engine, clock, counts)
         self.partition = Partition(
             self.engine,
-            now_ms=clock.wall_ms,
+            clock=MachineClock(
+                lambda: clock.wall_ms() * 1_000_000,
+                lambda: clock.monotonic_ms() * 1_000_000,
+                boot="simulated",
+                look_every_ms=0,
+            ),
             limits=BrokerLimits(snapshot_events=sizes.snapshot_events),
             on_failed=self.failed.append,
             new_writer=lambda journal, loop, on_written: SimulatedWriter(journal, loop, on_written, history),

@@ -250,8 +250,8 @@ def keys_forgotten_by_a_restart() -> Plant:
 def bindings_forgotten_by_a_snapshot() -> Plant:
     original = snapshot.freeze
 
-    def freeze(state: State) -> Any:
-        frozen = original(state)
+    def freeze(state: State, at_ms: int = 0) -> Any:
+        frozen = original(state, at_ms)
         frozen.head["exchanges"] = [(*about, []) for *about, _ in frozen.head["exchanges"]]
         return frozen
 

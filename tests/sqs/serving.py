@@ -13,6 +13,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from laneway.access import Access
+from laneway.broker.clock import Clock
 from laneway.broker.documents import Documents
 from laneway.broker.engine import Engine
 from laneway.broker.interface import DescribeQueue
@@ -60,7 +61,7 @@ class SqsServing(Serving):
     async def _start(self) -> None:
         limits = BrokerLimits(max_message_bytes=16 * 1024 * 1024)
         engine = Engine(SegmentJournal(self.folder), new_tag=lambda: 7)
-        self.partition = Partition(engine, now_ms=self.now_ms, limits=limits)
+        self.partition = Partition(engine, clock=Clock.steady(self.now_ms), limits=limits)
         await self.partition.start()
         self.broker = for_tests(LocalBroker(self.partition))
         self.access = Access(Documents(self.broker), now_ms=self.now_ms)

@@ -46,6 +46,7 @@ class Cursors:
         self._since_ms = 0  # a later time than history_ms says, while there is no room for all of it
         self._given_up_ms = 0
         self._looked_ms = 0
+        self._jumped_ms = 0  # how far the wall clock jumped ahead while this ran: so much older the history looks
         self._alarms: dict[str, Alarm] = {}
 
     def start(self) -> None:
@@ -161,8 +162,12 @@ class Cursors:
         """Tell the journal what to keep; the first position of the history that is there."""
         since_ms = None
         if self._history_ms:
-            since_ms = max(self._partition.now() - self._history_ms, self._since_ms)
+            since_ms = max(self._partition.now() - self._history_ms - self._jumped_ms, self._since_ms)
         return self._partition.engine.journal.hold(min(self._holding.values(), default=None), since_ms)
+
+    def clock_jumped(self, by_ms: int) -> None:
+        """A jump ahead makes no history older than it is."""
+        self._jumped_ms = max(0, self._jumped_ms + by_ms)
 
     def _let_go(self) -> None:
         self._hold()
@@ -185,7 +190,7 @@ class Cursors:
             return
         if self._partition.engine.closed:
             return
-        self._looked_ms = self._partition.now()
+        self._looked_ms = self._partition.clock.uptime_ms()
         self._hold()
         has_room = self._partition.engine.journal.has_room()
         spare = [one for one, _ in self._spare()]
@@ -193,7 +198,7 @@ class Cursors:
         if total > self._limit_bytes:
             self._cut(spare, total)
             total = sum(one.byte_count for one, _ in self._spare())
-        elif not has_room and spare and self._partition.now() >= self._given_up_ms + PATIENCE_MS:
+        elif not has_room and spare and self._partition.clock.uptime_ms() >= self._given_up_ms + PATIENCE_MS:
             self._make_room()
         elif self._since_ms and has_room and total < self._limit_bytes * WARNING_SHARE:
             self._since_ms = 0
@@ -210,7 +215,7 @@ class Cursors:
 
     def look_at_disk(self) -> None:
         """Called whenever somebody was refused for want of space."""
-        if self.is_holding and self._partition.now() >= self._looked_ms + PATIENCE_MS // 8:
+        if self.is_holding and self._partition.clock.uptime_ms() >= self._looked_ms + PATIENCE_MS // 8:
             self.look()
 
     def _cut(self, spare: list[Held], total: int) -> None:
@@ -225,7 +230,7 @@ class Cursors:
 
     def _make_room(self) -> None:
         """The disk is short: all goes that is kept because it is young; next time, the cursor furthest behind."""
-        self._given_up_ms = self._partition.now()
+        self._given_up_ms = self._partition.clock.uptime_ms()
         if self._history_ms and self._cut_time(self._partition.now()):
             self._hold()
         elif self._holding:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 
 import msgspec
 
-from laneway.core import births, clockwork, lease_commands, snapshot
+from laneway.core import births, clockwork, lease_commands, snapshot, stepping
 from laneway.core.deliveries import Deliveries
 from laneway.core.events import Event, Kind, Leased, Opened
 from laneway.core.message import Death, Glimpse, decode_props, message_id, record_is_intact, split_record
@@ -149,6 +149,7 @@ class Recovery(msgspec.Struct, frozen=True):
     position: int
     event_count: int
     epoch: int
+    jumped_ms: int = 0  # how far the wall clock jumped since, as far as can be told
 
 
 class Engine:
@@ -161,10 +162,14 @@ class Engine:
         self.on_broken: Callable[[BaseException], None] = lambda _: None
         self._new_tag = new_tag
 
-    def recover(self, now_ms: int) -> Recovery:
-        """Rebuild the state from the journal, and stage what begins a new life with it: no connection of the old one is
-        left, so what belonged to them goes, and what they held goes back."""
+    def recover(self, now_ms: int, uptime_ms: int = 0, boot: str = "") -> Recovery:
+        """Rebuild the state from the journal, and stage what begins a new life with it: durations go on from where they
+        were. No connection of the old one is left, so what belonged to them goes, and what they held goes back."""
         recovery = self.replay(now_ms)
+        for event in self.run(stepping.set_clock(self.state, now_ms, uptime_ms, boot)):
+            if event.at_ms != event.was_ms:  # type: ignore[union-attr]
+                log.warning("%s since this was last open", stepping.jump_in_words(event))  # type: ignore[arg-type]
+                recovery = msgspec.structs.replace(recovery, jumped_ms=event.at_ms - event.was_ms)  # type: ignore[union-attr]
         self.run(drop_transient(self.state, now_ms))
         self.run(lease_commands.end_sessions(self.state, now_ms))
         return recovery
@@ -181,6 +186,7 @@ class Engine:
         for position, events in self.journal.replay(start):
             for event in events:
                 apply(event)
+                self.state.known_ms = event.at_ms
             end = position
             event_count += sum(map(message_count, events))
         epoch = self.state.epoch + 1
@@ -223,9 +229,9 @@ class Engine:
     def tick(self, now_ms: int) -> list[Event]:
         return self.run(clockwork.tick(self.state, now_ms))
 
-    def freeze_at(self, commit: Commit) -> tuple[int, snapshot.Frozen, list[int]]:
+    def freeze_at(self, commit: Commit, now_ms: int) -> tuple[int, snapshot.Frozen, list[int]]:
         """A snapshot of this moment, which must be right after `commit` was sealed."""
-        return commit.position, snapshot.freeze(self.state), list(self.state.extents)
+        return commit.position, snapshot.freeze(self.state, now_ms), list(self.state.extents)
 
     # Reading
 

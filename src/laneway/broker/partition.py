@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from laneway.broker import peeking
+from laneway.broker.clock import Clock
 from laneway.broker.committer import Committer, NewWriter, WriterThread
 from laneway.broker.cursors import Cursors
 from laneway.broker.engine import Engine, Recovery
@@ -32,17 +33,17 @@ from laneway.broker.vhosts import Vhosts
 from laneway.broker.waiting import NOTHING, Waiting
 from laneway.core import burial, commands, lease_commands, publishing
 from laneway.core.deliveries import Deliveries
-from laneway.core.events import DocumentPut, DocumentRemoved, Event, Extended, Kind, Leased, Published
+from laneway.core.events import ClockSet, DocumentPut, DocumentRemoved, Event, Extended, Kind, Leased, Published
 from laneway.core.message import Glimpse, Messages, Receipts
 from laneway.core.queue import Queue
 from laneway.core.runs import runs
+from laneway.core.stepping import jump_in_words
 from laneway.core.table import SLAB_BITS, SLAB_MASK
 from laneway.errors import DiskFull, InvalidInput, LanewayError, QueueInUse, QueueNotFound, TooLargeForDisk, Unavailable
 from laneway.telemetry.turns import LoopTurns
 
 log = logging.getLogger("laneway.broker")
 
-LOOK_AGAIN_MS = 30_000  # a timer waits no longer before it looks at the wall clock again
 MAX_STAGED_BYTES = 256 * 1024 * 1024
 
 _T = TypeVar("_T")
@@ -53,7 +54,7 @@ class Partition:
         self,
         engine: Engine,
         *,
-        now_ms: Callable[[], int],
+        clock: Clock,
         limits: BrokerLimits | None = None,
         on_failed: Callable[[BaseException], None] | None = None,
         idle_ms: int = 20,
@@ -65,8 +66,8 @@ class Partition:
         self.engine = engine
         self._turns = turns or LoopTurns()
         self.limits = limits or BrokerLimits()
-        self._now_ms = now_ms
-        self._last_ms = 0
+        self.clock = clock
+        self.now = clock.now_ms
         self._on_failed = on_failed or (lambda _: None)
         self._idle_ms = idle_ms
         self._new_writer = new_writer
@@ -77,6 +78,7 @@ class Partition:
         self.inbox = Inbox(self)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
+        self._look_timer: asyncio.TimerHandle | None = None
         self.redrives = Redrives(self)
         self.vhosts = Vhosts(self)
         self.queues = Queues(self)
@@ -90,7 +92,8 @@ class Partition:
 
     async def start(self) -> Recovery:
         self._loop = asyncio.get_running_loop()
-        recovery = self.engine.recover(self.now())
+        recovery = self.engine.recover(self.now(), self.clock.uptime_ms(), self.clock.boot)
+        self.cursors.clock_jumped(recovery.jumped_ms)
         self._state = self.engine.state
         self._state.wanted = self._demand
         self.reader = self._new_reader(self.engine, self._loop)
@@ -116,6 +119,7 @@ class Partition:
         await asyncio.to_thread(self.engine.journal.sync)
         self._phase = "ready"
         self.set_timer()
+        self._look_later()
         self.sessions.start()
         self.redrives.resume()
         return recovery
@@ -124,8 +128,9 @@ class Partition:
         """Answer those who wait, make everything durable, keep a snapshot so that the next start is quick."""
         self.inbox.drain()
         self._phase = "stopping"
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._look_timer):
+            if timer is not None:
+                timer.cancel()
         self.sessions.stop()
         self.producers.stop()
         await self.redrives.stop()
@@ -140,13 +145,6 @@ class Partition:
     def _fail(self, error: BaseException) -> None:
         self._phase = "failed"
         self._on_failed(error)
-
-    def now(self) -> int:
-        """Milliseconds since 1970; never goes back."""
-        now_ms = self._now_ms()
-        if now_ms > self._last_ms:
-            self._last_ms = now_ms
-        return self._last_ms
 
     def health(self) -> dict[str, object]:
         phase = self._phase
@@ -317,9 +315,7 @@ class Partition:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ms = due_ms
-        # Looked at again from time to time: a wall clock that was set ahead brings deadlines nearer.
-        wait_ms = min(max(0, due_ms - self.now()), LOOK_AGAIN_MS)
-        self._timer = self._loop.call_later(wait_ms / 1000, self._on_timer)
+        self._timer = self._loop.call_later(max(0, due_ms - self.now()) / 1000, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -333,6 +329,44 @@ class Partition:
         else:
             self.set_timer()
 
+    def _look_later(self) -> None:
+        if self.clock.look_every_ms:
+            self._look_timer = self._loop.call_later(self.clock.look_every_ms / 1000, self._look)
+
+    def _look(self) -> None:
+        self._look_later()
+        if self._phase == "ready":
+            self.look_at_clock()
+
+    def look_at_clock(self) -> None:
+        """Notice a jump of the wall clock; and that a suspended machine is awake again, which timers do not."""
+        by_ms = self.clock.look()
+        if by_ms:
+            try:
+                self._step(by_ms)
+            except LanewayError as refusal:
+                log.warning("the wall clock jumped, which is looked at again soon: %s", refusal)
+                return
+        if self._timer is not None and self._timer_ms <= self.now():
+            self._timer.cancel()
+            self._on_timer()
+
+    def _step(self, by_ms: int) -> None:
+        self.inbox.drain()  # what came before the jump
+        was_ms = self.now()
+        event = ClockSet(was_ms + by_ms, was_ms, self.clock.uptime_ms(), self.clock.boot)
+        self.engine.run(iter([event]))
+        self.clock.step(by_ms)
+        self.cursors.clock_jumped(by_ms)
+        self.producers.clock_jumped(by_ms)
+        log.warning("%s: leases, delays and times to live go on as they were", jump_in_words(event))
+        self.committer.touch()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._serve_ripened()
+        self.set_timer()
+
     def tick_if_due(self) -> None:
         due_ms = self._state.deadlines.next_ms()
         if due_ms is None or due_ms > self.now():
@@ -342,6 +376,9 @@ class Partition:
         if events:
             self.committer.touch()
             self._wake(events)
+        self._serve_ripened()
+
+    def _serve_ripened(self) -> None:
         ripened, self._state.ripened = self._state.ripened, set()  # a delay that ended is no event
         self.serve(ripened)
 

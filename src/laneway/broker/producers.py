@@ -89,7 +89,7 @@ class Producers:
         self._tidy()
         shares, _ = self._shares(messages)
         check_shares(partition.engine.state, shares, partition.now())
-        kept = await self._staging.put((producer, stage), part, messages, targets, owner, partition.now())
+        kept = await self._staging.put((producer, stage), part, messages, targets, owner, partition.clock.uptime_ms())
         self._plan_tidying()
         return kept.byte_count
 
@@ -259,7 +259,7 @@ class Producers:
     def _tidy(self) -> None:
         """Drop what is staged for too long and the fences whose time has come."""
         now_ms = self._partition.now()
-        self._staging.drop_idle(now_ms)
+        self._staging.drop_idle(self._partition.clock.uptime_ms())
         gone: builtins.list[str] = []
         for name, at_ms in self._temporary.items():
             if at_ms > now_ms:
@@ -270,10 +270,14 @@ class Producers:
         if gone:
             self._partition.run_now(iter([DocumentRemoved(now_ms, COLLECTION, name) for name in gone]))
 
+    def clock_jumped(self, by_ms: int) -> None:
+        """Fences keep what was left of their time."""
+        self._temporary = {name: at_ms + by_ms for name, at_ms in self._temporary.items()}
+
     def _plan_tidying(self) -> None:
         """Staged parts go in time also when no request comes any more."""
         if self._timer is None:
-            due_ms = self._staging.drop_idle(self._partition.now())
+            due_ms = self._staging.drop_idle(self._partition.clock.uptime_ms())
             if due_ms is not None:
                 self._timer = self._partition.call_later(due_ms, self._on_timer)
 

@@ -91,7 +91,7 @@ class Upkeep:
         return self._frozen is None and self._saving is None and not self._stopping
 
     def _freeze(self, commit: Commit) -> None:
-        self._frozen = self._engine.freeze_at(commit)
+        self._frozen = self._engine.freeze_at(commit, self._now_ms())
         self._events, self._is_wanted = 0, False
 
     def _is_due(self) -> bool:
@@ -204,7 +204,7 @@ class Upkeep:
         """At a clean stop, after the last commit: so that the next start has nothing to replay."""
         if self._last is not None and self._events >= FINAL_SNAPSHOT_EVENTS:
             try:
-                await asyncio.to_thread(self._save_blocking, self._engine.freeze_at(self._last))
+                await asyncio.to_thread(self._save_blocking, self._engine.freeze_at(self._last, self._now_ms()))
             except LanewayError as trouble:  # the journal has everything; the next start replays it
                 log.warning("no snapshot at the end: %s", trouble)
 

@@ -123,7 +123,8 @@ def _fronts(state: State, queue: Queue) -> Iterator[Iterator[tuple[int, int, boo
             yield aged(lane.after(0, table))
     for group in queue.groups.values():
         yield aged(s for s in group.members if table.state(s) == READY)
-    yield ((state.stories[seq].deaths[-1].at_ms, seq, True) for seq in queue.dead)
+    dead = ((state.stories[seq], seq) for seq in queue.dead)
+    yield ((story.deaths[-1].at_ms + story.moved_ms, seq, True) for story, seq in dead)
 
 
 def _forget_dedups(state: State, queue: Queue, now_ms: int) -> None:

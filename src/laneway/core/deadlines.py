@@ -8,7 +8,7 @@ is taken out when a lease ends early or a message goes; once there are too many 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from heapq import heapify, heappop, heappush
 
 from laneway.core.runs import as_array
@@ -55,6 +55,19 @@ class Deadlines:
         bucket = self.buckets.pop(heappop(self._times))
         self._bytes -= _size(bucket)
         return bucket
+
+    def move(self, moved: Callable[[int], int], staying: Set[int]) -> None:
+        """The clock was set: all is due when `moved` says, but delays and times to live of these messages stay."""
+        before, self.buckets, self._times, self._bytes = self.buckets, {}, [], 0
+        self._due_ms = moved(self._due_ms)
+        for at_ms, bucket in before.items():
+            for (kind, number), seqs in bucket.items():
+                stay = [s for s in seqs if s in staying] if staying and kind in (DELAY, TTL) else []
+                if stay:
+                    self.add(at_ms, kind, number, stay)
+                    seqs = array("Q", [s for s in seqs if s not in staying])
+                if seqs or not stay:
+                    self.add(moved(at_ms), kind, number, seqs)
 
     @property
     def is_untidy(self) -> bool:

@@ -6,7 +6,7 @@ that a thousand thin queues cost one event. Its stored form is in rows.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from enum import IntEnum
 from typing import ClassVar
 
@@ -37,6 +37,7 @@ class Kind(IntEnum):
     EXCHANGE_DELETED = 31
     BOUND = 32
     UNBOUND = 33
+    CLOCK_SET = 40
 
 
 class Cause(IntEnum):
@@ -116,6 +117,7 @@ class Published(msgspec.Struct, gc=False):
     location: int = 0  # of the first record; the others follow it
     tenants: dict[int, str] = {}
     queues: Queues = ()
+    named_times: Set[int] = frozenset()  # those that are visible at a time of day that their publisher named, by index
 
     @property
     def records(self) -> list[bytes]:
@@ -309,6 +311,18 @@ class Unbound(msgspec.Struct, gc=False):
     document: bytes  # as in Bound
 
 
+class ClockSet(msgspec.Struct, gc=False):
+    """From here on times are told by a clock that says `at_ms` where the one before would say `was_ms`: if the two
+    differ, the wall clock was set. Every start has one, with the uptime of the machine at this moment and which boot of
+    it that is, so that the next start can tell."""
+
+    kind: ClassVar[Kind] = Kind.CLOCK_SET
+    at_ms: int
+    was_ms: int
+    uptime_ms: int
+    boot: str
+
+
 Event = (
     Opened
     | QueuePut
@@ -331,4 +345,5 @@ Event = (
     | ExchangeDeleted
     | Bound
     | Unbound
+    | ClockSet
 )

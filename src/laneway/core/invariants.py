@@ -15,7 +15,6 @@ from laneway.core.table import (
     HAS_CONSUMER,
     LEASED,
     READY,
-    SCHEDULED,
     SLAB_BITS,
     SLAB_MASK,
     STORIED,
@@ -46,9 +45,6 @@ def check_invariants(state: State) -> None:
                 waiting_bytes[home] += slab.size[i]
             if found == READY:
                 by_priority[home, slab.priority[i]] += 1
-            told = state.stories.get(seq)
-            if slab.enqueued_ms and not slab.flags[i] & SCHEDULED and (told is None or told.record_seq == seq):
-                assert slab.enqueued_ms[i] == slab.since_ms[i], f"message {seq} never moved but has two times"
             for flag, members in flagged.items():
                 if slab.flags[i] & flag:
                     members.add(seq)

@@ -6,7 +6,7 @@ Plain state: state.py changes it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -55,6 +55,11 @@ class Keys:
             if not self.by_queue[queue]:
                 del self.by_queue[queue]
         return 0
+
+    def move(self, moved: Callable[[int], int]) -> None:
+        """The clock was set: they expire when `moved` says."""
+        for key, answer in self._known.items():
+            self._known[key] = msgspec.structs.replace(answer, expires_ms=moved(answer.expires_ms))
 
     def youngest_ms(self) -> int:
         """When the youngest expires, 0 if there is none."""

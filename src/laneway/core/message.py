@@ -153,7 +153,9 @@ class Messages(msgspec.Struct, gc=False):
     dedup_ids: dict[int, str] = {}
     tenants: dict[int, str] = {}
     refused: dict[int, LanewayError] = {}  # what its maker found wrong: these are not published
-    clamps: bool = False  # a priority above the queue's highest counts as the highest, instead of being refused
+    # They came through an exchange: a priority above the queue's highest counts as the highest, instead of being
+    # refused, and a delay may be as long as a time may be away.
+    clamps: bool = False
 
     def __len__(self) -> int:
         return len(self.bodies)

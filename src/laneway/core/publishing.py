@@ -7,7 +7,7 @@ may have no room for all, the messages are looked at one by one.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from itertools import repeat
 from operator import add
 
@@ -94,6 +94,10 @@ def _published(
         groups = {at: groups[i] for at, i in enumerate(order) if i in groups} if groups else groups
         dedups = {at: dedups[i] for at, i in enumerate(order) if i in dedups} if dedups else dedups
         tenants = {at: tenants[i] for at, i in enumerate(order) if i in tenants} if tenants else tenants
+    named_times: Set[int] = frozenset()
+    if visible is not None and messages.visible_at_ms is not None:
+        given = messages.visible_at_ms
+        named_times = {at for at, i in enumerate(order) if given[i] is not None and visible[at]}
     if groups and tenants:
         tenants = {at: name for at, name in tenants.items() if at not in groups}
     never = [0] * len(order)
@@ -111,6 +115,7 @@ def _published(
         dedups,
         tenants=tenants,
         queues=[(queue.number, count) for queue, count in shares] if len(shares) > 1 else (),
+        named_times=named_times,
     )
 
 
@@ -215,7 +220,9 @@ def _visible_at(
         else:
             if delay_ms is None:
                 delay_ms = usual_ms
-            elif not 0 <= delay_ms <= MAX_DELAY_MS:
+            elif messages.clamps and delay_ms > MAX_SCHEDULE_MS:
+                wrong = InvalidInput("the time is more than 90 days ahead", field="visible_at_ms")
+            elif delay_ms < 0 or (delay_ms > MAX_DELAY_MS and not messages.clamps):
                 wrong = InvalidInput(
                     f"a delay is from 0 to {MAX_DELAY_MS // 1000} seconds, not {delay_ms / 1000:g}; "
                     f"use an absolute time for more",

@@ -7,14 +7,16 @@ without a Python loop. What does not fit in a row (records, names, documents) st
                 3 u8  flags         1 continues the event of the row before · 2 has a group · 4 has a dedup id ·
                                     8 came through an exchange (moved, copied) · 16 has a priority (moved, copied) ·
                                     32 its id has another number than its own (leased to removed, see below) ·
-                                    64 has a tenant, and the queue it comes to is fair (published, moved, copied)
+                                    64 has a tenant, and the queue it comes to is fair (published, moved, copied) ·
+                                    128 visible at a time of day that its publisher named (published)
                 4 u32 queue         queue number, given when the queue was created, never reused
                 8 u64 seq           message number · epoch (opened) · first number kept (purged)
                16 u64 at_ms         when it happened
                24 u64 due_ms        visible at (published, released) · deadline (leased, extended) · the number in its
                                     id (moved, copied) · idempotency keys that expire by then are forgotten (key
-                                    remembered); 0: none
-               32 u64 lease         lease id (leased, acked) · new message number (moved, copied) · tag (opened)
+                                    remembered); 0: none · what the clock before would say (clock set)
+               32 u64 lease         lease id (leased, acked) · new message number (moved, copied) · tag (opened) ·
+                                    uptime of the machine in milliseconds (clock set)
                40 u64 expires_ms    end of the time to live (published), of an idempotency key; 0: none · when it was
                                     first published (leased to removed, moved, copied), in the lower 48 bits; 0: by a
                                     version that did not say
@@ -28,7 +30,7 @@ without a Python loop. What does not fit in a row (records, names, documents) st
                 removed: a detail in words, shared by the rows of the event; with flag 8: MessagePack [detail,
                 exchange, routing key or null]; with flags 8 and 64: MessagePack [detail, exchange or null,
                 routing key or null, [tenants]], one tenant for each row of the event, "" for none ·
-                queue and document events: the document
+                queue and document events: the document · clock set: which boot of the machine it is
 
 "leased to removed" are leased, acked, released, extended, dead-lettered and removed. The id of a message is made of the
 store's tag (opened), the time it was first published, and a number (message.py): its own, unless it was moved or copied
@@ -53,6 +55,7 @@ from laneway.core.events import (
     Births,
     Bound,
     Cause,
+    ClockSet,
     Copied,
     DeadLettered,
     DocumentPut,
@@ -83,6 +86,7 @@ from laneway.core.table import column
 ROW = struct.Struct("<BBBBIQQQQQIIII")
 ROW_BYTES = ROW.size
 CONTINUES, HAS_GROUP, HAS_DEDUP, HAS_ROUTE, HAS_PRIORITY, HAS_NUMBER, HAS_TENANT = 1, 2, 4, 8, 16, 32, 64
+NAMES_TIME = 128
 TIME_BITS = 48  # of expires_ms, where it holds when a message was first published
 _TIME_MASK = (1 << TIME_BITS) - 1
 
@@ -205,6 +209,8 @@ def _encode_published(e: Published, offset: int) -> tuple[bytes, Sequence[bytes]
     count = len(e.sizes)
     if count == 1:
         mark = (HAS_GROUP if e.groups else 0) | (HAS_DEDUP if e.dedups else 0) | (HAS_TENANT if e.tenants else 0)
+        if e.named_times:
+            mark |= NAMES_TIME
         visible, expires, size = e.visible_at[0], e.expires_at[0], e.sizes[0]
         row = _pack(
             10, 0, e.priorities[0], mark, e.queue, e.first_seq, e.at_ms, visible, 0, expires, 0, 0, offset, size
@@ -222,6 +228,8 @@ def _encode_published(e: Published, offset: int) -> tuple[bytes, Sequence[bytes]
         words[8 * i] |= HAS_DEDUP << 24
     for i in e.tenants:
         words[8 * i] |= HAS_TENANT << 24
+    for i in e.named_times:
+        words[8 * i] |= NAMES_TIME << 24
     words[1::8] = as_array(range(e.first_seq, e.first_seq + count))
     if any(e.visible_at):
         words[3::8] = array("Q", e.visible_at)
@@ -348,6 +356,12 @@ def _encode_binding(e: Bound | Unbound, offset: int) -> tuple[bytes, Sequence[by
     return _one(e.kind, queue=e.queue, at_ms=e.at_ms, offset=offset, size=len(e.document)), (e.document,)
 
 
+def _encode_clock_set(e: ClockSet, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    boot = e.boot.encode()
+    row = _pack(e.kind, 0, 0, 0, 0, 0, e.at_ms, e.was_ms, e.uptime_ms, 0, 0, 0, offset, len(boot))
+    return row, (boot,) if boot else ()
+
+
 _ENCODERS: dict[Kind, Callable[..., tuple[bytes, Sequence[bytes]]]] = {
     Kind.OPENED: _encode_opened,
     Kind.QUEUE_PUT: _encode_queue_put,
@@ -370,6 +384,7 @@ _ENCODERS: dict[Kind, Callable[..., tuple[bytes, Sequence[bytes]]]] = {
     Kind.EXCHANGE_DELETED: _encode_exchange,
     Kind.BOUND: _encode_binding,
     Kind.UNBOUND: _encode_binding,
+    Kind.CLOCK_SET: _encode_clock_set,
 }
 
 Blob = Callable[[int, int], bytes]
@@ -381,6 +396,7 @@ def _decode_published(rows: list[Row], blob: Blob, location: Location) -> Event:
     groups: dict[int, str] = {}
     dedups: dict[int, str] = {}
     tenants: dict[int, str] = {}
+    visible = [row[7] for row in rows]
     for i, row in enumerate(rows):
         if row[3] & (HAS_GROUP | HAS_DEDUP | HAS_TENANT):
             properties = decode_record(blob(row[12], row[13]))[2]
@@ -395,7 +411,7 @@ def _decode_published(rows: list[Row], blob: Blob, location: Location) -> Event:
         at_ms=first[6],
         first_seq=first[5],
         priorities=[r[2] for r in rows],
-        visible_at=[r[7] for r in rows],
+        visible_at=visible,
         expires_at=[r[9] for r in rows],
         sizes=[r[13] for r in rows],
         props=(),
@@ -404,6 +420,7 @@ def _decode_published(rows: list[Row], blob: Blob, location: Location) -> Event:
         dedups=dedups,
         location=location(first[12]),
         tenants=tenants,
+        named_times=frozenset(i for i, row in enumerate(rows) if row[3] & NAMES_TIME) if any(visible) else frozenset(),
     )
 
 
@@ -476,6 +493,7 @@ _DECODERS: dict[int, Callable[[list[Row], Blob, Location], Event]] = {
     Kind.EXCHANGE_DELETED: lambda r, b, at: ExchangeDeleted(r[0][6], b(r[0][12], r[0][13])),
     Kind.BOUND: lambda r, b, at: Bound(r[0][4], r[0][6], b(r[0][12], r[0][13])),
     Kind.UNBOUND: lambda r, b, at: Unbound(r[0][4], r[0][6], b(r[0][12], r[0][13])),
+    Kind.CLOCK_SET: lambda r, b, at: ClockSet(r[0][6], r[0][7], r[0][8], b(r[0][12], r[0][13]).decode()),
 }
 
 __all__ = [

@@ -25,6 +25,7 @@ from laneway.core.lane import Lane
 from laneway.core.queue import Group, Queue
 from laneway.core.settings import QueueSettings
 from laneway.core.state import State
+from laneway.core.stepping import ClockMark
 from laneway.core.stories import Story
 from laneway.core.table import COLUMNS, DELAYED, LEASED, SCHEDULED, SLAB_BITS, Slab
 from laneway.core.tenants import NOISY_LEASES, Tenant, TenantLane, Tenants
@@ -43,13 +44,16 @@ class Frozen(NamedTuple):
     slabs: list[tuple[int, Slab]]
 
 
-def freeze(state: State) -> Frozen:
+def freeze(state: State, at_ms: int = 0) -> Frozen:
+    """`at_ms` is now."""
     for slab in state.table.slabs.values():
         slab.frozen = True
     head = {
         "version": VERSION,
         "epoch": state.epoch,
         "tag": state.tag,
+        "clock": state.clock,
+        "at_ms": at_ms or state.known_ms,
         "next_seq": state.table.next_seq,
         "next_queue": state.next_queue,
         "next_lease": state.next_lease,
@@ -198,7 +202,10 @@ class _Head(msgspec.Struct):
     documents: dict[str, dict[str, bytes]]
     queues: list[_QueueHead]
     ttl: list[tuple[int, int, bytes]]
-    exchanges: list[tuple[str, str, ExchangeSettings, int, list[Binding]]] = []  # not in a snapshot of before
+    # Not in a snapshot of before:
+    exchanges: list[tuple[str, str, ExchangeSettings, int, list[Binding]]] = []
+    clock: ClockMark | None = None
+    at_ms: int = 0
 
 
 def thaw(source: Iterable[bytes]) -> State:
@@ -213,6 +220,7 @@ def thaw(source: Iterable[bytes]) -> State:
     head = msgspec.msgpack.decode(first, type=_Head)
     state = State()
     state.epoch, state.tag = head.epoch, head.tag
+    state.clock, state.known_ms = head.clock, head.at_ms
     state.table.next_seq = head.next_seq
     state.next_queue, state.next_lease = head.next_queue, head.next_lease
     state.extents = dict(head.extents)

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from laneway.core import graves
+from laneway.core import graves, stepping
 from laneway.core import queue as q_
 from laneway.core.deadlines import DEDUP, DELAY, KEYS, LEASE, RETENTION, TTL, Deadlines, coarse
 from laneway.core.events import (
@@ -63,6 +63,7 @@ from laneway.core.table import (
     GROUPED,
     HAS_CONSUMER,
     LEASED,
+    NAMED_TIME,
     READY,
     SCHEDULED,
     SLAB_BITS,
@@ -116,6 +117,8 @@ class State:
         self.keys = Keys()
         self.senders: dict[tuple[str, str], set[int]] = {}  # name of a dead-letter queue -> queues that name it
         self.documents: dict[str, dict[str, bytes]] = {}
+        self.clock: stepping.ClockMark | None = None  # where it stood when it was last set
+        self.known_ms = 0  # of what was replayed, the time of the last event
         self.ripened: set[int] = set()  # numbers of queues where delays have ended: whoever serves consumers clears it
         self._appliers: dict[Kind, Callable[[Any], None]] = {
             Kind.OPENED: self._opened,
@@ -139,6 +142,7 @@ class State:
             Kind.EXCHANGE_DELETED: self._exchange_deleted,
             Kind.BOUND: self._bound,
             Kind.UNBOUND: self._unbound,
+            Kind.CLOCK_SET: partial(stepping.clock_set, self),
         }
 
     def apply(self, event: Event) -> None:
@@ -346,7 +350,7 @@ class State:
                 self.join_tenant(queue, slab, seq, e.tenants[i])
             if visible_ms > e.at_ms:
                 slab.set_times(seq & SLAB_MASK, visible_ms, e.at_ms)
-                slab.flags[seq & SLAB_MASK] |= SCHEDULED
+                slab.flags[seq & SLAB_MASK] |= SCHEDULED | NAMED_TIME if i in e.named_times else SCHEDULED
                 self._delay(queue, slab, seq, visible_ms)
             else:
                 self.make_ready(queue, slab, seq, priority, fresh=True)
@@ -532,6 +536,7 @@ class State:
                 i = seq & SLAB_MASK
                 if slab.queue[i] == queue.number and slab.due_ms[i] <= now_ms:
                     queue.delayed -= 1
+                    slab.flags[i] &= ~NAMED_TIME
                     self.make_ready(queue, slab, seq, slab.priority[i])
                     self.ripened.add(queue.number)
 
@@ -585,6 +590,7 @@ class State:
         queue.bytes_waiting -= slab.size[i]
         if state == DELAYED:
             queue.delayed -= 1
+            slab.flags[i] = flags & ~NAMED_TIME
             return
         queue.ready -= 1
         if flags & GROUPED:

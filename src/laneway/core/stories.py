@@ -34,6 +34,7 @@ class Story(msgspec.Struct, frozen=True, array_like=True):
     routing_key: str | None = None  # that it was given then; None: those of its record
     redriven: int = 0  # so many of its deaths, the first ones, came before it was last redriven
     priority: int | None = None  # that it was published with, if the queue it is in takes less
+    moved_ms: int = 0  # by how much the clock was set since it died: its retention counts from then and this
 
 
 def died(story: Story | None, seq: int, queue: str, cause: Cause, detail: str, receives: int, at_ms: int) -> Story:
@@ -64,7 +65,7 @@ def died(story: Story | None, seq: int, queue: str, cause: Cause, detail: str, r
     if gone is not None:
         del deaths[gone]
         redriven -= gone < redriven
-    return msgspec.structs.replace(story, deaths=(*deaths, death), redriven=redriven)
+    return msgspec.structs.replace(story, deaths=(*deaths, death), redriven=redriven, moved_ms=0)
 
 
 def first_death(deaths: Sequence[Death]) -> Death:

@@ -20,8 +20,8 @@ STATE_NAMES = ("free", "ready", "leased", "delayed", "dead")
 
 # Flags: which of the sparse side tables of state.py know this message too; OVERDUE: its time to live ended while
 # it was leased; SCHEDULED: published with a delay, so that it is younger than its number says; TENANTED: in a fair
-# queue, and it has a tenant.
-GROUPED, STORIED, HAS_CONSUMER, OVERDUE, SCHEDULED, TENANTED = 1, 2, 4, 8, 16, 32
+# queue, and it has a tenant; NAMED_TIME: delayed until a time of day that its publisher named.
+GROUPED, STORIED, HAS_CONSUMER, OVERDUE, SCHEDULED, TENANTED, NAMED_TIME = 1, 2, 4, 8, 16, 32, 64
 
 _ZEROS_8 = bytes(8 * SLAB_ROWS)
 

@@ -114,7 +114,7 @@ def _destination(ch: Channel, method: bytes) -> Destination:
 class Batch:
     """Publishes of one channel on their way to the broker, in columns."""
 
-    __slots__ = ("bodies", "priorities", "props", "returns", "size_bytes", "targets", "ttls_ms", "visible_at_ms")
+    __slots__ = ("bodies", "delays_ms", "priorities", "props", "returns", "size_bytes", "targets", "ttls_ms")
 
     def __init__(self) -> None:
         self.targets: list[Targets] = []
@@ -122,7 +122,7 @@ class Batch:
         self.props: list[bytes] = []
         self.priorities: list[int | None] = []
         self.ttls_ms: dict[int, int] = {}  # of those that have one, by index
-        self.visible_at_ms: dict[int, int] = {}
+        self.delays_ms: dict[int, int] = {}
         self.returns: list[tuple[Destination, bytes, bytes]] = []  # mandatory ones that reach no queue
         self.size_bytes = 0
 
@@ -136,7 +136,7 @@ class Batch:
             self.props,
             priorities,
             ttls_ms=_column(self.ttls_ms, count),
-            visible_at_ms=_column(self.visible_at_ms, count),
+            delays_ms=_column(self.delays_ms, count),
             clamps=True,
         )
 
@@ -237,7 +237,7 @@ def _add_unusual(ch: Channel, batch: Batch, there: Destination, raw: bytes, body
         batch.ttls_ms[i] = ttl_ms
     delay_ms = message_delay_ms(headers) if there.is_delayed else 0
     if delay_ms:
-        batch.visible_at_ms[i] = ch.broker.now() + delay_ms
+        batch.delays_ms[i] = delay_ms
     head = there.props_head
     if "BCC" in headers:
         head = amqp_props_head(there.exchange.encode(), there.routing_key.encode(), hides_bcc=True)

@@ -210,7 +210,7 @@ class ExchangesApi:
         )
         if exchange.settings.delayed and draft.visible_at_ms is None and draft.delay_ms is None:
             delay_ms = message_delay_ms(attributes)
-            draft.visible_at_ms = self._broker.now() + delay_ms if delay_ms else None
+            draft.delay_ms = delay_ms or None
         return {info.queue: info.name for info in queues}, messages_of([draft], clamps=True)
 
     @answering
