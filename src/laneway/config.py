@@ -179,6 +179,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=1, le=1_000_000, description="most open connections, over all protocols")
     ] = 10_000
     max_body_bytes: Annotated[int, Meta(ge=KIB, le=GIB, description="largest request body")] = 64 * MIB
+    max_memory_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1024 * GIB,
+            description="memory of the process above which publishers wait and consumers go on; 0: 60 % of what the "
+            "machine or its container has",
+        ),
+    ] = 0
     max_receiving_bytes: Annotated[
         int,
         Meta(

@@ -32,6 +32,7 @@ for people. `field` names the offending part of the input where there is one.
     │   │   └── TooManyLogins   that failed, from one address
     │   ├── TooLargeForDisk     the disk has room, but not for so much
     │   └── Unavailable
+    │       ├── MemoryLow           publishers wait until consumers have made room
     │       ├── OutOfDescriptors    the process may open no more files for the moment
     │       └── JournalFailed   a write or sync failed; nothing more is written until a restart
     ├── Unauthenticated · Forbidden
@@ -218,6 +219,10 @@ class TooLargeForDisk(Refused):
 
 class Unavailable(Refused):
     code = "unavailable"
+
+
+class MemoryLow(Unavailable):
+    code = "memory_low"
 
 
 class OutOfDescriptors(Unavailable):

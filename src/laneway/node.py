@@ -43,8 +43,9 @@ from laneway.frontends.sqs.names import SqsOptions
 from laneway.journal.segments.journal import SegmentJournal
 from laneway.logs import announce, set_up_logging
 from laneway.reloading import PutInForce, Reloading, described
-from laneway.resources import descriptors
+from laneway.resources import descriptors, memory
 from laneway.resources.intake import Intake
+from laneway.resources.memory import MemoryWatch
 from laneway.telemetry.floods import FloodLog
 from laneway.telemetry.turns import LoopTurns, TurnWatch
 
@@ -108,7 +109,13 @@ class Node:
                 limit,
                 share.for_connections,
             )
-        self.intake = Intake(most_connections=share.for_connections, most_bytes=config.max_receiving_bytes)
+        # At least for two of the largest, one of them from somebody who is not known yet.
+        largest_bytes = max(config.max_body_bytes, config.max_message_bytes)
+        receiving_bytes = max(config.max_receiving_bytes, 2 * largest_bytes)
+        self.intake = Intake(most_connections=share.for_connections, most_bytes=receiving_bytes)
+        self._memory = MemoryWatch(
+            config.max_memory_bytes or int(memory.available_bytes() * memory.DEFAULT_SHARE), self._memory_changed
+        )
         try:
             journal = SegmentJournal(
                 config.data,
@@ -189,6 +196,11 @@ class Node:
         gc.collect()
         gc.freeze()
         self._watch.start()
+        self._memory.start()
+
+    def _memory_changed(self, is_short: bool) -> None:
+        self.intake.is_memory_short = is_short
+        self.partition.set_memory_short(is_short)
 
     async def _reload(self) -> ReloadAnswer:
         done = await self.reloading.reload()
@@ -259,8 +271,10 @@ class Node:
 
     async def stop(self) -> None:
         self._watch.stop()
+        self._memory.stop()
         grace_ms = int(self.config.shutdown_grace_seconds * 1000)
         await asyncio.gather(*(server.stop(grace_ms) for server in (self.http, self.amqp) if server is not None))
+        self.floods.flush(is_last=True)
         await self.partition.stop()
 
     async def __aenter__(self) -> Node:

@@ -72,6 +72,12 @@ class Recorder:
         elif not found.is_closing:
             found.events.append((number, payload, found.published))
 
+    def on_large_content(self, size: int, *, is_alone: bool) -> None:
+        pass
+
+    def on_large_content_end(self, size: int) -> None:
+        pass
+
     def on_acks(self, channel: int, acks: list[tuple[int, int, bool]]) -> None:
         for first, last, multiple in acks:
             for tag in range(first, last + 1):

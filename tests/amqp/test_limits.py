@@ -340,6 +340,8 @@ def test_a_body_in_crumbs_takes_no_more_memory_than_its_size() -> None:
 
         def on_content_size(self, channel: int, size: int) -> None: ...
 
+        def on_large_content(self, size: int, *, is_alone: bool) -> None: ...
+
     incoming = Incoming(Sink(), 131072, 1 << 26, 1 << 26)  # type: ignore[arg-type]
     begin = method(1, "basic.publish", key="x") + frame(2, 1, struct.pack(">HHQH", 60, 0, 1 << 20, 0))
     crumbs = (frame(3, 1, b"ab") + frame(3, 1, b"")) * 1000

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import struct
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.crash.server import Connection, Server
+from tests.amqp.wire import HEADER, Wire, frame, method
+from tests.crash.server import Connection, Server, eventually
 
 MIB = 1 << 20
 
@@ -76,3 +79,87 @@ def test_heads_of_strangers_are_not_remembered(tmp_path: Path) -> None:
             stream.sendall(b"".join(requests))
             answers(stream, 100, b"40")
         assert resident_mib(server) - before < 40
+
+
+def begin_body(server: Server, stack: ExitStack, size: int, sent: int, headers: str = "") -> socket.socket:
+    stream = speak(server, stack)
+    head = f"POST /queues/q/messages HTTP/1.1\r\nHost: x\r\n{headers}Content-Length: {size}\r\n\r\n"
+    stream.sendall(head.encode())
+    with contextlib.suppress(OSError):  # refused meanwhile
+        stream.sendall(bytes(sent))
+    return stream
+
+
+def test_unfinished_bodies_of_strangers_have_one_bound_and_leave_room_for_others(tmp_path: Path) -> None:
+    options = ("--max-body-bytes", "8MiB", "--max-message-bytes", "8MiB", "--max-receiving-bytes", "32MiB")
+    with Server(tmp_path / "data", *options) as server, ExitStack() as stack:
+        root = locked(server)
+        root.must(201, "PUT", "/queues/q", {"max_message_bytes": 8 * MIB})
+        before = resident_mib(server)
+        size, sent = 8 * MIB, 8 * MIB - 1000
+        refused = 0
+        for _ in range(20):
+            stream = begin_body(server, stack, size, sent)
+            stream.settimeout(0.2)
+            with contextlib.suppress(TimeoutError):
+                answer = stream.recv(2000)
+                assert answer.startswith(b"HTTP/1.1 503") and b"Retry-After" in answer and b"too_much_at_once" in answer
+                refused += 1
+        assert refused == 20 - 2  # half of 32 MiB, with two that fit
+        assert resident_mib(server) - before < 48
+        root.must(201, "POST", "/queues/q/messages", {"payload": "x" * (7 * MIB)})
+        stack.close()
+        # What they held is free again, for strangers too.
+        eventually(
+            "it is free",
+            lambda: begin_and_answer(server, size) == b"401",
+        )
+
+
+def begin_and_answer(server: Server, size: int) -> bytes:
+    with ExitStack() as stack:
+        stream = begin_body(server, stack, size, size)
+        return stream.recv(2000).split()[1]
+
+
+def large_publish(size: int) -> bytes:
+    """In frames of 64 KiB."""
+    pieces = [method(1, "basic.publish", exchange="", key="q"), frame(2, 1, struct.pack(">HHQH", 60, 0, size, 0))]
+    while size:
+        part = min(size, 65_000)
+        pieces.append(frame(3, 1, bytes(part)))
+        size -= part
+    return b"".join(pieces)
+
+
+def test_unfinished_messages_over_amqp_wait_for_room(tmp_path: Path) -> None:
+    options = ("--max-body-bytes", "4MiB", "--max-message-bytes", "8MiB", "--max-receiving-bytes", "16MiB")
+    with Server(tmp_path / "data", *options) as server, ExitStack() as stack:
+        server.connect().must(201, "PUT", "/queues/q", {"max_message_bytes": 8 * MIB})
+        before = resident_mib(server)
+        left = []
+        for _ in range(6):
+            wire = stack.enter_context(Wire(("127.0.0.1", server.amqp_port))).log_in("guest", "guest")
+            assert wire.ask(1, "confirm.select").name == "confirm.select-ok"
+            whole = large_publish(7 * MIB)
+            sent = 0
+            wire.socket.settimeout(0.3)
+            with contextlib.suppress(TimeoutError):
+                while sent < len(whole) - 1000:
+                    sent += wire.socket.send(whole[sent : min(sent + MIB, len(whole) - 1000)])
+            wire.socket.settimeout(20)
+            left.append((wire, whole[sent:]))
+        assert resident_mib(server) - before < 30  # of 42 MiB
+        assert sum(len(rest) == 1000 for _, rest in left) == 2, "two of them fit"
+        for wire, rest in left:
+            wire.socket.sendall(rest)
+            wire.expect("basic.ack")
+        assert server.connect().must(200, "GET", "/queues/q/stats")["approximate_message_count"] == 6
+
+
+def test_frame_before_a_login_is_small(tmp_path: Path) -> None:
+    with Server(tmp_path / "data") as server, Wire(("127.0.0.1", server.amqp_port)) as wire:
+        wire.send(HEADER)
+        wire.expect("connection.start")
+        wire.send(struct.pack(">BHI", 1, 0, 20_000))
+        assert "frame_too_large,20000" in wire.expect("connection.close").fields["text"]

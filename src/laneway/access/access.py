@@ -230,6 +230,10 @@ class Access:
         self.failures.failed(origin, name, why)
         return Unauthenticated(why)
 
+    def knows_key(self, key: str) -> bool:
+        info = self._keys.get(_key_hash(key))
+        return info is not None and info.account in self._accounts
+
     def authenticate_key(self, key: str, origin: Origin = _INSIDE) -> Account:
         info = self._keys.get(_key_hash(key)) if key.startswith(KEY_PREFIX) else None
         held = self._accounts.get(info.account) if info is not None else None

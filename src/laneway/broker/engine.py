@@ -52,7 +52,12 @@ class ContentCache:
     def __init__(self, max_bytes: int) -> None:
         self._slabs: dict[int, _KeptSlab] = {}  # oldest first
         self._bytes = 0
-        self._max_bytes = max_bytes
+        self._max_bytes = self._usual_bytes = max_bytes
+
+    def keep_less(self, is_less: bool) -> None:
+        self._max_bytes = 0 if is_less else self._usual_bytes
+        while self._bytes > self._max_bytes and self._slabs:
+            self._drop(next(iter(self._slabs)))
 
     def add(self, first_seq: int, at_ms: int, props: Sequence[bytes], bodies: Sequence[bytes]) -> None:
         done, count = 0, len(bodies)
@@ -157,6 +162,7 @@ class Engine:
         self.journal = journal
         self.state = State()
         self.cache = ContentCache(cache_bytes)
+        self.keep_less = self.cache.keep_less
         self.closed = False  # nothing more is taken: what is staged now would not be written any more
         # Told when an event was staged and not applied, so that state and journal differ: it must not be written.
         self.on_broken: Callable[[BaseException], None] = lambda _: None

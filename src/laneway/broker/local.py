@@ -174,6 +174,8 @@ class LocalBroker:
     def _publish(self, request: i.Publish, done: Done) -> None:
         partition, messages = self._partition, request.messages
         size_bytes = _stored_bytes(request)
+        if partition.is_memory_short:
+            partition.check_memory()
         partition.check_writable(size_bytes)
         count = len(messages.bodies)
         if not 1 <= count <= MAX_BATCH:
@@ -192,6 +194,7 @@ class LocalBroker:
         size_bytes = 0
         if request.messages.bodies:
             size_bytes = _stored_bytes(request)
+            self._partition.check_memory()
             self._partition.check_writable(size_bytes)
         else:
             self._partition.check_open()

@@ -39,7 +39,16 @@ from laneway.core.queue import Queue
 from laneway.core.runs import runs
 from laneway.core.stepping import jump_in_words
 from laneway.core.table import SLAB_BITS, SLAB_MASK
-from laneway.errors import DiskFull, InvalidInput, LanewayError, QueueInUse, QueueNotFound, TooLargeForDisk, Unavailable
+from laneway.errors import (
+    DiskFull,
+    InvalidInput,
+    LanewayError,
+    MemoryLow,
+    QueueInUse,
+    QueueNotFound,
+    TooLargeForDisk,
+    Unavailable,
+)
 from laneway.telemetry.turns import LoopTurns
 
 log = logging.getLogger("laneway.broker")
@@ -74,6 +83,7 @@ class Partition:
         self._new_reader = new_reader
         self.reader: Reader
         self._phase = "starting"
+        self.is_memory_short = False
         self.carry_out: Callable[[Any], Any]  # carries out a request that is rare; local.py sets it
         self.inbox = Inbox(self)
         self._timer: asyncio.TimerHandle | None = None
@@ -150,6 +160,8 @@ class Partition:
         phase = self._phase
         if phase == "ready" and not self.has_room():
             phase = "disk_full"
+        if phase == "ready" and self.is_memory_short:
+            phase = "memory_low"
         return {
             "state": phase,
             "epoch": self.engine.state.epoch,
@@ -489,6 +501,15 @@ class Partition:
             raise DiskFull("the disk is full and nothing can be written; free some space, then try again")
         if self.committer.stuck is not None:
             raise Unavailable(f"nothing can be written: {self.committer.stuck.message}")
+
+    def set_memory_short(self, is_short: bool) -> None:
+        """While memory is short nothing is published, and what is kept to be quick goes."""
+        self.is_memory_short = is_short
+        self.engine.keep_less(is_short)
+
+    def check_memory(self) -> None:
+        if self.is_memory_short:
+            raise MemoryLow("memory is short: consuming and acking go on, publishing waits until there is room again")
 
     def check_writable(self, need_bytes: int = 0) -> None:
         """Whether what adds to the journal may be done, by what it will take."""

@@ -84,6 +84,7 @@ class Producers:
         whoever made it hears of it, and not only whoever commits it."""
         partition = self._partition
         partition.begin_change(adds=True)
+        partition.check_memory()
         check_producer_name(producer)
         partition.check_free(sum([len(message.draft.body) for message in messages]))
         self._tidy()
@@ -194,6 +195,7 @@ class Producers:
             raise BatchTooLarge(
                 f"the batch would take {total_bytes} bytes of the journal, {MAX_COMMIT_BYTES} are allowed"
             )
+        self._partition.check_memory()
         self._partition.check_writable(total_bytes)
 
     def _shares(self, messages: Sequence[Addressed]) -> tuple[builtins.list[Share], builtins.list[int]]:

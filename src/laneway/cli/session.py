@@ -44,6 +44,7 @@ ADVICE = {
     "account_not_found": "`laneway account list` shows the accounts there are",
     "lease_stale": "its lease ended or was settled already: receive it again",
     "queue_full": "wait until consumers catch up, or raise its limits with `laneway queue change`",
+    "memory_low": "consume some messages, or give the server more memory: it goes on by itself",
     "disk_full": "free some space on the server's disk: it goes on by itself",
     "too_large_for_disk": "publish less at once, or free some space on the server's disk",
 }

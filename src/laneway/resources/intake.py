@@ -3,8 +3,13 @@ requests and messages that have not come whole yet. Asked before the connection 
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+
 #: Callers of whom nobody knows yet who they are get this part of the bytes: those who are known always have the rest.
 _STRANGERS_SHARE = 2
+
+Waits = tuple[int, Callable[[], None]]
 
 
 class Intake:
@@ -14,6 +19,8 @@ class Intake:
         self._most_bytes = most_bytes
         self.byte_count = 0
         self._strangers_byte_count = 0
+        self._waiting: deque[Waits] = deque()
+        self.is_memory_short = False  # whoever does not take what they are owed is cut off soon
 
     def admit(self) -> bool:
         """Whether there may be one more connection; if so, it counts until it leaves."""
@@ -36,7 +43,21 @@ class Intake:
         self.byte_count += byte_count
         return True
 
-    def give_back(self, byte_count: int, *, is_known: bool) -> None:
+    def take_later(self, byte_count: int, then: Callable[[], None]) -> Waits:
+        """Take so many bytes for a known caller and call `then` once there is room, after all who wait already."""
+        waits = (byte_count, then)
+        self._waiting.append(waits)
+        return waits
+
+    def stop_waiting(self, waits: Waits) -> None:
+        self._waiting.remove(waits)
+
+    def give_back(self, byte_count: int, *, is_known: bool = True) -> None:
         self.byte_count -= byte_count
         if not is_known:
             self._strangers_byte_count -= byte_count
+        while self._waiting and (not self.byte_count or self.take(self._waiting[0][0], is_known=True)):
+            wanted_count, then = self._waiting.popleft()
+            if not self.byte_count:  # more than there is ever room for has it all for itself
+                self.byte_count += wanted_count
+            then()

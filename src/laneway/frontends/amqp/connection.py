@@ -39,6 +39,7 @@ from laneway.frontends.amqp.spec import (
 )
 from laneway.frontends.amqp.transactions import Uncommitted
 from laneway.frontends.doors.directory import tls_version
+from laneway.resources.intake import Waits
 
 log = logging.getLogger("laneway.amqp")
 
@@ -51,6 +52,8 @@ _UPDATE_SECRET = BY_NAME["connection.update-secret"].number
 _PUBLISH = BY_NAME["basic.publish"].number
 _ACK = BY_NAME["basic.ack"].number
 _CONSUME = BY_NAME["basic.consume"].number
+
+_FIRST_FRAME_BYTES = 8192  # as RabbitMQ: of a frame of somebody who has not logged in
 
 
 class AmqpConnection(asyncio.Protocol):
@@ -78,7 +81,9 @@ class AmqpConnection(asyncio.Protocol):
         self.is_writing_paused = False
         self._transport: asyncio.Transport
         unfinished_bytes = max(shared.limits.unfinished_bytes, shared.limits.body_bytes)
-        self._incoming = Incoming(self, shared.limits.frame_bytes, unfinished_bytes, shared.limits.body_bytes)
+        first_bytes = min(_FIRST_FRAME_BYTES, shared.limits.frame_bytes)
+        self._incoming = Incoming(self, first_bytes, unfinished_bytes, shared.limits.body_bytes)
+        self._waits_for_room: Waits | None = None  # for a message that is too large for the moment
         self._handshake: Handshake | None = None  # None before the protocol header
         self._beginning = b""
         self._is_closing = False  # connection.close was sent
@@ -125,6 +130,7 @@ class AmqpConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_gone = True
         self._end_channels()
+        self._incoming.forget_all()
         self._out.clear()
         self._blocked.clear()
         if self in self.shared.connections:
@@ -285,6 +291,26 @@ class AmqpConnection(asyncio.Protocol):
         most = self.shared.limits.body_bytes
         if size > most:
             self._end_channel(channel, AmqpError(406, f"message size {size} is larger than max size {most}"))
+
+    def on_large_content(self, size: int, *, is_alone: bool) -> None:
+        intake = self.shared.intake
+        if intake.take(size, is_known=True):
+            return
+        if not is_alone:  # to wait for room while others wait for what is held here would be to wait for ever
+            raise AmqpError(506, "too many large messages are being received at once; publish them one after the other")
+        self.hold()
+        self._waits_for_room = intake.take_later(size, self._room)
+
+    def _room(self) -> None:
+        self._waits_for_room = None
+        self.release()
+
+    def on_large_content_end(self, size: int) -> None:
+        if self._waits_for_room is None:
+            self.shared.intake.give_back(size)
+        else:  # it is the one that waits: all others on its connection are behind it
+            self.shared.intake.stop_waiting(self._waits_for_room)
+            self._room()
 
     def on_publishes(self, channel: int, publishes: list[tuple[bytes, bytes, bytes]]) -> None:
         self.method = _PUBLISH
@@ -459,14 +485,14 @@ class AmqpConnection(asyncio.Protocol):
         text = "AMQP connection from %s opened: account %r, virtual host %r"
         self._tell(logging.INFO, "AMQP connections", text, self.peer, self._who(), self.vhost)
         self.write(encode("connection.open-ok", 0, ""))
-        if self.shared.is_blocked:
+        if self.shared.blocked_by:
             self.tell_blocked()
 
     def tell_blocked(self) -> None:
-        """The disk is full, or no longer: said to clients that want to know."""
+        """The disk or the memory is full, or no longer: said to clients that want to know."""
         if self._is_running() and self.client_capabilities.get("connection.blocked") is True:
-            blocked = self.shared.is_blocked
-            self.write(encode("connection.blocked", 0, "low on disk") if blocked else encode("connection.unblocked", 0))
+            low = self.shared.blocked_by
+            self.write(encode("connection.blocked", 0, low) if low else encode("connection.unblocked", 0))
 
     def _is_running(self) -> bool:
         return self._handshake is not None and self._handshake.state == "running" and not self._is_closing
@@ -561,7 +587,7 @@ class AmqpConnection(asyncio.Protocol):
         self._quiet_in += 1
         self._quiet_out += 1
         self._age += 1
-        if self._blocked and not self.shared.is_blocked:
+        if self._blocked and not self.shared.blocked_by:
             self.unblock()
         if self._is_closing:
             if self._age > (limits.linger_ms if self._is_lingering else limits.closing_ms) / 1000 * sweeps_a_second:

@@ -42,6 +42,13 @@ class Sink(Protocol):
     def on_content_size(self, channel: int, size: int) -> None:
         """Raises if that is too much."""
 
+    def on_large_content(self, size: int, *, is_alone: bool) -> None:
+        """A message of several frames begins; `is_alone`: on this connection. Raises if it can not be taken, and may
+        hold the connection until it can."""
+
+    def on_large_content_end(self, size: int) -> None:
+        """… it is all here, or will not be."""
+
     def on_publishes(self, channel: int, publishes: list[tuple[bytes, bytes, bytes]]) -> None:
         """As (method, properties, body)."""
 
@@ -52,7 +59,7 @@ class Sink(Protocol):
 class _Content:
     """A message that is not all here."""
 
-    __slots__ = ("body", "frame_count", "method", "missing", "properties")
+    __slots__ = ("body", "frame_count", "large_bytes", "method", "missing", "properties")
 
     def __init__(self, method: bytes) -> None:
         self.method = method
@@ -60,6 +67,7 @@ class _Content:
         self.body: bytes | bytearray = b""
         self.frame_count = 0  # of the body
         self.missing = 0
+        self.large_bytes = 0  # its size, if that takes several frames
 
     def add(self, payload: bytes) -> None:
         """Joined as they come: a list of them would take many times the memory of a body that is sent in crumbs."""
@@ -176,8 +184,8 @@ class Incoming:
 
     def forget_all(self) -> None:
         """The connection ends: what all channels began to publish is not published."""
-        self._contents.clear()
-        self._unfinished_bytes = 0
+        for channel in list(self._contents):
+            self._drop(channel)
 
     def _frame(self, kind: int, channel: int, payload: bytes) -> None:
         if kind == METHOD and len(payload) >= 4:
@@ -232,6 +240,10 @@ class Incoming:
             raise AmqpError(505, explanation, method=content.number)
         content.properties = payload[12:]
         self._sink.on_content_size(channel, content.missing)
+        if content.missing > self.frame_bytes and self._contents.get(channel) is content:
+            is_alone = not any(other.large_bytes for other in self._contents.values())
+            self._sink.on_large_content(content.missing, is_alone=is_alone)
+            content.large_bytes = content.missing
 
     def _complete(self, channel: int, content: _Content) -> None:
         # The channel may have been closed by what its size said.
@@ -246,6 +258,8 @@ class Incoming:
         content = self._contents.pop(channel, None)
         if content is not None:
             self._unfinished_bytes -= len(content.body)
+            if content.large_bytes:
+                self._sink.on_large_content_end(content.large_bytes)
         return content
 
 

@@ -1,4 +1,4 @@
-"""The AMQP server: listens, counts the time of all connections, notices a full disk, stops in good order."""
+"""The AMQP server: listens, counts the time of all connections, notices what is low, stops in good order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from laneway.access import Access, TrustedProxies
 from laneway.broker.interface import Broker
 from laneway.frontends.amqp.connection import AmqpConnection
 from laneway.frontends.amqp.limits import AmqpLimits
-from laneway.frontends.amqp.shared import AmqpShared
+from laneway.frontends.amqp.shared import LOW_ON, AmqpShared
 from laneway.frontends.doors.directory import LocalDirectory
 from laneway.frontends.doors.listening import Listeners
 from laneway.frontends.doors.tls import TlsDoor
@@ -98,7 +98,8 @@ class AmqpServer:
 
     def _sweep(self) -> None:
         self._sweep_timer = None
-        self._look_at_disk()
+        self._look_at_room()
+        self.shared.floods.flush()
         for connection in list(self.shared.connections):
             try:
                 connection.sweep(1000 / self._sweep_ms)
@@ -108,9 +109,9 @@ class AmqpServer:
         if self.shared.connections:
             self._sweep_later()
 
-    def _look_at_disk(self) -> None:
-        is_blocked = self._broker.health()["state"] == "disk_full"
-        if is_blocked != self.shared.is_blocked:
-            self.shared.is_blocked = is_blocked
+    def _look_at_room(self) -> None:
+        blocked_by = LOW_ON.get(str(self._broker.health()["state"]), "")
+        if blocked_by != self.shared.blocked_by:
+            self.shared.blocked_by = blocked_by
             for connection in list(self.shared.connections):
                 connection.tell_blocked()

@@ -29,6 +29,9 @@ log = logging.getLogger("laneway.amqp")
 PRODUCT, VERSION = "RabbitMQ", "4.0.0"
 PLATFORM = f"Laneway {version('laneway')}"  # looked up once: it takes longer than the rest of a handshake
 
+#: By the state of the node, what clients are told, as RabbitMQ tells it.
+LOW_ON = {"disk_full": "low on disk", "memory_low": "low on memory"}
+
 
 class AmqpShared:
     def __init__(
@@ -56,7 +59,7 @@ class AmqpShared:
         self.wheres: Wheres = {}
         self.reply_channels: dict[str, Channel] = {}  # by the name their replies are published to
         self.is_stopping = False
-        self.is_blocked = False  # the disk is full: publishers wait
+        self.blocked_by = ""  # what is low: publishers wait
         self.on_connection: Callable[[], None] = lambda: None
         self.on_empty: Callable[[], None] = lambda: None
         self._tasks: set[asyncio.Task[Any]] = set()

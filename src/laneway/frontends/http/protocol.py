@@ -36,6 +36,7 @@ from laneway.telemetry.floods import FloodLog
 log = logging.getLogger("laneway.http")
 
 _LINGER_TICKS = 3  # how long a refused client may go on sending before the connection is cut
+_SHORT_TICKS = 3  # for a client to take its answers while memory is short
 _CRUMB_BYTES = 4096  # of a body: smaller pieces of it are joined as they come
 _LOOKS = 64  # at an incomplete head, whenever more of it comes
 _TURNED_AWAY_COUNT = 64  # connections beyond the limit that are given this time; further ones are cut at once
@@ -58,6 +59,9 @@ class Application(Protocol):
 
     def handle(self, call: Call) -> None:
         """Begin to answer; call.answer is called now or later, once. Raises nothing."""
+
+    def knows(self, call: Call) -> bool:
+        """Whether the head alone tells that somebody asks who has an account here. Asked before a body is received."""
 
     def end_wait(self, call: Call) -> None:
         """Let a call wait no longer (call.waiter is set): answer it with what there is, unless it is abandoned."""
@@ -123,6 +127,9 @@ class Call(msgspec.Struct, eq=False):
     account: Any = None  # who is asking, once the application knows
     waiter: Any = None  # what the application knows a wait by; set while the answer waits for what may never come
     response: bytes | None = None
+    taken: tuple[int, bool] | None = (
+        None  # bytes that its body counts for in the Intake, and whether of one who is known
+    )
 
     def doing(self) -> str:
         """In short, for a log line."""
@@ -250,6 +257,8 @@ class HttpConnection(asyncio.Protocol):
         self._pieces: list[bytes | bytearray] | None = None  # of a body of known length, joined when it is all here
         self._missing_bytes = 0  # of that body
         self._chunked: ChunkedBody | None = None
+        self._is_known = False  # who sends that body
+        self._taken_bytes = 0  # that it counts for in the Intake
         self._ticks = 0  # sweeps since the current phase began
         self._is_receiving = False
         self._must_continue = False  # 100 Continue is owed once the answers before it are out
@@ -320,9 +329,11 @@ class HttpConnection(asyncio.Protocol):
             shared.directory.leave(self._listed_as)
         shared.turned_away.discard(self)
         self._end_waits()
+        for call in self._slots:
+            self._give_back(call)
         self._slots.clear()
         self._rest = b""
-        self._head = self._pieces = self._chunked = None
+        self._forget_body()
         if not shared.connections:
             shared.on_empty()
 
@@ -332,7 +343,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_usual = False
         self._is_deaf = True
         self._rest = b""
-        self._head = None
+        self._forget_body()
         if self._is_lingering:
             return False
         self._end_waits()
@@ -482,6 +493,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _begin_body(self, head: Head) -> None:
         self._head = head
+        self._is_known = head.application.knows(Call(self, head, b"", False))
         self._is_receiving = True
         self._ticks = 0  # a body has its own time, whatever its head took
         if head.chunked:
@@ -497,12 +509,15 @@ class HttpConnection(asyncio.Protocol):
         head = self._head
         assert head is not None
         if self._chunked is not None:
+            before = at
             at = self._chunked.feed(data, at)
+            self._take(at - before)
             if self._chunked.is_complete:
                 self._finish_body(head, self._chunked.body)
             return at
         assert self._pieces is not None
         stop = at + self._missing_bytes
+        self._take(min(stop, len(data)) - at)
         self._add_piece(data[at:stop])  # a read that is all body is not copied here
         if stop > len(data):
             self._missing_bytes = stop - len(data)
@@ -522,15 +537,40 @@ class HttpConnection(asyncio.Protocol):
         pieces[-1] += piece
 
     def _finish_body(self, head: Head, body: bytes) -> None:
-        self._head = self._pieces = self._chunked = None
+        taken, self._taken_bytes = (self._taken_bytes, self._is_known), 0
+        self._forget_body()
         self._must_continue = False
-        self._arrived(head, body)
+        self._arrived(head, body, taken)
 
-    def _arrived(self, head: Head, body: bytes) -> None:
+    def _take(self, byte_count: int) -> None:
+        """Bytes of a body that is not all here count until it is answered, over all connections."""
+        if not self.shared.intake.take(byte_count, is_known=self._is_known):
+            raise HttpError(
+                503,
+                "too_much_at_once",
+                "the bodies of requests that are being received or worked on take as much memory as they may: "
+                "try again soon, or send less at once",
+                headers=b"Retry-After: 1\r\n",
+            )
+        self._taken_bytes += byte_count
+
+    def _forget_body(self) -> None:
+        self._head = self._pieces = self._chunked = None
+        if self._taken_bytes:
+            self.shared.intake.give_back(self._taken_bytes, is_known=self._is_known)
+            self._taken_bytes = 0
+
+    def _give_back(self, call: Call) -> None:
+        if call.taken is not None:
+            byte_count, is_known = call.taken
+            call.taken = None
+            self.shared.intake.give_back(byte_count, is_known=is_known)
+
+    def _arrived(self, head: Head, body: bytes, taken: tuple[int, bool] | None = None) -> None:
         self._is_receiving = False
         self._ticks = 0
         is_last = not head.keep_alive
-        call = Call(self, head, body, is_last)
+        call = Call(self, head, body, is_last, taken=taken)
         self._slots.append(call)
         if is_last:
             self._is_deaf = True
@@ -542,7 +582,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_deaf = True
         self._rest = b""
         self._is_receiving = False
-        self._head = self._pieces = self._chunked = None
+        self._forget_body()
         call = Call(self, _UNREADABLE, b"", True)
         self._slots.append(call)
         call.refuse(error)
@@ -593,6 +633,8 @@ class HttpConnection(asyncio.Protocol):
             return
         if self._held_by is call:
             self._held_by = None
+        if call.taken is not None:
+            self._give_back(call)
         self._ready_bytes += len(response)
         if self._is_corked or self._is_flush_planned:
             return
@@ -644,6 +686,8 @@ class HttpConnection(asyncio.Protocol):
     def _end(self, last: Call) -> None:
         """Close after the last answer. A client that is still sending would have its answer torn away by a plain
         close, so it is listened to, deaf, for a little longer."""
+        for call in self._slots:
+            self._give_back(call)
         self._slots.clear()
         self._is_usual = False
         self._is_deaf = True
@@ -710,7 +754,7 @@ class HttpConnection(asyncio.Protocol):
             if self._ticks > _LINGER_TICKS:
                 self._transport.abort() if self._transport.can_write_eof() else self._transport.close()
         elif self._is_writing_paused:
-            if self._ticks > ticks.send:
+            if self._ticks > (_SHORT_TICKS if self.shared.intake.is_memory_short else ticks.send):
                 self._transport.abort()
         elif self._is_receiving:
             if self._ticks > ticks.receive:

@@ -91,6 +91,7 @@ class HttpServer:
     def _sweep(self) -> None:
         self._sweep_timer = None
         shared = self._shared
+        shared.floods.flush()
         for connection in [*shared.connections, *shared.turned_away]:
             connection.sweep()
         if shared.connections or shared.turned_away:

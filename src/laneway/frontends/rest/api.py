@@ -130,6 +130,12 @@ class RestApi:
         else:
             self._begin(call, self._authenticate(call, plan), self._logins)
 
+    def knows(self, call: Call) -> bool:
+        plan: HeadPlan = call.head.plan
+        if self._access.version == plan.known_version and call.connection.peer_kind == plan.known_peer_kind:
+            return True
+        return plan.credentials.are_known(self._access, call)
+
     def end_wait(self, call: Call) -> None:
         self._dequeuing.end_wait(call)
 

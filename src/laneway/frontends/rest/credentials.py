@@ -42,6 +42,20 @@ class Credentials:
         else:
             self._refusal = Unauthenticated("the Authorization header must say Bearer and an API key, or Basic")
 
+    def are_known(self, access: Access, call: Call) -> bool:
+        """As account_now, but nothing is refused, counted or logged: it is asked before the request is all here."""
+        if self._refusal is not None:
+            return False
+        if self._key is not None:
+            return access.knows_key(self._key)
+        if self._name is not None:
+            return access.password_cached(self._name, self._password, from_loopback=call.is_from_here) is not None
+        try:
+            guest(access, call)
+        except LanewayError:
+            return False
+        return True
+
     def account_now(self, access: Access, call: Call) -> Account | None:
         """The account, or None if finding out takes a password check (account_later)."""
         if self._refusal is not None:

@@ -140,6 +140,20 @@ class SqsApi:
         except Exception as error:
             refuse(call, form, request_id, error)
 
+    def knows(self, call: Call) -> bool:
+        """A key that is known is enough: the signature is of the body too, so it cannot be checked before."""
+        plan: RequestPlan = call.head.plan
+        if plan.refusal is not None:
+            return False
+        signature: Signature | None = call.head.own
+        if signature is not None and self._callers.signing(signature.credential) is not None:
+            return True
+        try:
+            self._callers.anonymous(call, plan.region, is_signed=signature is not None)
+        except SqsError:
+            return False
+        return True
+
     def end_wait(self, call: Call) -> None:
         self._messages.end_wait(call)
 

@@ -13,6 +13,7 @@ from laneway.errors import (
     LanewayError,
     LeaseStale,
     LimitExceeded,
+    MemoryLow,
     MessageTooLarge,
     QueueFull,
     QueueNotFound,
@@ -121,6 +122,7 @@ _BY_CLASS: dict[type[LanewayError], tuple[str, str]] = {
     QueueFull: ("OverLimit", ""),
     LimitExceeded: ("OverLimit", ""),
     TooManyLogins: ("RequestThrottled", ""),
+    MemoryLow: ("RequestThrottled", ""),
     Refused: ("ServiceUnavailable", ""),
 }
 
