@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -395,12 +396,12 @@ SEEDS = (1, 2, 3)
 class Judged:
     """All histories of this file, audited in one go, each as a partition of its own."""
 
-    def __init__(self, spark: SparkSession, histories: dict[str, list[Row]], block_rows: int) -> None:
+    def __init__(self, spark: SparkSession, histories: dict[str, list[Row]], folder: Path, block_rows: int) -> None:
         rows = [one | {"partition": i} for i, history in enumerate(histories.values()) for one in history]
         names = list(histories)
         self.found: dict[str, Found] = {name: [] for name in names}
         self.fates: dict[str, dict[int, Any]] = {name: {} for name in names}
-        with audit(frame(spark, rows), block_rows=block_rows) as findings:
+        with audit(frame(spark, rows), folder, block_rows=block_rows) as findings:
             self.verdict = findings.verdict.first()
             for one in findings.fates.collect():
                 self.fates[names[one["partition"]]][one["queue_number"]] = one
@@ -426,13 +427,26 @@ def cores() -> dict[str, Recorded]:
 
 
 @pytest.fixture(scope="module", params=[1 << 20, SMALL_BLOCK], ids=["one block", "small blocks"])
-def judged(request: pytest.FixtureRequest, spark: SparkSession, cores: dict[str, Recorded]) -> Judged:
+def judged(
+    request: pytest.FixtureRequest,
+    spark: SparkSession,
+    cores: dict[str, Recorded],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Judged:
     histories = {name: filled(case) for name, (case, _) in CASES.items()}
     histories |= {name: core.rows for name, core in cores.items()}
     histories |= damaged(cores["seed 1"])
     histories |= swapped(taken_one_by_one())
     histories |= planted(GROUPED_CORE.rows, DELAYED_CORE.rows)
-    return Judged(spark, histories, request.param)
+    return Judged(spark, histories, tmp_path_factory.mktemp("audit"), request.param)
+
+
+def test_what_is_kept_is_not_planned_again(spark: SparkSession, tmp_path: Path) -> None:
+    """Lives are put together once, with windows over the history: no check has that in its plan, or the history."""
+    with audit(frame(spark, filled(CASES["one end each"][0])), tmp_path) as findings:
+        plan = findings.fates._jdf.queryExecution().toString()
+        assert "FileScan parquet" in plan and "Window" not in plan and "ExistingRDD" not in plan
+    assert spark.sparkContext._jsc.getPersistentRDDs().isEmpty()
 
 
 def test_each_case_is_judged_as_it_was_by_hand(judged: Judged) -> None:

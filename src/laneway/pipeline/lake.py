@@ -19,7 +19,8 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -133,6 +134,17 @@ class Warehouse:
         written.write_text(text, encoding="utf-8")
         os.replace(written, path)
         return path
+
+    @contextmanager
+    def scratch(self, run_id: str) -> Iterator[Path]:
+        """A folder for what a run keeps while it lasts, where all of Spark can reach it."""
+        folder = self.path / STAGING / run_id
+        if folder.parent.is_dir():
+            self._clean(folder.parent, set())
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     # --- reading
 

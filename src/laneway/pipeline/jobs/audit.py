@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
+from pathlib import Path
 
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -30,44 +31,85 @@ class Findings:
 
 
 @contextmanager
-def audit(events: DataFrame, *, block_rows: int = order.BLOCK_ROWS) -> Iterator[Findings]:
+def audit(events: DataFrame, folder: Path, *, block_rows: int = order.BLOCK_ROWS) -> Iterator[Findings]:
     """Look at a history, whole or from some position on. What is found can be read inside the `with` block.
 
-    What is read, and the lives put together from it, are kept on disk meanwhile and not in memory.
+    The history is read once, and the lives put together from it are kept in the folder meanwhile: as Parquet, which
+    every check reads only the columns of that it needs, and whose plan does not grow with what was done before.
     """
-    rows = lives_.rows(events).persist(StorageLevel.DISK_ONLY)
-    lives = lives_.lives(rows).persist(StorageLevel.DISK_ONLY)
-    kept = [rows, lives]
+    spark = events.sparkSession
+    kept: list[DataFrame] = []
+
+    def keep(frame: DataFrame) -> DataFrame:
+        kept.append(frame.persist(StorageLevel.DISK_ONLY))
+        return frame
+
+    def keep_as(name: str, frame: DataFrame) -> DataFrame:
+        frame.write.parquet(str(folder / name))
+        return spark.read.parquet(str(folder / name))
+
     try:
-        spans = (
-            rows.groupBy("partition")
-            .agg(
-                F.min("position").alias("first"),
-                F.max("position").alias("last"),
-                F.max("ms").alias("until_ms"),
-                F.count("*").alias("events"),
-                F.count("group").alias("grouped"),
-                F.count_if(F.col("kind") == "released").alias("released"),
-            )
-            .collect()
-        )
+        rows = keep_as("lives", lives_.lives(events))
+        spans = _spans(rows, block_rows)
         whole = [span["partition"] for span in spans if span["first"] == 1]
-        checks = _checks(rows, lives, whole, block_rows)
+        has_ends = any(span["ends"] for span in spans)
+        has_untenanted = any(span["untenanted"] for span in spans)
+        levels = sorted({level for span in spans for level in span["levels"]})
+        large = [one for span in spans for one in span["large"]]
+        lives = lives_.ended_with_queues(rows, has_ends=has_ends)
+        checks = [
+            lives_.impossible_steps(lives, whole, has_ends=has_ends),
+            order.passed_over(lives, has_untenanted=has_untenanted, block_rows=block_rows),
+            order.inversions(lives, levels, large, block_rows=block_rows),
+            order.gaps(keep(order.commits(rows)), rows, block_rows=block_rows),
+            order.number_gaps(lives, whole, block_rows=block_rows),
+        ]
         if any(span["released"] for span in spans):
-            checks.append(order.passed_over_again(lives, block_rows=block_rows))
+            checks.append(order.passed_over_again(lives, has_untenanted=has_untenanted, block_rows=block_rows))
         if any(span["grouped"] for span in spans):
-            kept.append(groups.members(lives).persist(StorageLevel.DISK_ONLY))
-            checks.append(groups.out_of_order(kept[-1], block_rows=block_rows))
-        found = reduce(DataFrame.unionByName, checks).persist(StorageLevel.DISK_ONLY)
-        kept.append(found)
+            members = keep_as("members", groups.members(lives))
+            checks.append(groups.out_of_order(members, block_rows=block_rows))
+        found = keep(reduce(DataFrame.unionByName, checks))
         count = found.count()
-        named = _named(found, rows, events) if count else _named(found, rows, None)
-        fates = _by_queue(lives_.fates(lives, _until_ms(spans)), rows).persist(StorageLevel.DISK_ONLY)
-        kept.append(fates)
+        named = _named(found, rows, events if count else None)
+        fates = keep(_by_queue(lives_.fates(lives, _until_ms(spans)), rows))
         yield Findings(_verdict(fates, spans, count, is_whole=len(whole) == len(spans)), fates, named)
     finally:
         for frame in reversed(kept):
             frame.unpersist()
+
+
+def _spans(rows: DataFrame, block_rows: int) -> list[Row]:
+    """Of each partition: what history it has, and what is in it that a check must know."""
+    position, step = F.shiftright("at", INDEX_BITS), F.col("step")
+    queues = rows.groupBy("queue_number", "partition").agg(
+        F.min(position).alias("first"),
+        F.max(position).alias("last"),
+        F.max("ms").alias("until_ms"),
+        F.count_if("is_event").alias("events"),
+        F.count("group").alias("grouped"),
+        F.count_if(step == lives_.RELEASED).alias("released"),
+        F.count_if(step < lives_.OTHER).alias("ends"),
+        F.count_if((step == lives_.PUBLISHED) & F.col("tenant").isNull()).alias("untenanted"),
+        F.collect_set("priority").alias("levels"),
+        F.count("*").alias("count"),
+        F.min("at").alias("low"),
+        F.max("at").alias("high"),
+    )
+    sums = ("events", "grouped", "released", "ends", "untenanted")
+    is_large = F.col("queue_number").isNotNull() & (F.col("count") > block_rows)
+    return (
+        queues.groupBy("partition")
+        .agg(
+            F.min("first").alias("first"),
+            F.max("last").alias("last"),
+            F.max("until_ms").alias("until_ms"),
+            *(F.sum(name).alias(name) for name in sums),
+            F.array_distinct(F.flatten(F.collect_set("levels"))).alias("levels"),
+            F.collect_list(F.when(is_large, F.struct(*order.QUEUE, "count", "low", "high"))).alias("large"),
+        )
+        .collect()
+    )
 
 
 def _until_ms(spans: Sequence[Row]) -> Column:
@@ -76,28 +118,11 @@ def _until_ms(spans: Sequence[Row]) -> Column:
     return F.create_map(*ends)[F.col("partition")] if ends else F.lit(None)
 
 
-def _checks(rows: DataFrame, lives: DataFrame, whole: Sequence[int], block_rows: int) -> list[DataFrame]:
-    return [
-        lives_.impossible_steps(lives, whole),
-        order.passed_over(lives, block_rows=block_rows),
-        order.inversions(lives, block_rows=block_rows),
-        order.gaps(rows),
-        order.number_gaps(lives, whole),
-    ]
-
-
 def _queues(rows: DataFrame) -> DataFrame:
     """The names that queue numbers have."""
-    here = rows.where("queue_number is not null").select("partition", "queue_number", "vhost", "queue")
-    there = rows.where("target_queue_number is not null").select(
-        "partition",
-        F.col("target_queue_number").alias("queue_number"),
-        F.col("target_vhost").alias("vhost"),
-        F.col("target_queue").alias("queue"),
-    )
     return (
-        here.unionByName(there)
-        .groupBy("partition", "queue_number")
+        rows.where("queue_number is not null")
+        .groupBy("queue_number", "partition")
         .agg(F.max("vhost").alias("vhost"), F.max("queue").alias("queue"))
     )
 
@@ -114,7 +139,8 @@ def _named(found: DataFrame, rows: DataFrame, events: DataFrame | None) -> DataF
     else:
         places = found.select("partition", "at").distinct()
         times = (
-            rows.join(F.broadcast(places), ["partition", "at"])
+            rows.where("is_event")
+            .join(F.broadcast(places), ["partition", "at"])
             .groupBy("partition", "at")
             .agg(F.max(F.timestamp_millis("ms")).alias("time"))
         )
@@ -180,7 +206,7 @@ def run(spark: SparkSession, options: Options) -> Result:
     events, first = options.events(spark, *READ), whole_since(options)
     if first > 1:
         events = events.where(F.col("position") >= first)
-    with audit(events) as findings:
+    with warehouse.scratch(options.run_id) as folder, audit(events, folder) as findings:
         options.say("audit: following every message through its life")
         tables = {
             "audit_violations": warehouse.overwrite("audit_violations", findings.violations, options.run_id),

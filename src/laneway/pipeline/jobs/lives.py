@@ -7,7 +7,8 @@ or is dead. Which step may follow which is the state diagram in core/state.py:
     then it    waits                                         is held             is dead         has ended
 
 Purges and deletions of queues have no row for each message: they end all that wait, or all, in one event. So they are
-a small table beside, joined to every step.
+a small table beside, joined to every step. They and all other events of no message stand among the steps, each as a
+life of its own: what is made here is all that an audit looks at, from one reading of the history.
 
 One shuffle by message, one sort, no collected lists: memory does not grow with the history.
 """
@@ -23,6 +24,9 @@ from pyspark.sql import functions as F
 
 #: Steps of a life; the order matters to the comparisons below.
 PUBLISHED, MOVED_IN, COPIED_IN, RELEASED, LEASED, EXTENDED, DEAD, ACKED, REMOVED, MOVED = range(1, 11)
+
+#: Events of no message, which are below all steps.
+OTHER, QUEUE_PURGED, QUEUE_DELETED = 0, -1, -2
 STEPS = {
     PUBLISHED: "published",
     MOVED_IN: "moved in",
@@ -45,6 +49,7 @@ _OF_ONE_MESSAGE = {
     "removed": REMOVED,
     "moved": MOVED,
 }
+_OF_A_QUEUE = {"queue_purged": QUEUE_PURGED, "queue_deleted": QUEUE_DELETED}
 
 #: Where in history a row stands, as one number: the position of its commit, then its place in there.
 INDEX_BITS = 26
@@ -59,112 +64,76 @@ READ = (
 VIOLATION = "partition int, at bigint, type string, queue_number int, message bigint, words string"
 
 
-def rows(events: DataFrame) -> DataFrame:
-    """The events, without what an audit does not look at: the one thing that is read from the source, and then kept,
-    so that all checks see the same history while the journal goes on."""
-    ms = F.unix_millis("time")
-    visible_ms = F.unix_millis("visible_at")
+def steps(events: DataFrame) -> DataFrame:
+    """One row per step of a life, and per event of no message. A move ends one number and begins another; a copy begins
+    one. `is_event`: of the rows that an event makes, the one that stands for it."""
+    kind = F.col("kind")
+    known = {**_OF_ONE_MESSAGE, **_OF_A_QUEUE}
+    step_of = F.coalesce(F.create_map(*[F.lit(x) for pair in known.items() for x in pair])[kind], F.lit(OTHER))
+    at = F.shiftleft("position", INDEX_BITS) + F.col("index")
+    is_step = kind.isin(*_OF_ONE_MESSAGE, "copied")
+
+    def row(step: Column, message: Column, prefix: str, is_event: Column) -> Column:
+        names = (F.col(f"{prefix}{name}").alias(name) for name in ("queue_number", "vhost", "queue"))
+        # An event of no message has a number that no message has, and no other event.
+        return F.struct(
+            step.alias("step"),
+            F.when(is_step, message).otherwise(-at).alias("message"),
+            *names,
+            is_event.alias("is_event"),
+        )
+
+    old = row(step_of, F.col("message"), "", F.lit(True))
+    new_step = F.when(kind == "moved", MOVED_IN).otherwise(COPIED_IN)
+    new = row(new_step, F.col("target_message"), "target_", kind == "copied")
+    of = F.when(kind == "moved", F.array(old, new)).when(kind == "copied", F.array(new)).otherwise(F.array(old))
     # An id ends with the number that its message was published under, whatever number it has by now.
     born = F.conv(F.substring("message_id", -12, 12), 16, 10).cast("bigint")
-    return events.select(
+    return events.withColumn("of", F.explode(of)).select(
         F.coalesce("partition", F.lit(0)).alias("partition"),
-        "position",
-        "index",
-        (F.shiftleft("position", INDEX_BITS) + F.col("index")).alias("at"),
-        ms.alias("ms"),
-        "kind",
-        "vhost",
-        "queue",
-        "queue_number",
-        "message",
-        "priority",
+        "of.*",
+        at.alias("at"),
+        F.unix_millis("time").alias("ms"),
         "lease",
         "receive_count",
         "reason",
-        visible_ms.alias("visible_ms"),
+        F.unix_millis("visible_at").alias("visible_ms"),
+        F.when(F.col("of.step") == PUBLISHED, F.col("priority")).alias("priority"),
         "group",
         F.when(F.col("group").isNull(), F.col("tenant")).alias("tenant"),  # in a group, tenants do not count
-        F.when(F.col("kind").isin("moved", "copied"), born).alias("born"),
-        "target_vhost",
-        "target_queue",
-        "target_queue_number",
-        "target_message",
+        F.when(F.col("of.step").isin(MOVED_IN, COPIED_IN), born).alias("born"),
+        F.when(F.col("of.step") == QUEUE_PURGED, F.col("message")).alias("kept"),
     )
 
 
-def queue_ends(rows: DataFrame) -> DataFrame:
-    """Per queue: when it was deleted, and its purges in order, each with the first message that was kept."""
-    purge = F.struct("at", F.col("message").alias("kept"))
-    return (
-        rows.where("kind in ('queue_purged', 'queue_deleted')")
-        .groupBy("partition", "queue_number")
-        .agg(
-            F.min(F.when(F.col("kind") == "queue_deleted", F.col("at"))).alias("deleted_at"),
-            F.sort_array(F.collect_list(F.when(F.col("kind") == "queue_purged", purge))).alias("purges"),
-        )
-    )
+def lives(events: DataFrame) -> DataFrame:
+    """Every step with the one before and the one after it in the same life, the lease and receive count given last, and
+    what the message was published with.
 
-
-def steps(rows: DataFrame) -> DataFrame:
-    """One row per step of a life. A move ends one number and begins another; a copy begins one."""
-    of_one = F.create_map(*[F.lit(x) for pair in _OF_ONE_MESSAGE.items() for x in pair])
-    kind = F.col("kind")
-    old = F.struct(of_one[kind].alias("step"), F.col("message"), F.col("queue_number"))
-    new = F.struct(
-        F.when(kind == "moved", MOVED_IN).otherwise(COPIED_IN).alias("step"),
-        F.col("target_message").alias("message"),
-        F.col("target_queue_number").alias("queue_number"),
-    )
-    both = F.when(kind == "moved", F.array(old, new)).when(kind == "copied", F.array(new)).otherwise(F.array(old))
-    return (
-        rows.where(kind.isin(*_OF_ONE_MESSAGE, "copied"))
-        .withColumn("of", F.explode(both))
-        .select(
-            "partition",
-            "of.message",
-            "of.step",
-            "of.queue_number",
-            "at",
-            "ms",
-            "lease",
-            "receive_count",
-            "reason",
-            "visible_ms",
-            F.when(F.col("of.step") == PUBLISHED, F.col("priority")).alias("priority"),
-            "tenant",
-            "group",
-            F.when(F.col("of.step").isin(MOVED_IN, COPIED_IN), F.col("born")).alias("born"),
-        )
-    )
-
-
-def lives(rows: DataFrame) -> DataFrame:
-    """Every step with the one before and the one after it in the same life, the lease and receive count given last,
-    what the message was published with, and how its queue ended it, if it did so while the message waited here.
-
-    `ended_at`: a purge or the deletion of the queue, before the next step or after the last one.
     `is_plain`: from this step on it waits, visible at once, in no group, under the number it was published with;
     `was_plain`: so it did before this step. `early_ms`: leased so long before it was visible.
     `batch`, `last_batch`: what is leased in one event has the same, this time or the last time.
     """
-    life = Window.partitionBy("partition", "message").orderBy("at", "step")
+    # By the message first: Spark compares rows by their first column, and by the others only where that is the same.
+    life = Window.partitionBy("message", "partition").orderBy("at", "step")
+    so_far = life.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     before = life.rowsBetween(Window.unboundedPreceding, -1)
     step = F.col("step")
     of_lease = F.when(step == LEASED, F.col("lease"))
     batch = F.when(step == LEASED, F.col("at") - F.col("lease"))  # both go up by one from message to message
     is_ready, visible_before = F.col("visible_ms") <= F.col("ms"), F.lag("visible_ms").over(life)
-    known = steps(rows).withColumns(
+    known = steps(events).withColumns(
         {
             "previous": F.lag("step").over(life),
             "previous_at": F.lag("at").over(life),
             "next": F.lead("step").over(life),
             "next_at": F.lead("at").over(life),
-            "first": F.first("step").over(life),
-            "first_queue": F.first("queue_number").over(life),
-            "priority": F.first("priority").over(life),
-            "tenant": F.first("tenant").over(life),
-            "group": F.first("group").over(life),
-            "born": F.first("born").over(life),
+            "first": F.first("step").over(so_far),
+            "first_queue": F.first("queue_number").over(so_far),
+            "priority": F.first("priority").over(so_far),
+            "tenant": F.first("tenant").over(so_far),
+            "group": F.first("group").over(so_far),
+            "born": F.first("born").over(so_far),
             "is_plain": is_ready,
             "was_plain": F.lag(is_ready).over(life),
             "early_ms": F.when((step == LEASED) & (visible_before > F.col("ms")), visible_before - F.col("ms")),
@@ -175,9 +144,33 @@ def lives(rows: DataFrame) -> DataFrame:
         }
     )
     of_no_group = F.col("group").isNull() & (F.col("first") == PUBLISHED)
-    known = known.withColumns(
+    return known.withColumns(
         {name: F.coalesce(F.col(name) & of_no_group, F.lit(False)) for name in ("is_plain", "was_plain")}
     )
+
+
+def queue_ends(lives: DataFrame) -> DataFrame:
+    """Per queue: when it was deleted, and its purges in order, each with the first message that was kept."""
+    purge = F.struct("at", "kept")
+    return (
+        lives.where(F.col("step").isin(QUEUE_PURGED, QUEUE_DELETED))
+        .groupBy("partition", "queue_number")
+        .agg(
+            F.min(F.when(F.col("step") == QUEUE_DELETED, F.col("at"))).alias("deleted_at"),
+            F.sort_array(F.collect_list(F.when(F.col("step") == QUEUE_PURGED, purge))).alias("purges"),
+        )
+    )
+
+
+def ended_with_queues(lives: DataFrame, *, has_ends: bool) -> DataFrame:
+    """The steps of lives, without events of no message, and how the queue ended the life, if it did so while the
+    message waited here: `ended_at` is a purge or the deletion of the queue, before the next step or after the last one,
+    `purged_at` a purge. `has_ends`: whether a queue was purged or deleted at all."""
+    step = F.col("step")
+    known = lives.where(step > OTHER)
+    if not has_ends:
+        never = F.lit(None).cast("bigint")
+        return known.withColumns({"purged_at": never, "ended_at": never, "queue_deleted_at": never})
     later = F.coalesce("next_at", F.lit(LATER))
 
     def ends_it(purge: Column) -> Column:
@@ -186,11 +179,11 @@ def lives(rows: DataFrame) -> DataFrame:
     purged = F.when(_waits(step) & F.col("purges").isNotNull(), F.get(F.filter("purges", ends_it), F.lit(0))["at"])
     deleted = F.when((step < ACKED) & (F.col("deleted_at") > F.col("at")) & (F.col("deleted_at") < later), 1)
     return (
-        known.join(F.broadcast(queue_ends(rows)), ["partition", "queue_number"], "left")
+        known.join(F.broadcast(queue_ends(lives)), ["partition", "queue_number"], "left")
         .withColumn("purged_at", purged)
         .withColumn("ended_at", F.coalesce("purged_at", F.when(deleted == 1, F.col("deleted_at"))))
         .withColumn("queue_deleted_at", F.col("deleted_at"))
-        .drop("purges", "deleted_at", "ms")
+        .drop("purges", "deleted_at")
     )
 
 
@@ -206,9 +199,10 @@ def _has_ended(step: Column) -> Column:
     return step >= ACKED
 
 
-def impossible_steps(lives: DataFrame, whole: Sequence[int]) -> DataFrame:
+def impossible_steps(lives: DataFrame, whole: Sequence[int], *, has_ends: bool) -> DataFrame:
     """Steps that cannot follow what came before them. `whole`: the partitions whose history begins with the first
-    commit, so that every message must have a beginning; in the others, those that have none are from before."""
+    commit, so that every message must have a beginning; in the others, those that have none are from before.
+    `has_ends`: as in ended_with_queues."""
     step, previous = F.col("step"), F.col("previous")
     begins, was_there = step <= COPIED_IN, previous.isNotNull()
     gone = _has_ended(previous)
@@ -266,8 +260,22 @@ def impossible_steps(lives: DataFrame, whole: Sequence[int]) -> DataFrame:
         named[step].alias("did"),
         F.explode(F.filter(checks, lambda check: check.isNotNull())).alias("found"),
     )
-    # A purge stands between two steps, so what came after it is told from the step before.
-    after_purge = lives.where("purged_at is not null and next_at is not null").select(
+    if has_ends:
+        own = own.unionByName(_after_purges(lives))
+    return own.select(
+        "partition",
+        "at",
+        "found.type",
+        "queue_number",
+        "message",
+        F.concat("did", F.lit(": "), "found.words").alias("words"),
+    )
+
+
+def _after_purges(lives: DataFrame) -> DataFrame:
+    """A purge stands between two steps, so what came after it is told from the step before."""
+    named = F.create_map(*[F.lit(x) for pair in STEPS.items() for x in pair])
+    return lives.where("purged_at is not null and next_at is not null").select(
         "partition",
         F.col("next_at").alias("at"),
         "queue_number",
@@ -280,14 +288,6 @@ def impossible_steps(lives: DataFrame, whole: Sequence[int]) -> DataFrame:
             .alias("type"),
             F.lit("it had been purged").alias("words"),
         ).alias("found"),
-    )
-    return own.unionByName(after_purge).select(
-        "partition",
-        "at",
-        "found.type",
-        "queue_number",
-        "message",
-        F.concat("did", F.lit(": "), "found.words").alias("words"),
     )
 
 

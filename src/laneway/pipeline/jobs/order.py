@@ -35,32 +35,41 @@ QUEUE = ("partition", "queue_number")
 LANE = (*QUEUE, "priority", "tenant")
 
 
-def passed_over(lives: DataFrame, *, block_rows: int = BLOCK_ROWS) -> DataFrame:
-    """Plain messages that waited when a later one of the same queue and priority was leased."""
+def passed_over(lives: DataFrame, *, has_untenanted: bool, block_rows: int = BLOCK_ROWS) -> DataFrame:
+    """Plain messages that waited when a later one of the same queue and priority was leased. `has_untenanted`: whether
+    there are any of no tenant; if not, nothing waits in the lanes of all."""
     step = F.col("step")
-    row = (*QUEUE, "priority", _lanes(), "message", "at", left_at().alias("left_at"))
+    row = (*QUEUE, "priority", _lanes(has_untenanted), "message", "at", left_at().alias("left_at"))
     published = lives.where(step == PUBLISHED).select(
         *row, F.when(F.col("next") == LEASED, F.col("next_at")).alias("leased_at")
     )
     return _overtaken(overtaken_afresh(published, LANE, block_rows))
 
 
-def passed_over_again(lives: DataFrame, *, block_rows: int = BLOCK_ROWS) -> DataFrame:
+def passed_over_again(lives: DataFrame, *, has_untenanted: bool, block_rows: int = BLOCK_ROWS) -> DataFrame:
     """Released messages that waited when a later one of the same queue and priority was leased for the first time."""
     step = F.col("step")
     is_back = (step == RELEASED) & F.col("is_plain")
     is_first_lease = (step == LEASED) & (F.col("previous") == PUBLISHED) & F.col("was_plain")
     moments = lives.where(is_back | is_first_lease).select(
-        *QUEUE, "priority", _lanes(), "message", "at", left_at().alias("left_at"), is_back.alias("is_back")
+        *QUEUE,
+        "priority",
+        _lanes(has_untenanted),
+        "message",
+        "at",
+        left_at().alias("left_at"),
+        is_back.alias("is_back"),
     )
     moments = moments.where("waits or not is_back").withColumn("waits", F.col("is_back")).drop("is_back")
     return _overtaken(overtaken_again(moments, LANE, block_rows))
 
 
-def _lanes() -> Column:
+def _lanes(has_untenanted: bool) -> Column:
     """A message of a tenant is compared with those of the same tenant, which may have been noisy and let the others of
     a fair queue go first; all others with all. So it stands in two lanes, and waits in one of them."""
     anybody, waits = F.lit("").alias("tenant"), F.col("is_plain").alias("waits")
+    if not has_untenanted:
+        return F.inline(F.array(F.struct("tenant", waits)))
     of_tenant = F.array(F.struct(anybody, F.lit(False).alias("waits")), F.struct("tenant", waits))
     return F.inline(F.when(F.col("tenant").isNull(), F.array(F.struct(anybody, waits))).otherwise(of_tenant))
 
@@ -68,8 +77,9 @@ def _lanes() -> Column:
 def overtaken_afresh(arrived: DataFrame, lane: tuple[str, ...], block_rows: int) -> DataFrame:
     """Those that wait since they arrived (`waits`), and still did so when a later one of their lane was first leased.
     Arrived are all of the lane: whatever is later has a higher number, and could not be leased before they waited."""
-    cut = arrived.withColumn("block", F.expr(f"message div {block_rows}"))
-    within = Window.partitionBy(*lane, "block").orderBy(F.desc("message"))
+    # By a hash of the lane first: see lives.
+    cut = arrived.withColumn("block", F.expr(f"message div {block_rows}")).withColumn("hash", F.xxhash64(*lane))
+    within = Window.partitionBy("hash", *lane, "block").orderBy(F.desc("message"))
     blocks = cut.groupBy(*lane, "block").agg(F.min("leased_at").alias("leased_at"))
     behind = Window.partitionBy(*lane).orderBy(F.desc("block")).rowsBetween(Window.unboundedPreceding, -1)
     later_blocks = blocks.select(*lane, "block", F.min("leased_at").over(behind).alias("leased_behind")).where(
@@ -95,7 +105,8 @@ def overtaken_again(moments: DataFrame, lane: tuple[str, ...], block_rows: int) 
         "block", F.expr("(at - low) div width")
     )
     lease = F.when(~F.col("waits"), F.struct("at", "message"))
-    within = Window.partitionBy(*lane, "block").orderBy(F.desc("at")).rowsBetween(Window.unboundedPreceding, -1)
+    cut = cut.withColumn("hash", F.xxhash64(*lane))
+    within = Window.partitionBy("hash", *lane, "block").orderBy(F.desc("at")).rowsBetween(Window.unboundedPreceding, -1)
     blocks = cut.groupBy(*lane, "block").agg(F.min(lease).alias("lease"))
     behind = Window.partitionBy(*lane).orderBy(F.desc("block")).rowsBetween(Window.unboundedPreceding, -1)
     later_blocks = blocks.select(*lane, "block", F.min("lease").over(behind).alias("lease_behind")).where(
@@ -131,23 +142,17 @@ def _overtaken(found: DataFrame) -> DataFrame:
     return overtakings(found, "order", words)
 
 
-def inversions(lives: DataFrame, *, block_rows: int = BLOCK_ROWS) -> DataFrame:
-    """Leases of messages while plain ones of a higher priority waited in the same queue."""
+def inversions(
+    lives: DataFrame, levels: Sequence[int], large: Sequence[Row], *, block_rows: int = BLOCK_ROWS
+) -> DataFrame:
+    """Leases of messages while plain ones of a higher priority waited in the same queue. `levels`: all priorities there
+    are. `large`: queues with many rows (partition, queue_number, count, low, high), the latter two the first and the
+    last place in history."""
     moments = _moments(lives)
-    sizes = moments.groupBy(*QUEUE).agg(
-        F.count("*").alias("count"),
-        F.min("at").alias("low"),
-        F.max("at").alias("high"),
-        F.collect_set("priority").alias("levels"),
-    )
-    large = F.when(F.col("count") > block_rows, F.struct(*QUEUE, "count", "low", "high"))
-    found = sizes.agg(
-        F.array_distinct(F.flatten(F.collect_set("levels"))).alias("levels"), F.collect_list(large).alias("big")
-    ).first()
-    levels, big = (sorted(found["levels"]), found["big"]) if found is not None else ([], [])
     if len(levels) < 2:
         return _found(moments.limit(0).withColumn("above", F.lit(0)))
-    return _found(_in_blocks(moments, levels, big, block_rows) if big else _running(moments, levels, QUEUE))
+    levels = sorted(levels)
+    return _found(_in_blocks(moments, levels, large, block_rows) if large else _running(moments, levels, QUEUE))
 
 
 def _moments(lives: DataFrame) -> DataFrame:
@@ -184,11 +189,13 @@ def _durable_after(at: Column) -> Column:
     return F.shiftleft(F.shiftright(at, INDEX_BITS) + DURABLE_AFTER_COMMITS, INDEX_BITS) - 1
 
 
-def _running(moments: DataFrame, levels: list[int], share: tuple[str, ...]) -> DataFrame:
+def _running(moments: DataFrame, levels: Sequence[int], share: tuple[str, ...]) -> DataFrame:
     """Adds `above`: how many messages of higher priorities wait at each moment, of those whose moments are in the
     share. One running sum for each level, all in one pass; what a lease needs of them is picked at once."""
     so_far = (
-        Window.partitionBy(*share).orderBy("at", "change").rowsBetween(Window.unboundedPreceding, Window.currentRow)
+        Window.partitionBy(*reversed(share))
+        .orderBy("at", "change")
+        .rowsBetween(Window.unboundedPreceding, Window.currentRow)
     )
     sums = {
         f"from_{level}": F.sum(F.when(F.col("priority") >= level, F.col("change")).otherwise(0)).over(so_far)
@@ -200,11 +207,11 @@ def _running(moments: DataFrame, levels: list[int], share: tuple[str, ...]) -> D
     return moments.withColumns(sums).withColumn("above", above).drop(*sums)
 
 
-def _in_blocks(moments: DataFrame, levels: list[int], big: Sequence[Row], block_rows: int) -> DataFrame:
+def _in_blocks(moments: DataFrame, levels: Sequence[int], large: Sequence[Row], block_rows: int) -> DataFrame:
     """As _running for whole queues, where the big ones are cut into blocks by position."""
     wide = [
         (one["partition"], one["queue_number"], one["low"], (one["high"] - one["low"]) * block_rows // one["count"] + 1)
-        for one in big
+        for one in large
     ]
     plan = moments.sparkSession.createDataFrame(wide, "partition int, queue_number int, low bigint, width bigint")
     cut = moments.join(F.broadcast(plan), [*QUEUE], "left").withColumn(
@@ -245,23 +252,33 @@ def _found(moments: DataFrame) -> DataFrame:
 # Gaps
 
 
-def gaps(rows: DataFrame) -> DataFrame:
-    """Positions that are missing or come twice, and rows that are missing inside a commit or come twice."""
-    index = F.col("index").cast("bigint")
-    commits = rows.groupBy("partition", "position").agg(
-        F.count("*").alias("count"),
-        F.max(index).alias("last"),
-        F.sum(index).alias("sum"),
-        F.sum(index * index).alias("squares"),
+def commits(lives: DataFrame) -> DataFrame:
+    """What the events of each commit add up to."""
+    index = F.col("at").bitwiseAND((1 << INDEX_BITS) - 1)
+    return (
+        lives.where("is_event")
+        .groupBy(F.shiftright("at", INDEX_BITS).alias("position"), "partition")
+        .agg(
+            F.count("*").alias("count"),
+            F.max(index).alias("last"),
+            F.sum(index).alias("sum"),
+            F.sum(index * index).alias("squares"),
+        )
     )
+
+
+def gaps(commits: DataFrame, lives: DataFrame, *, block_rows: int = BLOCK_ROWS) -> DataFrame:
+    """Positions that are missing or come twice, and rows that are missing inside a commit or come twice."""
     # Cheaper than telling the rows of every commit apart: only where these do not add up it is done.
     whole = "count = last + 1 and sum = last * count div 2 and squares = last * count * (2 * last + 1) div 6"
+    rows = lives.where("is_event").select("partition", "at", F.shiftright("at", INDEX_BITS).alias("position"))
     odd = (
         rows.join(
-            F.broadcast(commits.where(f"not ({whole})").select("partition", "position")), ["partition", "position"]
+            F.broadcast(commits.where(f"not ({whole})").select("partition", "position", "last")),
+            ["partition", "position"],
         )
-        .groupBy("partition", "position")
-        .agg(F.count("*").alias("count"), F.count_distinct("index").alias("distinct"), F.max("index").alias("last"))
+        .groupBy("partition", "position", "last")
+        .agg(F.count("*").alias("count"), F.count_distinct("at").alias("distinct"))
     )
     twice = F.concat(F.col("count") - F.col("distinct"), F.lit(" rows of this commit come twice"))
     lost = F.concat(F.col("last") + 1 - F.col("distinct"), F.lit(" rows of this commit are missing"))
@@ -270,7 +287,8 @@ def gaps(rows: DataFrame) -> DataFrame:
         F.when(F.expr("distinct <= last"), F.struct(F.lit("row_gap").alias("type"), lost.alias("words"))),
     )
     torn = odd.select("partition", F.shiftleft("position", INDEX_BITS).alias("at"), F.inline(F.array_compact(wrong)))
-    missing = _missing(commits.select("partition", F.col("position").alias("number"))).select(
+    numbers = commits.select("partition", F.col("position").alias("number"), F.lit(0).cast("bigint").alias("at"))
+    missing = _missing(numbers, block_rows=block_rows).select(
         "partition",
         F.shiftleft("first", INDEX_BITS).alias("at"),
         F.lit("position_gap").alias("type"),
@@ -279,11 +297,11 @@ def gaps(rows: DataFrame) -> DataFrame:
     return _of_no_message(torn.unionByName(missing))
 
 
-def number_gaps(lives: DataFrame, whole: Sequence[int]) -> DataFrame:
+def number_gaps(lives: DataFrame, whole: Sequence[int], *, block_rows: int = BLOCK_ROWS) -> DataFrame:
     """Message numbers that were never given. They count up by one, so a beginning is missing. `whole`: as in
     lives.impossible_steps; there they begin with 1."""
     begun = lives.where("previous is null and step <= 3").select("partition", F.col("message").alias("number"), "at")
-    missing = _missing(begun, from_one=whole)
+    missing = _missing(begun, from_one=whole, block_rows=block_rows)
     return _of_no_message(
         missing.select(
             "partition",
@@ -294,24 +312,24 @@ def number_gaps(lives: DataFrame, whole: Sequence[int]) -> DataFrame:
     )
 
 
-def _missing(numbers: DataFrame, *, from_one: Sequence[int] = (), block: int = BLOCK_ROWS) -> DataFrame:
-    """Ranges (first, last) that are missing in between, and `at` of the number behind them. Sorted in blocks; between
-    blocks the lowest and the highest of each are enough."""
-    if "at" not in numbers.columns:
-        numbers = numbers.withColumn("at", F.lit(0).cast("bigint"))
-    blocked = numbers.withColumn("block", F.expr(f"number div {block}"))
-    inside = Window.partitionBy("partition", "block").orderBy("number")
-    edges = blocked.groupBy("partition", "block").agg(
-        F.min(F.struct("number", "at")).alias("low"), F.max("number").alias("high")
+def _missing(numbers: DataFrame, *, from_one: Sequence[int] = (), block_rows: int = BLOCK_ROWS) -> DataFrame:
+    """Ranges (first, last) that are missing in between, and `at` of the number behind them. No number comes twice, so
+    the lowest, the highest and the count of a block tell whether it is whole; only those that are not are sorted."""
+    blocked = numbers.withColumn("block", F.expr(f"number div {block_rows}"))
+    blocks = blocked.groupBy("block", "partition").agg(
+        F.min(F.struct("number", "at")).alias("low"), F.max("number").alias("high"), F.count("*").alias("count")
     )
+    torn = blocks.where("count <= high - low.number").select("partition", "block")
+    inside = Window.partitionBy("block", "partition").orderBy("number")
     across = Window.partitionBy("partition").orderBy("block")
     start = F.when(F.col("partition").isin(*from_one), F.lit(0))
     both = (
-        blocked.withColumn("before", F.lag("number").over(inside))
+        blocked.join(F.broadcast(torn), ["partition", "block"], "left_semi")
+        .withColumn("before", F.lag("number").over(inside))
         .select("partition", "number", "at", "before")
         .where("before is not null")
         .unionByName(
-            edges.select(
+            blocks.select(
                 "partition",
                 "low.number",
                 "low.at",
