@@ -25,7 +25,9 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeNode]:
 @pytest.fixture(autouse=True)
 def nothing_goes_wrong(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     yield
-    wrong = [record for record in caplog.records if record.exc_info or record.levelname in ("ERROR", "CRITICAL")]
+    wrong = [
+        record for record in caplog.get_records("call") if record.exc_info or record.levelname in ("ERROR", "CRITICAL")
+    ]
     assert not wrong, wrong
 
 
