@@ -143,7 +143,9 @@ class Server:
         intake = Intake(most_connections=1000, most_bytes=1 << 30)
         framer, floods, directory = Framer(time.time), FloodLog(), LocalDirectory(lambda: 0)
         self._http = protocol.HttpShared(applications, limits, intake, framer, ticks, proxies, floods, directory)
-        self._amqp = AmqpShared(broker, access, AmqpLimits(), intake, lambda: "any", proxies, floods, directory)
+        self._amqp = AmqpShared(
+            broker, access, AmqpLimits(turn_ms=60_000), intake, lambda: "any", proxies, floods, directory
+        )
 
     def http(self, count: int) -> list[Transport]:
         return [Transport(protocol.HttpConnection(self._http)) for _ in range(count)]
@@ -311,12 +313,12 @@ def amqp_many_queues(queues: int, rounds: int) -> Prepare:
             nonlocal done
             for data in reads:
                 publisher.connection.data_received(data)  # type: ignore[attr-defined]
-            received = 0
-            while received < count * KILOBYTE:
-                await answered([consumer])
-                received += len(consumer.take())
-            publisher.take()
             first, done = done + 1, done + count
+            channel = consumer.connection.channels[1]  # type: ignore[attr-defined]
+            while channel.last_delivery < done:
+                await answered([consumer])
+                consumer.take()
+            publisher.take()
             acks = b"".join([amqp.ack(tag, multiple=True) for tag in range(first + 99, done + 1, 100)])
             consumer.connection.data_received(acks)  # type: ignore[attr-defined]
             return count

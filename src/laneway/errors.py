@@ -6,6 +6,7 @@ for people. `field` names the offending part of the input where there is one.
     LanewayError
     ├── InvalidInput            the request itself is wrong
     │   ├── MessageTooLarge · BatchTooLarge
+    │   ├── RouteTooLong        more bindings and exchanges to look at than one message may cost
     │   └── ReceiptInvalid      not a receipt handle at all
     ├── NotFound
     │   ├── QueueNotFound · MessageNotFound · TaskNotFound · AccountNotFound
@@ -72,6 +73,10 @@ class InvalidInput(LanewayError):
 
 class MessageTooLarge(InvalidInput):
     code = "message_too_large"
+
+
+class RouteTooLong(InvalidInput):
+    code = "route_too_long"
 
 
 class BatchTooLarge(InvalidInput):

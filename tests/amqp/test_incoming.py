@@ -78,6 +78,9 @@ class Recorder:
     def on_large_content_end(self, size: int) -> None:
         pass
 
+    def give_way(self) -> None:
+        """It goes on at once: when the rest is fed makes no difference."""
+
     def on_acks(self, channel: int, acks: list[tuple[int, int, bool]]) -> None:
         for first, last, multiple in acks:
             for tag in range(first, last + 1):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from laneway.core import topology_commands as topology
 from laneway.core.events import Bound, ExchangeDeleted, ExchangePut, Unbound
 from laneway.core.exchanges import BUILT_IN, Binding, ExchangeSettings, Hop, message_delay_ms
 from laneway.core.invariants import check_invariants
+from laneway.core.matching import HeadersIndex, Steps, Target, TopicIndex
 from laneway.core.settings import QueueSettings
 from laneway.errors import (
     ExchangeExists,
@@ -21,6 +23,7 @@ from laneway.errors import (
     InvalidInput,
     LimitExceeded,
     QueueNotFound,
+    RouteTooLong,
 )
 
 from .runner import Core, dump, replay
@@ -681,3 +684,52 @@ def test_a_caller_who_changes_arguments_afterwards_changes_nothing() -> None:
     assert net.route("x", "", {"p": 1}) == ["a"]
     assert net.state.topology.get("/", "x").settings.arguments == {"p": 1}
     check_invariants(replay(net.paper.read()))
+
+
+def _topic(patterns: Iterable[str]) -> TopicIndex:
+    index = TopicIndex()
+    for number, pattern in enumerate(patterns, 1):
+        index.add(pattern, {}, number)
+    return index
+
+
+def _numbers(index: TopicIndex, key: str, steps: Steps | None = None) -> set[Target]:
+    return {target for part in index.match(key, None, steps or Steps()) for target in part}
+
+
+def test_wildcards_in_any_order_cost_as_much_as_one_order_of_them() -> None:
+    """All 65,536 patterns of sixteen `*` and `#` are 17 different ones, and match as they should."""
+    patterns = [".".join(words) for words in product("*#", repeat=16)]
+    index, steps = _topic(patterns), Steps(1_000)
+    assert _numbers(index, ".".join("a" * 16), steps) == set(range(1, 65_537))
+    of_three = {number for number, pattern in enumerate(patterns, 1) if pattern.count("*") <= 3}
+    assert _numbers(index, "a.b.c") == of_three
+    for number, pattern in enumerate(patterns, 1):
+        index.remove(pattern, {}, number)
+    assert _numbers(index, ".".join("a" * 16)) == set()
+
+
+@pytest.mark.parametrize("pattern", ["#.*.a", "*.#.a", "#.#.*.#.a"])
+def test_wildcards_match_the_same_in_any_order(pattern: str) -> None:
+    index = _topic([pattern])
+    for key, matches in (("a", False), ("x.a", True), ("x.y.z.a", True), ("x.a.y", False), ("", False), ("a.a", True)):
+        assert bool(_numbers(index, key)) == matches, key
+
+
+def test_route_that_costs_too_much_is_refused_and_others_are_not() -> None:
+    index = _topic(".".join(words) for words in product(["#.a", "*.a", "a.*"], repeat=8))
+    key = ".".join("a" * 100)
+    with pytest.raises(RouteTooLong, match="more than 20000 steps"):
+        _numbers(index, key)
+    assert _numbers(index, "b.c.d") == set()
+
+
+def test_message_with_many_shapes_of_headers_to_look_at_is_refused() -> None:
+    index = HeadersIndex()
+    for number in range(30_000):
+        index.add("", {"x": 1, f"n{number}": 1}, number)
+        index.add("", {f"n{number}": 1, "y": 1}, number)
+    assert list(index.match("", {"z": 1}, Steps())) == [{}]
+    spread = {f"n{number}": 1 for number in range(30_000)}
+    with pytest.raises(RouteTooLong):
+        list(index.match("", {**spread, "x": 1}, Steps()))

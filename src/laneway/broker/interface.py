@@ -551,7 +551,8 @@ class Broker(Protocol):
 
     def send(self, request: Request, done: Callable[[Any], None]) -> int:
         """Have a request carried out; `done(answer)` is called once, with a LanewayError if it was refused. The number
-        of a request that waits (a Lease with a wait), for `withdraw`."""
+        of a request that waits (a Lease with a wait), for `withdraw`; also not 0 if what is sent next might overtake
+        it: a large Publish is carried out in parts."""
 
     async def ask(self, request: Request) -> Any:
         """The answer to a request; raises the LanewayError if it is refused."""

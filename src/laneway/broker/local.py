@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from operator import add
 from typing import Any
 
 from laneway.broker import interface as i
 from laneway.broker.inbox import Entry, tell
 from laneway.broker.partition import Partition
+from laneway.broker.parts import check_atomic, is_long, parts, placed
 from laneway.broker.topology import PartitionModel, TopologyView
-from laneway.broker.values import BatchOutcome, HistoryInfo, QueueName, Task
+from laneway.broker.values import Arrival, BatchOutcome, HistoryInfo, QueueName, Task
 from laneway.core import lease_commands
 from laneway.core.deliveries import Deliveries
 from laneway.core.message import RECORD_PREFIX_BYTES
@@ -22,6 +23,7 @@ from laneway.errors import InvalidInput, LanewayError, LimitExceeded
 
 MAX_BATCH = 10_000
 MAX_WAIT_MS = 20_000
+IN_PARTS = -1  # instead of the number of a request: it is not carried out yet, and others may overtake it
 
 Done = Callable[[Any], None]
 
@@ -116,18 +118,21 @@ class LocalBroker:
             except LanewayError as refusal:
                 tell(done, refusal)
         elif kind in self._slow:
-            task = asyncio.ensure_future(self._ask_for(request, done))
-            self._asking.add(task)  # nobody else holds it
-            task.add_done_callback(self._asking.discard)
+            self._begin(self.ask(request), done)
         elif kind in self._changes:
             self._partition.inbox.add_now(Entry(request, lambda answer: self._when_durable(done, answer)))
         else:
             self._partition.inbox.add_now(Entry(request, done))
         return 0
 
-    async def _ask_for(self, request: i.Request, done: Done) -> None:
+    def _begin(self, work: Coroutine[Any, Any, Any], done: Done) -> None:
+        task = asyncio.ensure_future(self._answer(work, done))
+        self._asking.add(task)  # nobody else holds it
+        task.add_done_callback(self._asking.discard)
+
+    async def _answer(self, work: Awaitable[Any], done: Done) -> None:
         try:
-            answer = await self.ask(request)
+            answer = await work
         except LanewayError as refusal:
             answer = refusal
         except Exception:
@@ -171,7 +176,7 @@ class LocalBroker:
 
     # The frequent ones
 
-    def _publish(self, request: i.Publish, done: Done) -> None:
+    def _publish(self, request: i.Publish, done: Done) -> int:
         partition, messages = self._partition, request.messages
         size_bytes = _stored_bytes(request)
         if partition.is_memory_short:
@@ -186,13 +191,27 @@ class LocalBroker:
             targets = request.targets
             if isinstance(targets, list) and targets.count(targets[0]) != len(targets):
                 raise InvalidInput("a batch with an idempotency key goes to the same queues as a whole")
+        if (len(request.targets) != 1 or type(request.targets) is list) and is_long(request.targets, count):
+            self._begin(self._publish_in_parts(request), done)
+            return IN_PARTS
         partition.inbox.add(Entry(request, done), size_bytes)
+        return 0
+
+    async def _publish_in_parts(self, request: i.Publish) -> list[Arrival]:
+        """One after the other, each in a turn of its own and durable before the next."""
+        arrivals: list[Arrival] = []
+        for part, places in parts(request):
+            answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            self._partition.inbox.add(Entry(part, answer.set_result), _stored_bytes(part))
+            arrivals += placed(await answer, part, places)
+        return arrivals
 
     def _transact(self, request: i.Transact, done: Done) -> None:
         """Whether the disk has room is asked once, for all of it: it is all or nothing. One that only settles makes
         room."""
         size_bytes = 0
         if request.messages.bodies:
+            check_atomic(request.targets, len(request.messages.bodies))
             size_bytes = _stored_bytes(request)
             self._partition.check_memory()
             self._partition.check_writable(size_bytes)

@@ -237,7 +237,7 @@ class Sessions:
             return  # it ended meanwhile
         audience = self.audiences.get(queue.number)
         if audience is not None:
-            if request.exclusive or any(s.request.exclusive for s in audience.members):
+            if request.exclusive or next(iter(audience.members)).request.exclusive:  # one that is, is alone
                 raise QueueInUse(
                     f"queue {queue.name!r} has a consumer that wants it for itself alone", field="exclusive"
                 )

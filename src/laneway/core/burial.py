@@ -2,7 +2,8 @@
 
 A queue sends its dead letters to a dead-letter queue, or through a dead-letter exchange to none, one or several queues.
 Those that have no place to go are kept in the queue, out of sight, or dropped if it says so; so are those that would go
-round for ever between queues without anyone ever seeing them, and those that would be copied too often at once. A
+round for ever between queues without anyone ever seeing them, and those that would be copied too often at once because
+of others. What one step cannot bury, because finding its way or copying it would take too long, is kept in any case. A
 message that was received or rejected on its way may come back as often as it likes: that is a retry.
 """
 
@@ -14,12 +15,13 @@ from itertools import islice
 from typing import Any
 
 from laneway.core.events import Cause, Copied, DeadLettered, Event, Moved, Removed
+from laneway.core.matching import MAX_STEPS, Steps
 from laneway.core.message import decode_props, parse_message_id, routing_keys
 from laneway.core.queue import Queue
 from laneway.core.state import State
 from laneway.core.stories import REASONS
 from laneway.core.table import DEAD, DELAYED, READY, SLAB_BITS, SLAB_MASK, TENANTED
-from laneway.errors import ExchangeNotFound, MessageNotFound
+from laneway.errors import ExchangeNotFound, MessageNotFound, RouteTooLong
 
 #: Why a dead letter was dropped, in the words of a Removed event.
 NOT_KEPT, UNROUTABLE, ENDLESS = "not kept", "no route", "would go round for ever"
@@ -27,24 +29,35 @@ TOO_MANY = "too many copies at once"
 #: So many copies are made of what queues push out because dead letters came. Full queues that send each other copies
 #: would otherwise make a factorial number of them, while all else waits.
 MAX_COPIES = 5_000
+#: … and so many of what a command itself is about, and so many steps on their way through exchanges.
+MAX_FIRST_COPIES = 20_000
+MAX_ROUTE_STEPS = 10 * MAX_STEPS
+#: Instead of queues: the way there was too long to be found.
+_TOO_LONG = (0,)
 
 
 class _Wave:
     """What one command sets off: the queues that grew by it, and how many copies may be made of what these push out."""
 
-    __slots__ = ("copies_left", "grown", "is_first")
+    __slots__ = ("copies_left", "first_left", "grown", "is_first")
 
     def __init__(self) -> None:
         self.grown: dict[int, None] = {}
-        self.is_first = True  # what the command itself is about: as many as there are
+        self.is_first = True  # what the command itself is about
+        self.first_left = MAX_FIRST_COPIES
         self.copies_left = MAX_COPIES
 
     def may_go(self, targets: Sequence[int]) -> bool:
         """Whether a letter may go to all these queues; if so, that is counted."""
-        copies = 0 if self.is_first else len(targets) - 1
-        if copies > self.copies_left:
+        copies = len(targets) - 1
+        if self.is_first:
+            if copies > self.first_left:
+                return False
+            self.first_left -= copies
+        elif copies > self.copies_left:
             return False
-        self.copies_left -= copies
+        else:
+            self.copies_left -= copies
         return True
 
 
@@ -84,14 +97,22 @@ def _bury(
         target = state.by_name.get((queue.vhost, name)) if name is not None else None
         places = [(target.number,) if target is not None else ()] * len(seqs)
         why = NOT_KEPT
+    kept: list[int] = []
     for seq, targets in zip(seqs, places, strict=True):
+        if targets is _TOO_LONG:
+            kept.append(seq)
+            continue
         good = tuple([t for t in targets if not _goes_round_unseen(state, queue, t, seq, cause)]) if targets else ()
         if not good:
             lost.setdefault(ENDLESS if targets else why, []).append(seq)
         elif wave.may_go(good):
             by_targets.setdefault(good, []).append(seq)
+        elif wave.is_first:
+            kept.append(seq)
         else:
             lost.setdefault(TOO_MANY, []).append(seq)
+    if kept:
+        yield DeadLettered(queue.number, now_ms, kept, cause, detail or "too far, or to too many queues, at once")
     for why, group in lost.items():
         if settings.keep_dead:
             yield DeadLettered(queue.number, now_ms, group, cause, detail)
@@ -113,8 +134,9 @@ def _bury(
 def _routes(state: State, queue: Queue, seqs: Sequence[int]) -> list[tuple[int, ...]]:
     """Per message the queues that the dead-letter exchange leads it to."""
     exchange, key = queue.settings.dead_letter_exchange or "", queue.settings.dead_letter_routing_key
+    steps = Steps(MAX_ROUTE_STEPS)
     if not exchange and key is not None:  # the one case that no message has a say in
-        return [_route(state, queue.vhost, exchange, (key,), {})] * len(seqs)
+        return [_route(state, queue.vhost, exchange, (key,), {}, steps)] * len(seqs)
     routes: list[tuple[int, ...]] = []
     for seq, props in zip(seqs, state.read_props(seqs), strict=True):
         if props is None:
@@ -128,7 +150,7 @@ def _routes(state: State, queue: Queue, seqs: Sequence[int]) -> list[tuple[int, 
                 keys = (told.routing_key,)
             else:
                 keys = (*routing_keys(properties), *properties.extra.get("BCC", ()))
-        routes.append(_route(state, queue.vhost, exchange, keys, properties.attributes))
+        routes.append(_route(state, queue.vhost, exchange, keys, properties.attributes, steps))
     return routes
 
 
@@ -165,11 +187,15 @@ def _tenants(state: State, queue: Queue, seqs: Sequence[int], target: int) -> Se
     return [names[seq] for seq in seqs] if any(names.values()) else ()
 
 
-def _route(state: State, vhost: str, exchange: str, keys: Sequence[str], headers: dict[str, Any]) -> tuple[int, ...]:
+def _route(
+    state: State, vhost: str, exchange: str, keys: Sequence[str], headers: dict[str, Any], steps: Steps
+) -> tuple[int, ...]:
     try:
-        found = [state.topology.route(vhost, exchange, key, headers) for key in keys]
+        found = [state.topology.route(vhost, exchange, key, headers, steps) for key in keys]
     except ExchangeNotFound:
         return ()
+    except RouteTooLong:
+        return _TOO_LONG
     return tuple(sorted({number for numbers in found for number in numbers}))
 
 

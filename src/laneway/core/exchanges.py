@@ -20,6 +20,7 @@ from laneway.core.matching import (
     Headers,
     HeadersIndex,
     Index,
+    Steps,
     Target,
     TopicIndex,
     check_headers_arguments,
@@ -146,9 +147,16 @@ class RoutingTable:
         """All bindings, counted where they lead to."""
         return sum(map(len, self._into.values()))
 
-    def route(self, vhost: str, exchange: str, routing_key: str, headers: Headers | None = None) -> tuple[int, ...]:
+    def route(
+        self,
+        vhost: str,
+        exchange: str,
+        routing_key: str,
+        headers: Headers | None = None,
+        steps: Steps | None = None,
+    ) -> tuple[int, ...]:
         """The numbers of the queues that a message reaches, each once. Hot: routes that no header has a say in are
-        remembered until something changes."""
+        remembered until something changes. Several routes may be bounded by `steps` together."""
         if not exchange:
             queue = self._by_name.get((vhost, routing_key))
             return () if queue is None else (queue.number,)
@@ -157,7 +165,8 @@ class RoutingTable:
             return known
         queues: dict[int, None] = {}
         by_headers = False
-        for found, targets, _ in self._walk(vhost, self.get(vhost, exchange), routing_key, headers):
+        start = self.get(vhost, exchange)
+        for found, targets, _ in self._walk(vhost, start, routing_key, headers, steps or Steps()):
             by_headers = by_headers or found.settings.type == "headers"
             for target in targets:
                 if isinstance(target, int):
@@ -169,22 +178,23 @@ class RoutingTable:
 
     def asks_headers(self, vhost: str, exchange: str, routing_key: str) -> bool:
         """Whether the headers of a message have a say in where it goes."""
-        if not exchange:
+        if not exchange or (vhost, exchange, routing_key) in self._remembered:
             return False
-        walk = self._walk(vhost, self.get(vhost, exchange), routing_key, None)
+        walk = self._walk(vhost, self.get(vhost, exchange), routing_key, None, Steps())
         return any(found.settings.type == "headers" for found, _, _ in walk)
 
     def _walk(
-        self, vhost: str, start: Exchange, routing_key: str, headers: Headers | None
+        self, vhost: str, start: Exchange, routing_key: str, headers: Headers | None, steps: Steps
     ) -> Iterator[tuple[Exchange, dict[Target, None], bool]]:
         """The exchanges a message comes through, each once, with what each leads to and whether as an alternate."""
         seen = {start.name}
         waiting = [start]
         for exchange in waiting:
+            steps.take(1)
             targets: dict[Target, None] = {}
             is_alternate = False
             if exchange.name:
-                for part in exchange.index.match(routing_key, headers):
+                for part in exchange.index.match(routing_key, headers, steps):
                     targets.update(dict.fromkeys(part))
                 alternate = exchange.settings.alternate_exchange
                 if not targets and alternate:  # the default exchange is none, as in RabbitMQ
@@ -216,10 +226,11 @@ class RoutingTable:
         start = self.get(vhost, exchange)
         chains: dict[str, tuple[Hop, ...]] = {start.name: ()}
         routes: list[Route] = []
-        for found, targets, is_alternate in self._walk(vhost, start, routing_key, headers):
+        steps = Steps()
+        for found, targets, is_alternate in self._walk(vhost, start, routing_key, headers, steps):
             chain = chains[found.name]
             for target in targets:
-                for hop in self._hops(vhost, found, target, is_alternate, routing_key, headers):
+                for hop in self._hops(vhost, found, target, is_alternate, routing_key, headers, steps):
                     if isinstance(target, int):
                         routes.append(Route(hop.binding.destination, (*chain, hop)))
                     else:
@@ -234,6 +245,7 @@ class RoutingTable:
         is_alternate: bool,
         routing_key: str,
         headers: Headers | None,
+        steps: Steps,
     ) -> Iterator[Hop]:
         if is_alternate:
             yield Hop(exchange.name, "alternate", Binding(exchange.name, "exchange", str(target)))
@@ -242,6 +254,7 @@ class RoutingTable:
         else:
             there = ("exchange", target) if isinstance(target, str) else ("queue", self._queues[target].name)
             for binding in self.into(vhost, *there):
+                steps.take(2)  # it costs as much
                 if binding.source == exchange.name and _matches(exchange.settings.type, binding, routing_key, headers):
                     yield Hop(exchange.name, "binding", binding)
 
@@ -346,7 +359,7 @@ def _matches(kind: str, binding: Binding, routing_key: str, headers: Headers | N
     """Whether one binding matches: asked of an index that has nothing else."""
     index = INDEXES[kind]()
     index.add(binding.routing_key, binding.arguments, 0)
-    return any(True for part in index.match(routing_key, headers) for _ in part)
+    return any(True for part in index.match(routing_key, headers, Steps()) for _ in part)
 
 
 # What may be declared

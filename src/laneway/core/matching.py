@@ -13,16 +13,19 @@ A leaf is {target: how many bindings lead there}.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 import msgspec
 
-from laneway.errors import InvalidInput
+from laneway.errors import InvalidInput, RouteTooLong
 
 Target = int | str  # a queue's number, or the name of an exchange
 Leaf = dict[Target, int]
 Headers = Mapping[str, Any]
+
+#: Of one message: places in tries, shapes of headers and exchanges that are looked at. Some ten milliseconds.
+MAX_STEPS = 20_000
 
 X_MATCHES = ("all", "any", "all-with-x", "any-with-x")
 
@@ -63,8 +66,26 @@ class Index(Protocol):
     def remove(self, key: str, arguments: Headers, target: Target) -> None:
         """Undo one add of just these values."""
 
-    def match(self, key: str, headers: Headers | None) -> Iterable[Iterable[Target]]:
+    def match(self, key: str, headers: Headers | None, steps: Steps) -> Iterable[Iterable[Target]]:
         """The targets of all bindings that match, in parts; one may come more than once."""
+
+
+class Steps:
+    """How much one message may cost on its way through bindings and exchanges."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int = MAX_STEPS) -> None:
+        self.left = left
+
+    def take(self, count: int) -> None:
+        self.left -= count
+        if self.left < 0:
+            raise RouteTooLong(
+                f"routing this message takes more than {MAX_STEPS} steps: too many bindings with * or # or headers, "
+                "or exchanges bound to exchanges, could lead somewhere; use fewer of them, or several exchanges",
+                field="routing_key",
+            )
 
 
 class DirectIndex:
@@ -80,7 +101,7 @@ class DirectIndex:
         if not leaf:
             del self._leaves[key]
 
-    def match(self, key: str, headers: Headers | None) -> Iterable[Iterable[Target]]:
+    def match(self, key: str, headers: Headers | None, steps: Steps) -> Iterable[Iterable[Target]]:
         leaf = self._leaves.get(key)
         return () if leaf is None else (leaf,)
 
@@ -95,7 +116,7 @@ class FanoutIndex:
     def remove(self, key: str, arguments: Headers, target: Target) -> None:
         _count_down(self._leaf, target)
 
-    def match(self, key: str, headers: Headers | None) -> Iterable[Iterable[Target]]:
+    def match(self, key: str, headers: Headers | None, steps: Steps) -> Iterable[Iterable[Target]]:
         return (self._leaf,)
 
 
@@ -115,20 +136,39 @@ class _Node:
 
 
 def split_words(key: str) -> list[str]:
-    """The words of a routing key or pattern; an empty one has none."""
+    """The words of a routing key; an empty one has none."""
     return key.split(".") if key else []
+
+
+def split_pattern(key: str) -> list[str]:
+    """The words of a pattern. Neighbouring wildcards come as so many `*`, then one `#` if there was any: all orders of
+    them, and any number of `#`, match the same keys, and shall cost no more than one of them."""
+    words = split_words(key)
+    if "#" not in words:
+        return words
+    ordered: list[str] = []
+    any_words = False
+    for word in words:
+        if word == "#":
+            any_words = True
+            continue
+        if any_words and word != "*":
+            ordered.append("#")
+            any_words = False
+        ordered.append(word)
+    return [*ordered, "#"] if any_words else ordered
 
 
 class TopicIndex:
     """Follows all the places in the trie where the words so far can lead, each once, so that patterns with many `#`
-    cost no more than the nodes they have."""
+    cost no more than the nodes they have; and no more of them than one message may cost."""
 
     def __init__(self) -> None:
         self._root = _Node()
 
     def add(self, key: str, arguments: Headers, target: Target) -> None:
         node = self._root
-        for word in split_words(key):
+        for word in split_pattern(key):
             if word == "#":
                 if node.any_words is None:
                     node.any_words = _Node(stays=True)
@@ -145,7 +185,7 @@ class TopicIndex:
         _count_up(node.leaf, target)
 
     def remove(self, key: str, arguments: Headers, target: Target) -> None:
-        words = split_words(key)
+        words = split_pattern(key)
         path = [self._root]
         for word in words:
             node = path[-1]
@@ -163,10 +203,11 @@ class TopicIndex:
             else:
                 del node.words[word]
 
-    def match(self, key: str, headers: Headers | None) -> Iterable[Iterable[Target]]:
+    def match(self, key: str, headers: Headers | None, steps: Steps) -> Iterable[Iterable[Target]]:
         places = _with_no_words([self._root])
         for word in split_words(key):
             following: list[_Node] = []
+            steps.take(len(places))
             for node in places:
                 if node.stays:
                     following.append(node)
@@ -181,7 +222,7 @@ class TopicIndex:
         return [node.leaf for node in places if node.leaf]
 
 
-def _with_no_words(nodes: list[_Node]) -> Iterable[_Node]:
+def _with_no_words(nodes: list[_Node]) -> Collection[_Node]:
     """These nodes and all that is reached from them without a word, that is through `#`; each once."""
     places = dict.fromkeys(nodes)
     for node in nodes:
@@ -221,6 +262,9 @@ def _wanted(arguments: Headers) -> tuple[_Wanted, bool]:
 
 def _shape(wanted: _Wanted) -> tuple[_Shape, _Values]:
     return tuple((name, value is not None) for name, value in wanted), tuple(value for _, value in wanted)
+
+
+_NO_SHAPES: dict[_Shape, dict[_Values, Leaf]] = {}
 
 
 class HeadersIndex:
@@ -265,18 +309,20 @@ class HeadersIndex:
             _prune(shapes, shape)
             _prune(self._all, under)
 
-    def match(self, key: str, headers: Headers | None) -> Iterable[Iterable[Target]]:
+    def match(self, key: str, headers: Headers | None, steps: Steps) -> Iterable[Iterable[Target]]:
         given = headers or _NO_HEADERS
         found: list[Iterable[Target]] = [self._always]
         packed: dict[str, bytes | None] = {}
         for name in given:
+            shapes = self._all.get(name, _NO_SHAPES)
+            steps.take(1 + len(shapes))
             leaves = self._any.get(name)
             if leaves is not None:
                 found.append(leaves.get(None, ()))
                 value = _packed(name, given, packed)
                 if value is not None:
                     found.append(leaves.get(value, ()))
-            for shape, by_values in self._all.get(name, {}).items():
+            for shape, by_values in shapes.items():
                 values = tuple(_packed(n, given, packed) if v else None for n, v in shape if n in given)
                 if len(values) == len(shape):
                     found.append(by_values.get(values, ()))

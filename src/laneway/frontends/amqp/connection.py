@@ -82,7 +82,8 @@ class AmqpConnection(asyncio.Protocol):
         self._transport: asyncio.Transport
         unfinished_bytes = max(shared.limits.unfinished_bytes, shared.limits.body_bytes)
         first_bytes = min(_FIRST_FRAME_BYTES, shared.limits.frame_bytes)
-        self._incoming = Incoming(self, first_bytes, unfinished_bytes, shared.limits.body_bytes)
+        limits = shared.limits
+        self._incoming = Incoming(self, first_bytes, unfinished_bytes, limits.body_bytes, limits.turn_ms)
         self._waits_for_room: Waits | None = None  # for a message that is too large for the moment
         self._handshake: Handshake | None = None  # None before the protocol header
         self._beginning = b""
@@ -312,14 +313,26 @@ class AmqpConnection(asyncio.Protocol):
             self.shared.intake.stop_waiting(self._waits_for_room)
             self._room()
 
+    def give_way(self) -> None:
+        self.hold()
+        asyncio.get_running_loop().call_soon(self.release)
+
     def on_publishes(self, channel: int, publishes: list[tuple[bytes, bytes, bytes]]) -> None:
         self.method = _PUBLISH
         try:
-            publishing.publish(self.channels[channel], publishes)
+            taken = publishing.publish(self.channels[channel], publishes)
+            if taken < len(publishes):
+                self.hold()
+                asyncio.get_running_loop().call_soon(self._go_on_publishing, channel, publishes[taken:])
         except AmqpError as error:
             self._end_channel(channel, error)
         except LanewayError as error:
             self._end_channel(channel, amqp_error(error))
+
+    def _go_on_publishing(self, channel: int, publishes: list[tuple[bytes, bytes, bytes]]) -> None:
+        if channel in self.channels and not self.channels[channel].is_closing:
+            self.on_publishes(channel, publishes)
+        self.release()
 
     def on_acks(self, channel: int, acks: list[tuple[int, int, bool]]) -> None:
         if self._is_closing:

@@ -8,6 +8,7 @@ an answer is waited for) nothing more is read; what came already waits here.
 from __future__ import annotations
 
 import struct
+from time import monotonic
 from typing import Protocol
 
 from laneway.frontends.amqp.acks import Acks
@@ -55,6 +56,9 @@ class Sink(Protocol):
     def on_acks(self, channel: int, acks: list[tuple[int, int, bool]]) -> None:
         """As (first tag, last tag, multiple)."""
 
+    def give_way(self) -> None:
+        """It had its share of this turn: the rest is fed in another one."""
+
 
 class _Content:
     """A message that is not all here."""
@@ -85,10 +89,13 @@ class _Content:
 
 
 class Incoming:
-    def __init__(self, sink: Sink, frame_bytes: int, most_unfinished_bytes: int, body_bytes: int) -> None:
+    def __init__(
+        self, sink: Sink, frame_bytes: int, most_unfinished_bytes: int, body_bytes: int, turn_ms: int = 50
+    ) -> None:
         self._sink = sink
         self.frame_bytes = frame_bytes
         self._body_bytes = body_bytes
+        self._turn_s = turn_ms / 1000
         self._most_unfinished_bytes = most_unfinished_bytes
         self._unfinished_bytes = 0  # of the bodies in _contents
         self.is_held = False
@@ -103,6 +110,7 @@ class Incoming:
             self._rest = b""
         at, size = 0, len(data)
         most = self.frame_bytes - FRAME_OVERHEAD_BYTES
+        end_s = monotonic() + self._turn_s
         try:
             while not self.is_held and size - at >= 7:
                 if not self._contents:
@@ -110,6 +118,8 @@ class Incoming:
                     at = self._take_acks(data, at)
                     at = self._take_publishes(data, at, most)
                     if at != before:
+                        if monotonic() > end_s:
+                            self._sink.give_way()
                         continue
                 kind, channel, length = _unpack_frame(data, at)
                 if length > most:
@@ -122,6 +132,8 @@ class Incoming:
                     raise _frame_error(kind, payload, f"{{invalid_frame_end_marker,{data[end]}}}")
                 at = end + 1
                 self._frame(kind, channel, payload)
+                if monotonic() > end_s:
+                    self._sink.give_way()
         finally:
             self._rest = data[at:] if at else data
 

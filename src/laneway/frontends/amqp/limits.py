@@ -30,6 +30,7 @@ class AmqpLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     unsent_bytes: int = 4 * 1024 * 1024  # of one connection, before its consumers are paused
     unread_bytes: int = 16 * 1024 * 1024  # … and of answers on top of that, before nothing more is read
     send_timeout_ms: int = 60_000  # with unsent output and a client that takes none of it
+    turn_ms: int = 50  # that one connection takes of a turn of the loop before others are served
     remembered_destinations: int = 20_000  # exchanges with routing keys that are looked up once
 
     def __post_init__(self) -> None:

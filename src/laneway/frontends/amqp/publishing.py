@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 #: What is published under this key to the default exchange extends the channel's acknowledgement timeouts.
 EXTEND = "amq.laneway.extend"
 
+MAX_ROUTING_KEYS = 100  # in CC, and in BCC: each is routed
 MAX_TTL_MS = RANGES["message_ttl_ms"][1]
 
 _PUBLISH = BY_NAME["basic.publish"]
@@ -114,7 +116,17 @@ def _destination(ch: Channel, method: bytes) -> Destination:
 class Batch:
     """Publishes of one channel on their way to the broker, in columns."""
 
-    __slots__ = ("bodies", "delays_ms", "priorities", "props", "returns", "size_bytes", "targets", "ttls_ms")
+    __slots__ = (
+        "bodies",
+        "delays_ms",
+        "is_held",
+        "priorities",
+        "props",
+        "returns",
+        "size_bytes",
+        "targets",
+        "ttls_ms",
+    )
 
     def __init__(self) -> None:
         self.targets: list[Targets] = []
@@ -125,6 +137,7 @@ class Batch:
         self.delays_ms: dict[int, int] = {}
         self.returns: list[tuple[Destination, bytes, bytes]] = []  # mandatory ones that reach no queue
         self.size_bytes = 0
+        self.is_held = False  # the connection reads nothing more until this is answered
 
     def messages(self) -> Messages:
         priorities: list[int | None] | None = self.priorities
@@ -145,14 +158,16 @@ def _column(some: dict[int, int], count: int) -> list[int | None] | None:
     return [some.get(i) for i in range(count)] if some else None
 
 
-def publish(ch: Channel, publishes: Sequence[tuple[bytes, bytes, bytes]]) -> None:
-    """Publishes of one read, as (method, properties, body). A mistake in one of them is raised after those before it
-    have been published."""
+def publish(ch: Channel, publishes: Sequence[tuple[bytes, bytes, bytes]]) -> int:
+    """Publishes of one read, as (method, properties, body); how many were taken before the time was up. A mistake in
+    one of them is raised after those before it have been published."""
     batch = Batch() if ch.transaction is None else ch.transaction.batch
     before = len(batch.bodies)
     known: dict[bytes, Destination] = {}
     exchanges: set[str] = set()  # to which it may write
     size = 0
+    end_s = monotonic() + ch.limits.turn_ms / 1000
+    is_late = False
     error: AmqpError | None = None
     add_target, add_body, add_props = batch.targets.append, batch.bodies.append, batch.props.append
     add_priority = batch.priorities.append
@@ -161,10 +176,13 @@ def publish(ch: Channel, publishes: Sequence[tuple[bytes, bytes, bytes]]) -> Non
         for method, raw, body in publishes:
             there = known.get(method)
             if there is None:
+                if is_late:
+                    break
                 there = known[method] = ch.shared.destinations.of(ch, method)
                 if there.exchange not in exchanges:
                     ch.check_access("exchange", there.exchange, "write")
                     exchanges.add(there.exchange)
+                is_late = monotonic() > end_s
             priority, expiration, reply_to, user_id = needed(raw)
             if (
                 user_id is None
@@ -181,11 +199,16 @@ def publish(ch: Channel, publishes: Sequence[tuple[bytes, bytes, bytes]]) -> Non
                 add_priority(priority)
                 size += len(body) + len(raw)
             else:
+                if is_late:
+                    break
                 size += _add_unusual(ch, batch, there, raw, body)
+                is_late = monotonic() > end_s
     except Malformed as wrong:
         error = AmqpError(501, f"cannot decode the properties: {wrong}")
     except AmqpError as wrong:
         error = wrong
+    except LanewayError as wrong:
+        error = amqp_error(wrong)
     batch.size_bytes += size
     count = len(batch.bodies) - before
     if ch.transaction is not None:
@@ -198,6 +221,7 @@ def publish(ch: Channel, publishes: Sequence[tuple[bytes, bytes, bytes]]) -> Non
             send(ch, batch, ch.confirms.next(count) if ch.confirms is not None else 0)
     if error is not None:
         raise error
+    return count if is_late else len(publishes)
 
 
 def _add_unusual(ch: Channel, batch: Batch, there: Destination, raw: bytes, body: bytes) -> int:
@@ -252,6 +276,8 @@ def _copies(headers: dict[str, Any], name: str, raw: bytes) -> list[str]:
     if name not in headers:
         return []
     keys = headers[name]
+    if isinstance(keys, list) and len(keys) > MAX_ROUTING_KEYS:
+        raise precondition_failed(f"{name} has {len(keys)} routing keys, {MAX_ROUTING_KEYS} are allowed")
     if not isinstance(keys, list):
         at = property_lists.headers_at(raw)
         kind = next(TYPE_NAMES[entry[1 + entry[0]]] for found, entry in split_table(raw, at) if found == name)
@@ -288,12 +314,17 @@ def _extend(ch: Channel, headers: dict[str, Any]) -> None:
 def send(ch: Channel, batch: Batch, last: int) -> None:
     """Hand a batch to the broker; `last` is the number of its last confirm, 0 if there are none to give."""
     ch.connection.writing(batch.size_bytes)
-    ch.broker.send(Publish(batch.targets, batch.messages()), partial(_published, ch, batch, last))
+    if ch.broker.send(Publish(batch.targets, batch.messages()), partial(_published, ch, batch, last)):
+        batch.is_held = True  # it is carried out in parts: what comes next must not overtake it
+        ch.connection.hold()
 
 
 def _published(ch: Channel, batch: Batch, last: int, answer: list[Arrival] | LanewayError) -> None:
     connection, count = ch.connection, len(batch.bodies)
     connection.written(batch.size_bytes)
+    if batch.is_held:
+        batch.is_held = False
+        connection.release()
     if isinstance(answer, NOT_NOW):
         connection.block(partial(send, ch, batch, last))
         return
