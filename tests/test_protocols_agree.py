@@ -226,7 +226,7 @@ def events_of(folder: Path, queue: str) -> list[tuple[str, int]]:
 def spoken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder of a node on which every scenario was played in every protocol."""
     folder: Path = tmp_path_factory.mktemp("agree") / "data"
-    flags = {"data": str(folder), "http": "127.0.0.1:0", "amqp": "127.0.0.1:0", "sqs_anonymous": "true"}
+    flags = {"data": str(folder), "http": "127.0.0.1:0", "amqp": "127.0.0.1:0"}
 
     def play(addresses: dict[str, Address]) -> None:
         reads_each_other(addresses)

@@ -166,9 +166,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     sqs_region: Annotated[
         str, Meta(description="the region whose queues are those of the virtual host /; others have one each")
     ] = "us-east-1"
-    sqs_anonymous: Annotated[
-        bool, Meta(description="SQS clients on this machine need no key, as long as guest is the only account")
-    ] = False
 
     # Limits
     max_message_bytes: Annotated[

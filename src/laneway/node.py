@@ -94,9 +94,7 @@ class Node:
         self.failed: asyncio.Event = asyncio.Event()
         self.turns = LoopTurns()
         self._watch = TurnWatch(self.turns)
-        self._sqs = SqsOptions(
-            account_id=config.sqs_account_id, region=config.sqs_region, is_anonymous=config.sqs_anonymous
-        )
+        self._sqs = SqsOptions(account_id=config.sqs_account_id, region=config.sqs_region)
         limit = descriptors.limit_in_force()
         share = descriptors.share_out(limit, config.max_connections, _handshake_count(config))
         self.floods = FloodLog()

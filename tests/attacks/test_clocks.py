@@ -5,11 +5,14 @@ libfaketime stands between the server and its wall clock; the clocks that nobody
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import boto3
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
@@ -162,3 +165,35 @@ def test_an_hour_ahead_and_back_over_amqp(tmp_path: Path, clock: FakedClock) -> 
 
         eventually("the time to live to end", lambda: has_come("dead"), within_s=AT_ONCE_S)
         eventually("the delay to end", lambda: has_come("late"), within_s=AT_ONCE_S)
+
+
+# --- over SQS
+
+
+def sqs(server: Server) -> Any:
+    client = boto3.client(
+        "sqs",
+        endpoint_url=f"http://127.0.0.1:{server.port}",
+        region_name="us-east-1",
+        aws_access_key_id="guest",
+        aws_secret_access_key="guest",
+    )
+    return client
+
+
+def test_an_hour_ahead_and_back_over_sqs(tmp_path: Path, clock: FakedClock) -> None:
+    with Server(tmp_path / "data", before=clock.before) as server:
+        client = sqs(server)
+        leases = client.create_queue(QueueName="leases", Attributes={"VisibilityTimeout": str(LEASE_S)})["QueueUrl"]
+        delays = client.create_queue(QueueName="delays")["QueueUrl"]
+        for queue, delay_s in ((leases, 0), (delays, LEASE_S)):
+            client.send_message(QueueUrl=queue, MessageBody=json.dumps(1), DelaySeconds=delay_s)
+        assert len(client.receive_message(QueueUrl=leases)["Messages"]) == 1
+        jump(server, clock, HOUR_S)
+        jump(server, clock, 0)
+
+        def comes_back(queue: str) -> bool:
+            return bool(client.receive_message(QueueUrl=queue, WaitTimeSeconds=1).get("Messages"))
+
+        eventually("the lease to end", lambda: comes_back(leases), within_s=AT_ONCE_S)
+        eventually("the delay to end", lambda: comes_back(delays), within_s=AT_ONCE_S)

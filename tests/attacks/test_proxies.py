@@ -17,14 +17,14 @@ LOOPBACK = Networks((ip_network("127.0.0.1"),))
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeNode]:
-    with WholeNode(tmp_path_factory.mktemp("bare"), is_new=True, sqs_anonymous=True) as node:
+    with WholeNode(tmp_path_factory.mktemp("bare"), is_new=True) as node:
         yield node
 
 
 @pytest.fixture(scope="module")
 def trusting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeNode]:
     folder = tmp_path_factory.mktemp("trusting")
-    with WholeNode(folder, is_new=True, sqs_anonymous=True, trusted_proxies=LOOPBACK) as node:
+    with WholeNode(folder, is_new=True, trusted_proxies=LOOPBACK) as node:
         yield node
 
 

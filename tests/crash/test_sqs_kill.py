@@ -211,21 +211,15 @@ class Load:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("seed", [1])
 def test_sends_and_deletes_hold_after_kills_under_load(tmp_path: Path, seed: int) -> None:
-    run(Server(tmp_path / "data", *SMALL, "--config", str(anonymous(tmp_path))), seed, KILLS)
+    run(Server(tmp_path / "data", *SMALL), seed, KILLS)
 
 
 @pytest.mark.timeout(180)
 def test_a_server_that_answers_sqs_before_it_writes_is_found_out(tmp_path: Path) -> None:
     """So the test above can fail."""
-    server = Server(tmp_path / "data", *SMALL, "--config", str(anonymous(tmp_path)), program=("-c", HASTY))
+    server = Server(tmp_path / "data", *SMALL, program=("-c", HASTY))
     with pytest.raises(AssertionError, match=r"were lost|after its deletion was answered|for the first time after"):
         run(server, 1, 4)
-
-
-def anonymous(folder: Path) -> Path:
-    file = folder / "laneway.toml"
-    file.write_text("sqs_anonymous = true\n")
-    return file
 
 
 def run(server: Server, seed: int, kills: int) -> None:

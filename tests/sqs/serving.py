@@ -54,7 +54,8 @@ class SqsServing(Serving):
 
     def __init__(self, folder: Path, *, anonymous: bool = False) -> None:
         super().__init__(folder)
-        self._options = SqsOptions(account_id=ACCOUNT_ID, region=REGION, is_anonymous=anonymous)
+        self._options = SqsOptions(account_id=ACCOUNT_ID, region=REGION)
+        self._has_root = not anonymous
         self.signing_ahead_s = 0  # how far the clock that signatures are judged by is ahead
         self.key: tuple[str, str] = ("none", "none")
 
@@ -70,7 +71,7 @@ class SqsServing(Serving):
         self.server = HttpServer([sqs, RestApi(self.broker, self.access, rest_limits)], rest_limits)
         self.access.on_change(self.server.recheck)
         self.address = await self.server.start("127.0.0.1", 0)
-        if not self._options.is_anonymous:
+        if self._has_root:
             await self.access.put_account("root", password="secret", roles=["admin"])
             self.key = await self.access.create_key("root", kind="aws")
 

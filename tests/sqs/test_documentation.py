@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import boto3
-import pytest
 
 from laneway.frontends.sqs.errors import KINDS
 from laneway.frontends.sqs.queue_attributes import GETTABLE
+from tests.crash.server import Server
 from tests.sqs.serving import SqsServing
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "sqs.md").read_text()
@@ -47,9 +50,28 @@ def test_every_error_is_in_the_table() -> None:
     assert told == {shape.name for shape in model().error_shapes} | set(KINDS)
 
 
-def test_the_example_runs(serving: SqsServing, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", serving.key[0])
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", serving.key[1])
+def test_everything_works_as_pasted_on_a_fresh_server(tmp_path: Path) -> None:
+    """The example as guest; then the commands of "Who is asking", and the example with the key that they made."""
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    exec(compile(example.replace("http://127.0.0.1:8080", serving.url), "docs/sqs.md", "exec"), {})
-    assert capsys.readouterr().out == "hello\n"
+    (commands,) = re.findall(r"```console\n(.*?)```", section("Who is asking"), re.DOTALL)
+    with Server(tmp_path / "data") as server:
+        url = f"http://127.0.0.1:{server.port}"
+        example = example.replace("http://127.0.0.1:8080", url)
+        keyless = re.sub(r'\s*aws_(access_key_id|secret_access_key)="guest",', "", example)
+        assert keyless != example
+        (tmp_path / "guest.py").write_text(example)
+        (tmp_path / "shop.py").write_text(keyless)
+        laneway = f'laneway() {{ "{sys.executable}" -m laneway "$@"; }}'
+        script = ["set -e", laneway, f'"{sys.executable}" guest.py', *re.findall(r"^\$ (.*)$", commands, re.MULTILINE)]
+        script.append(f'"{sys.executable}" shop.py')
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "LANEWAY_"))}
+        done = subprocess.run(
+            ["bash", "-c", "\n".join(script)],
+            cwd=tmp_path,
+            env={**environment, "LANEWAY_URL": url},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[0] == done.stdout.splitlines()[-1] == "hello", done.stdout

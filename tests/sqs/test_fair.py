@@ -58,7 +58,7 @@ class Clients:
 @pytest.fixture(scope="module")
 def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
     folder: Path = tmp_path_factory.mktemp("fair") / "data"
-    flags = {"data": str(folder), "http": "127.0.0.1:0", "amqp": "127.0.0.1:0", "sqs_anonymous": "true"}
+    flags = {"data": str(folder), "http": "127.0.0.1:0", "amqp": "127.0.0.1:0"}
     loop = asyncio.new_event_loop()
     node = Node(load_config(flags, {}))
     loop.run_until_complete(node.__aenter__())

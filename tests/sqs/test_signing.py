@@ -299,7 +299,7 @@ class TestAnonymous:
 
     def test_until_there_is_an_account(self, open_serving: SqsServing) -> None:
         open_serving.run(open_serving.access.put_account("ann", password="x", roles=["admin"]))
-        assert refusal(open_serving.sqs(("test", "test")).list_queues)[0] == "MissingAuthenticationToken"
+        assert refusal(open_serving.sqs(("test", "test")).list_queues)[0] == "InvalidClientTokenId"
         assert open_serving.sqs(open_serving.new_key("ann")).list_queues()
 
     def test_a_web_page_is_nobody(self, open_serving: SqsServing) -> None:

@@ -81,7 +81,7 @@ class SqsApi:
     ) -> None:
         self._options = options or SqsOptions()
         self._access = access
-        self._callers = Callers(access, Names(self._options), is_anonymous=self._options.is_anonymous)
+        self._callers = Callers(access, Names(self._options))
         self._now_s = now_s
         self._json, self._query = JsonForm(), QueryForm()
         self._shapes = Shapes()
@@ -149,10 +149,9 @@ class SqsApi:
         if signature is not None and self._callers.signing(signature.credential) is not None:
             return True
         try:
-            self._callers.anonymous(call, plan.region, is_signed=signature is not None)
+            return self._callers.guest(call, plan.region) is not None
         except SqsError:
             return False
-        return True
 
     def end_wait(self, call: Call) -> None:
         self._messages.end_wait(call)
@@ -211,12 +210,17 @@ class SqsApi:
         """Who asks, and what they must have signed with; None: nothing needs to be signed."""
         signature: Signature | None = call.head.own
         known = None if signature is None else self._callers.signing(signature.credential)
-        if known is None and signature is not None and not self._options.is_anonymous:
+        if known is not None:
+            return known
+        # Whoever needs no key may have any: clients that insist on one are given a made-up one.
+        caller = self._callers.guest(call, plan.region)
+        if caller is None and signature is not None:
             self._access.failures.check(call.origin(_WAY), signature.credential.access_key)
             self._access.failures.failed(call.origin(_WAY), signature.credential.access_key, "no such access key")
-        if known is None:
-            return self._callers.anonymous(call, plan.region, is_signed=signature is not None), None
-        return known
+            raise SqsError("InvalidClientTokenId", "The security token included in the request is invalid.")
+        if caller is None:
+            raise SqsError("MissingAuthenticationToken", "Request is missing Authentication Token.")
+        return caller, None
 
     # --- what is awaited
 

@@ -27,14 +27,13 @@ class Caller:
 
 
 class Callers:
-    def __init__(self, access: Access, names: Names, *, is_anonymous: bool) -> None:
+    def __init__(self, access: Access, names: Names) -> None:
         self._access = access
         self._names = names
-        self._is_anonymous = is_anonymous
         self._version = access.version
         self._signing: dict[str, tuple[Caller, SigningKey]] = {}  # by credential, once a signature was right
         self.found: tuple[str, tuple[Caller, SigningKey]] | None = None  # with its credential, not remembered yet
-        self._anonymous: dict[str, Caller] = {}  # by region
+        self._guests: dict[str, Caller] = {}  # by region
 
     def signing(self, credential: Credential) -> tuple[Caller, SigningKey] | None:
         """Who has this access key, if it is known, and what they sign with."""
@@ -59,29 +58,25 @@ class Callers:
             self._signing[self.found[0]] = self.found[1]
             self.found = None
 
-    def anonymous(self, call: Call, region: str, *, is_signed: bool) -> Caller:
-        """Whoever may come without a signature may come with any: a client that insists on a key is given a made-up
-        one."""
-        if not self._is_anonymous:
-            if is_signed:
-                raise SqsError("InvalidClientTokenId", "The security token included in the request is invalid.")
-            raise SqsError("MissingAuthenticationToken", "Request is missing Authentication Token.")
+    def guest(self, call: Call, region: str) -> Caller | None:
+        """Whoever may come without a key: guest, for one on this machine, while it is the only account. None: a key is
+        needed."""
         try:
             account = guest(self._access, call)
-        except Unauthenticated as error:
-            raise SqsError("MissingAuthenticationToken", f"Request is missing Authentication Token: {error}") from None
+        except Unauthenticated:
+            return None
         except Forbidden as error:
             raise SqsError("AccessDenied", error.message) from None
         if self._version != self._access.version:
             self._forget()
-        caller = self._anonymous.get(region)
+        caller = self._guests.get(region)
         if caller is None:
-            if len(self._anonymous) >= _REMEMBERED:
-                self._anonymous.clear()
-            caller = self._anonymous[region] = Caller(account, region, self._access, self._names)
+            if len(self._guests) >= _REMEMBERED:
+                self._guests.clear()
+            caller = self._guests[region] = Caller(account, region, self._access, self._names)
         return caller
 
     def _forget(self) -> None:
         self._signing.clear()
-        self._anonymous.clear()
+        self._guests.clear()
         self._version = self._access.version

@@ -27,7 +27,6 @@ class SqsOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     account_id: str = "000000000000"
     region: str = "us-east-1"  # its queues are those of the virtual host "/"
-    is_anonymous: bool = False  # callers on this machine need no signature, as long as guest is the only account
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[0-9]{12}", self.account_id):
