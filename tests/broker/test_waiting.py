@@ -10,6 +10,7 @@ import pytest
 from laneway.broker import waiting
 from laneway.broker.interface import Ack, Lease, Settle
 from laneway.broker.values import Deliveries, Properties, Settlement
+from laneway.core.digits import mark_of
 from laneway.core.events import Acked, Event, Leased
 from laneway.errors import Unavailable
 from tests.broker.conftest import Bench
@@ -161,5 +162,21 @@ def test_what_was_leased_while_acks_were_gathered_is_acked_after_it_was_leased(r
         leased = {seq: e.at_ms for e in seen if isinstance(e, Leased) for seq in e.seqs}
         late = [e.at_ms - leased[seq] for e in seen if isinstance(e, Acked) for seq in e.seqs if seq in leased]
         assert len(late) == 2 and min(late) >= 0
+
+    run(scenario)
+
+
+def test_accounts_do_not_share_a_lease(run: Run) -> None:
+    """Or each could tell the tokens of the other from its own."""
+
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        wait(b, 1, 1, account="ann")
+        wait(b, 1, account="bob")
+        seen = b.staged()
+        await b.publish(b"0", b"1", b"2")
+        leased = [event for event in seen if isinstance(event, Leased)]
+        assert [event.first_lease >> 48 for event in leased] == [mark_of("ann"), mark_of("bob")]
+        assert sizes(seen) == [2, 1]
 
     run(scenario)

@@ -8,17 +8,23 @@ from hypothesis import strategies as st
 
 from laneway.core.digits import (
     BLOCK,
+    SECRET_LEASE,
     SEQ_DIGITS,
     SHORT_RUN,
     Tokens,
     by_block,
+    chances,
     hex_lines,
     high_digits,
     low_digits,
+    mark_of,
+    own_tokens,
+    secret_lease,
     token,
     tokens_in,
     tokens_text,
 )
+from laneway.core.state import SESSION_LEASE
 
 BETWEEN = b'"},{"receipt_handle":"'
 EDGE = st.integers(1, 4 * BLOCK)  # near the borders of blocks and slabs
@@ -86,3 +92,44 @@ def test_numbers_in_parts_are_the_numbers(runs: list[tuple[int, int]], lease: in
         written += [high + low for low in low_digits(seqs[at], count)]
     assert [text.decode() for text in written] == [f"{seq:012x}" for seq in seqs]
     assert "".join(f"\n0000{text.decode()}" for text in written) == hex_lines(seqs)
+
+
+ANN, BOB = (secret_lease(name, 0) for name in ("ann", "bob"))
+
+
+@given(st.integers(0, (1 << 64) - 1), st.integers(1, 4096), st.text(max_size=20))
+def test_a_secret_lease_is_marked_and_never_taken_for_a_counted_one(chance: int, count: int, account: str) -> None:
+    first = secret_lease(account, chance)
+    for lease in (first, first + count):
+        assert lease & SECRET_LEASE and not lease & SESSION_LEASE and lease < 1 << 63
+        assert lease >> 48 == mark_of(account)
+
+
+def test_tokens_of_another_account_become_one_that_was_never_given() -> None:
+    mine, hers = token(BOB + 5, 7), token(ANN + 5, 8)
+    assert own_tokens([mine, hers], "bob") == [mine, "0" * 28]
+    assert own_tokens([mine], "bob") == [mine]
+    assert own_tokens(["x", "g" * 28, "\ud800" * 28], "bob") == ["x", "g" * 28, "\ud800" * 28]
+    assert own_tokens([token(1 << 40 | 1, 7)], "bob") == ["0" * 28]  # a counted one
+
+
+def test_runs_of_tokens_are_kept_as_runs_if_they_are_all_of_one_account() -> None:
+    mine = Tokens([(range(5, 9), range(BOB, BOB + 4)), (range(20, 22), range(BOB + 9, BOB + 11))])
+    assert own_tokens(mine, "bob") is mine
+    assert list(own_tokens(mine, "ann")) == ["0" * 28] * 6
+    mixed = Tokens([*mine.runs, (range(30, 32), range(ANN, ANN + 2))])
+    assert list(own_tokens(mixed, "bob")) == [*mine, *["0" * 28] * 2]
+
+
+def test_chances_are_drawn_many_at_once() -> None:
+    asked: list[int] = []
+
+    def random_bytes(size: int) -> bytes:
+        asked.append(size)
+        return bytes(range(256)) * (size // 256)
+
+    drawn = chances(random_bytes)
+    first = [next(drawn) for _ in range(512)]
+    assert asked == [4096] and first[0] == int.from_bytes(range(8), "little")
+    next(drawn)
+    assert asked == [4096] * 2

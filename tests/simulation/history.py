@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from laneway.core import table
+from laneway.core.events import Leased
 from laneway.core.exchanges import Exchange
 from laneway.core.queue import TOTALS, Queue
 from laneway.core.state import State
@@ -134,6 +135,11 @@ class History:
         self.sealed = 0
         self.written = 0  # survives the process
         self.durable = 0  # survives a power cut
+        self.lease_order: dict[int, int] = {}  # the how-manieth each lease was, by its id, which does not say
+
+    def leased(self, event: Leased) -> None:
+        for lease_id in range(event.first_lease, event.first_lease + len(event.seqs)):
+            self.lease_order[lease_id] = len(self.lease_order)
 
     def seal(self, position: int, state: State, at_ms: int) -> None:
         assert position == self.sealed + 1, f"commit {position} was sealed after {self.sealed}"

@@ -8,14 +8,13 @@ After a restart whatever was in doubt is looked up once, and from then on it is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from laneway.core.deliveries import Delivery
 from laneway.core.message import Draft, Glimpse, Receipt
-from laneway.core.state import SESSION_LEASE
 from laneway.errors import IdempotencyConflict, LanewayError
 
 from .loop import Clock
@@ -125,7 +124,7 @@ class Held:
         self.queue = queue
         self.token = delivery.token
         self.lease_id = int(delivery.token[:16], 16)
-        self.lease_number = self.lease_id & ~SESSION_LEASE  # in the order they were given
+        self.lease_number = 0  # in the order they were given
         self.deadline_ms = delivery.deadline_ms
         self.latest_ms = delivery.deadline_ms  # the deadline, if all that was asked for was done
         self.deaths = death_count(delivery)
@@ -177,8 +176,9 @@ class Register:
 
 
 class Ledger:
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, lease_order: Mapping[int, int]) -> None:
         self._clock = clock
+        self._lease_order = lease_order  # the how-manieth each lease was, by its id
         self.by_body: dict[bytes, Sent] = {}
         self.by_id: dict[str, Sent] = {}
         self.open_batches: dict[int, Batch] = {}  # by id(): publishes not answered
@@ -314,10 +314,9 @@ class Ledger:
             self.by_id.setdefault(d.message_id, sent)
             assert not sent.gone, f"{sent} was delivered after its end was answered"
             hold = (kind or Held)(sent, queue, d, self.incarnation)
-            assert hold.lease_number not in self.lease_ids, (
-                f"lease id {hold.lease_id:x} was given twice, now for {sent}"
-            )
-            self.lease_ids.add(hold.lease_number)
+            hold.lease_number = self._lease_order[hold.lease_id]
+            assert hold.lease_id not in self.lease_ids, f"lease id {hold.lease_id:x} was given twice, now for {sent}"
+            self.lease_ids.add(hold.lease_id)
             holds.append(hold)
             if kind is None:
                 self.holds[d.token] = hold

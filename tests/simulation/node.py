@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,7 +17,7 @@ from laneway.broker.partition import Partition
 from laneway.broker.reading import ReaderThread
 from laneway.broker.values import BrokerLimits
 from laneway.core.commands import find_queue
-from laneway.core.events import Acked, Event
+from laneway.core.events import Acked, Event, Leased
 from laneway.core.invariants import check_invariants
 from laneway.core.message import Glimpse
 from laneway.core.table import FREE
@@ -113,6 +113,13 @@ class WatchedEngine(Engine):
 
     def watch(self, history: History, look: Callable[[], None]) -> None:
         self._history, self._look = history, look
+
+    def run(self, command: Iterator[Event]) -> list[Event]:
+        events = super().run(command)
+        for event in events:
+            if isinstance(event, Leased):
+                self._history.leased(event)
+        return events
 
     def replay(self, now_ms: int) -> Recovery:
         recovery = super().replay(now_ms)
@@ -251,6 +258,7 @@ class Node:
             new_writer=lambda journal, loop, on_written: SimulatedWriter(journal, loop, on_written, history),
             new_reader=lambda engine, loop: simulated_reader(engine, loop, counts),
             staging_folder=staging_folder,
+            random_bytes=random.randbytes,
         )
         self.broker = LocalBroker(self.partition)
 

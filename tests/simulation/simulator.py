@@ -87,7 +87,7 @@ class Simulation:
         self.files = FaultyFiles(seed, capacity_bytes=PLENTY_BYTES)
         self.clock = Clock()
         self.history = History(self.clock)
-        self.ledger = Ledger(self.clock)
+        self.ledger = Ledger(self.clock, self.history.lease_order)
         self.sizes = Sizes(self.random)
         self.workload = Workload(self.random, self.ledger)
         self.staging_folder: Path | None = None

@@ -72,6 +72,7 @@ class Lease(Request):
     lease_ms: int | None = None  # None: the queue's
     wait_ms: int = 0
     consumer: str = ""
+    account: str = ""  # whose the tokens are: they are good in its requests alone
     session: SessionId = 0
     no_ack: bool = False  # of a session: they are acked as they are handed out
 
@@ -92,6 +93,7 @@ class Settle(Request):
 
     queue: QueueId
     settlements: Sequence[Settlement]
+    account: str = ""  # that leased them: tokens of others are as tokens of leases that have ended
 
 
 class Ack(Request):
@@ -99,6 +101,7 @@ class Ack(Request):
 
     queue: QueueId
     tokens: Sequence[str]
+    account: str = ""
 
 
 class SettleHeld(Request):

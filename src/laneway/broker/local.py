@@ -17,6 +17,7 @@ from laneway.broker.topology import PartitionModel, TopologyView
 from laneway.broker.values import Arrival, BatchOutcome, HistoryInfo, QueueName, Task
 from laneway.core import lease_commands
 from laneway.core.deliveries import Deliveries
+from laneway.core.digits import own_tokens
 from laneway.core.message import RECORD_PREFIX_BYTES
 from laneway.core.rows import ROW_BYTES
 from laneway.errors import InvalidInput, LanewayError, LimitExceeded
@@ -244,10 +245,13 @@ class LocalBroker:
 
     def _settle(self, request: i.Settle, done: Done) -> None:
         self._check_settling(request.queue, len(request.settlements))
+        for settlement in request.settlements:
+            (settlement.token,) = own_tokens((settlement.token,), request.account)
         self._partition.inbox.add(Entry(request, done, self._partition.now()))
 
     def _ack(self, request: i.Ack, done: Done) -> None:
         self._check_settling(request.queue, len(request.tokens))
+        request.tokens = own_tokens(request.tokens, request.account)
         self._partition.inbox.add(Entry(request, done, self._partition.now()))
 
     def _check_settling(self, queue: i.QueueId, count: int) -> None:

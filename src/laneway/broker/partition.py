@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +34,7 @@ from laneway.broker.vhosts import Vhosts
 from laneway.broker.waiting import NOTHING, Waiting
 from laneway.core import burial, commands, lease_commands, publishing
 from laneway.core.deliveries import Deliveries
+from laneway.core.digits import chances, secret_lease
 from laneway.core.events import ClockSet, DocumentPut, DocumentRemoved, Event, Extended, Kind, Leased, Published
 from laneway.core.message import Glimpse, Messages, Receipts
 from laneway.core.queue import Queue
@@ -71,6 +73,7 @@ class Partition:
         new_reader: NewReader = ReaderThread,
         staging_folder: Path | None = None,
         turns: LoopTurns | None = None,
+        random_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self.engine = engine
         self._turns = turns or LoopTurns()
@@ -84,6 +87,7 @@ class Partition:
         self.reader: Reader
         self._phase = "starting"
         self.is_memory_short = False
+        self._chances = chances(random_bytes)
         self.carry_out: Callable[[Any], Any]  # carries out a request that is rare; local.py sets it
         self.inbox = Inbox(self)
         self._timer: asyncio.TimerHandle | None = None
@@ -202,13 +206,22 @@ class Partition:
         lease_ms: int | None,
         consumer: str = "",
         *,
+        account: str = "",
         of_session: bool = False,
         durable_only: bool = False,
     ) -> Leased | None:
         """`durable_only`: pass over messages that are not durable yet, unless there are groups."""
         below = self.committer.durable_next_seq if durable_only else 0
         command = lease_commands.lease(
-            self._state, demands, lease_ms, consumer, self.now(), of_session=of_session, below=below
+            self._state,
+            demands,
+            lease_ms,
+            consumer,
+            self.now(),
+            of_session=of_session,
+            # What a session holds is settled by number: no token leads there, so those need not be secret.
+            first_lease=None if of_session else secret_lease(account, next(self._chances)),
+            below=below,
         )
         for event in self.engine.run(command):
             self.set_timer()

@@ -163,16 +163,17 @@ class Waiting:
         waiters = self._waiters.get(number)
         while waiters and queue is not None and queue.ready:
             first, limit, some = waiters[0].request, 0, []
+            same = first.lease_ms, first.consumer, first.account
             enough = min(queue.ready, _shareable(queue))
             for waiter in waiters:
                 request = waiter.request
-                if (request.lease_ms, request.consumer) != (first.lease_ms, first.consumer):
+                if (request.lease_ms, request.consumer, request.account) != same:
                     break
                 some.append(waiter)
                 limit += request.max_messages
                 if limit >= enough or queue.heads or queue.tenants is not None:
                     break
-            leased = self._partition.lease([(queue, limit)], first.lease_ms, first.consumer)
+            leased = self._partition.lease([(queue, limit)], first.lease_ms, first.consumer, account=first.account)
             if leased is None:
                 return
             self._deal(queue, leased, some)

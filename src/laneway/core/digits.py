@@ -6,9 +6,14 @@ them is made once. Hence blocks: numbers that share all but their last three dig
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import repeat
 from typing import overload
+
+from xxhash import xxh3_64_intdigest
 
 from laneway.core.runs import runs
 
@@ -16,12 +21,58 @@ LOW_DIGITS = 3
 BLOCK = 16**LOW_DIGITS
 _LOW = [b"%03x" % number for number in range(BLOCK)]
 
-#: A token is the lease id and the message number, eight and six bytes in hexadecimal. A lease id is never given twice
-#: (its upper bits are the epoch), so a token is good for one delivery alone.
+#: A token is the lease id and the message number, eight and six bytes in hexadecimal. A lease id is never given twice,
+#: so a token is good for one delivery alone.
 LEASE_DIGITS, SEQ_DIGITS = 16, 12
 TOKEN_CHARS = LEASE_DIGITS + SEQ_DIGITS
+_NEVER_GIVEN = "0" * TOKEN_CHARS
+_is_hex = re.compile("[0-9a-fA-F]+").fullmatch
 SHORT_RUN = 8  # neighbours are worth looking for if there are as many together
 SEQ_MASK = (1 << 48) - 1
+
+#: A lease id that goes into tokens cannot be guessed, and says whose it is:
+#:
+#:     bit 62 set · 61 … 48 the account's mark · 47 … 0 by chance, but for bit 39 and the one that the index may reach
+#:
+#: The others are counted: bit 62 is clear, the epoch stands from bit 40 on, and bit 39 is set in those of sessions.
+SECRET_LEASE = 1 << 62
+_MARK_BITS = 0x3FFF
+_CHANCE = 0xFF << 40 | (1 << 38) - 1
+
+
+@lru_cache(maxsize=1024)
+def mark_of(account: str) -> int:
+    """What is the same in all lease ids of an account's tokens: their upper 16 bits."""
+    return SECRET_LEASE >> 48 | xxh3_64_intdigest(account.encode()) & _MARK_BITS
+
+
+def chances(random_bytes: Callable[[int], bytes]) -> Iterator[int]:
+    """64 bits by chance, again and again; many are drawn at once."""
+    while True:
+        yield from struct.unpack("512Q", random_bytes(4096))
+
+
+def secret_lease(account: str, chance: int) -> int:
+    """The lease id of the first of a few messages that an account leases; `chance`: 64 bits that nobody can know."""
+    return mark_of(account) << 48 | chance & _CHANCE
+
+
+def own_tokens(tokens: Sequence[str], account: str) -> Sequence[str]:
+    """Hot: these tokens, if the account may have them. In place of those of others stands one that was never given, so
+    that they are told what is said of a lease that has ended."""
+    mark = mark_of(account)
+    if type(tokens) is Tokens:
+        if [run for _, run in tokens.runs if not run.start >> 48 == mark == run[-1] >> 48] == []:
+            return tokens
+    digits = f"{mark:04x}"
+    if all(map(str.startswith, tokens, repeat(digits))):
+        return tokens
+    return [text if text.startswith(digits) else _not_yours(text) for text in tokens]
+
+
+def _not_yours(text: str) -> str:
+    """Nothing that is no token becomes one."""
+    return _NEVER_GIVEN if len(text) == TOKEN_CHARS and _is_hex(text) else text
 
 
 def token(lease_id: int, seq: int) -> str:

@@ -10,11 +10,12 @@ import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, compress, pairwise, repeat, starmap
+from operator import itemgetter
 from typing import cast
 
 from laneway.core.burial import bury
 from laneway.core.deadlines import coarse
-from laneway.core.digits import SEQ_MASK, TOKEN_CHARS, Tokens
+from laneway.core.digits import LEASE_DIGITS, SEQ_MASK, TOKEN_CHARS, Tokens
 from laneway.core.events import (
     Acked,
     Cause,
@@ -52,16 +53,20 @@ def lease(
     now_ms: int,
     *,
     of_session: bool = False,
+    first_lease: int | None = None,
     below: int = 0,
 ) -> Iterator[Leased]:
     """Lease so many messages of each queue at most, as one event; `lease_ms`: None for the usual time of the first.
 
     `of_session`: whoever gets them is a connection that gives back what it did not settle when it ends, at the
-    latest when the store is opened again. Its deadlines are far away and rounded, so that many share one. `below`: as
-    in Queue.select."""
+    latest when the store is opened again. Its deadlines are far away and rounded, so that many share one.
+    `first_lease`: the first lease id, if it is a secret one; they are counted otherwise. `below`: as in
+    Queue.select."""
     if lease_ms is None:
         lease_ms = demands[0][0].settings.lease_ms
-    deadline_ms, first_lease = now_ms + lease_ms, state.next_lease
+    deadline_ms = now_ms + lease_ms
+    if first_lease is None:
+        first_lease = state.next_lease
     if of_session:
         deadline_ms, first_lease = coarse(deadline_ms, now_ms), first_lease | SESSION_LEASE
     table = state.table
@@ -191,6 +196,9 @@ def parse_tokens(texts: Sequence[str]) -> tuple[list[int], list[int]] | None:
     return (seqs, list(leases)) if len(set(seqs)) == len(seqs) else None
 
 
+_seq_digits = itemgetter(slice(LEASE_DIGITS, None))
+
+
 def _first_of(run: tuple[range, range]) -> int:
     return run[0].start
 
@@ -210,7 +218,7 @@ def ack_tokens(
             return None
         seqs, leases = joined([run[0] for run in held]), joined([run[1] for run in held])
     else:
-        parsed = parse_tokens(sorted(chain.from_iterable(parts)))  # what was leased together then stands together
+        parsed = parse_tokens(sorted(chain.from_iterable(parts), key=_seq_digits))  # neighbours then stand together
         if parsed is None or still_held(state, [(queue.number, len(parsed[0]))], *parsed) is not None:
             return None
         seqs, leases = parsed

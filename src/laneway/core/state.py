@@ -27,6 +27,7 @@ import msgspec
 from laneway.core import graves, stepping
 from laneway.core import queue as q_
 from laneway.core.deadlines import DEDUP, DELAY, KEYS, LEASE, RETENTION, TTL, Deadlines, coarse
+from laneway.core.digits import SECRET_LEASE
 from laneway.core.events import (
     Acked,
     Bound,
@@ -401,7 +402,8 @@ class State:
             if not is_first:
                 queue.totals[q_.REDELIVERED] += n - receives[at:end].count(1)
             at = end
-        self.next_lease = max(self.next_lease, e.first_lease + count & ~SESSION_LEASE)
+        if not e.first_lease & SECRET_LEASE:
+            self.next_lease = max(self.next_lease, e.first_lease + count & ~SESSION_LEASE)
         if e.consumer:
             self._note_consumer(seqs, e.consumer)
         self.deadlines.add(e.deadline_ms, LEASE, 0, seqs)

@@ -54,7 +54,7 @@ class Dequeuing:
         source = self._broker.topology.find_queue(plan.vhost, plan.queue)
         if not asked.wait_ms and call.connection.is_pipelined:
             call.connection.hold(call)  # or one client could have many large answers in memory at once
-        number = self._broker.send(Lease(source.queue, *asked), partial(self._leased, call))
+        number = self._broker.send(Lease(source.queue, *asked, call.account.name), partial(self._leased, call))
         if number and call.response is None:
             call.waiter = number
 
@@ -96,15 +96,16 @@ class Dequeuing:
     def _leased(self, call: Call, deliveries: Deliveries) -> None:
         call.waiter = None
         if call.is_abandoned or call.response is not None:
-            give_back(self._broker, deliveries)
+            give_back(self._broker, call, deliveries)
         else:
             call.answer_pieces(200, *self._writer.deliveries(deliveries))
 
 
-def give_back(broker: Broker, deliveries: Deliveries) -> None:
+def give_back(broker: Broker, call: Call, deliveries: Deliveries) -> None:
     """Release what nobody is there to take, so that others have it now and not when the leases expire."""
     if len(deliveries):
-        broker.send(Settle(deliveries.queue, [Settlement("release", token) for token in deliveries.tokens()]), _ignore)
+        released = [Settlement("release", token) for token in deliveries.tokens()]
+        broker.send(Settle(deliveries.queue, released, call.account.name), _ignore)
 
 
 def _ignore(answer: object) -> None:

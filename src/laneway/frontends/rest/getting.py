@@ -66,12 +66,12 @@ class Getting:
             )
         action = ACK_MODES[options.ack_mode or "manual"]
         source = self._broker.topology.find_queue(plan.vhost, plan.queue)
-        self._broker.send(Lease(source.queue, count), partial(self._taken, call, action))
+        self._broker.send(Lease(source.queue, count, account=call.account.name), partial(self._taken, call, action))
 
     @answering
     def _taken(self, call: Call, action: Action | None, deliveries: Deliveries) -> None:
         if call.is_abandoned or call.response is not None:
-            give_back(self._broker, deliveries)
+            give_back(self._broker, call, deliveries)
             return
         if action is not None:
             deliveries = self._writer.showable(deliveries)
@@ -79,7 +79,9 @@ class Getting:
             call.answer_pieces(200, *self._writer.deliveries(deliveries))
         else:
             settlements = [Settlement(action, token) for token in deliveries.tokens()]
-            self._broker.send(Settle(deliveries.queue, settlements), partial(self._settled, call, deliveries))
+            self._broker.send(
+                Settle(deliveries.queue, settlements, call.account.name), partial(self._settled, call, deliveries)
+            )
 
     @answering
     def _settled(self, call: Call, deliveries: Deliveries, results: list[int | LanewayError]) -> None:

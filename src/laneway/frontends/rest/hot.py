@@ -171,7 +171,8 @@ class SettleApi:
         if not handle:
             raise InvalidInput("a receipt_handle is needed, in the body or the query string", field="receipt_handle")
         settlement = Settlement("ack", handle, message_id)
-        self._broker.send(Settle(self._source(call), (settlement,)), partial(self._settled, call, ACK))
+        request = Settle(self._source(call), (settlement,), call.account.name)
+        self._broker.send(request, partial(self._settled, call, ACK))
 
     @ApiRoute(
         "POST",
@@ -214,7 +215,8 @@ class SettleApi:
             )
         settlement = form.to_settlement(request)
         settlement.message_id = message_id
-        self._broker.send(Settle(self._source(call), (settlement,)), partial(self._settled, call, form))
+        request = Settle(self._source(call), (settlement,), call.account.name)
+        self._broker.send(request, partial(self._settled, call, form))
 
     def _source(self, call: Call) -> QueueId:
         """The queue of the path, if the caller may read from it."""
@@ -238,7 +240,8 @@ class SettleApi:
         source, body = self._source(call), call.body
         if form is ACK and (handles := bare_handles(body)) is not None:
             _check_count(len(handles), self._limits.batch_count)
-            self._broker.send(Ack(source, handles), partial(self._settled_many, call, form, ()))
+            request = Ack(source, handles, call.account.name)
+            self._broker.send(request, partial(self._settled_many, call, form, ()))
             return
         requests = form.decode_many(body)
         _check_count(len(requests), self._limits.batch_count)
@@ -246,7 +249,8 @@ class SettleApi:
             w.check_names_once(body)
         settlements = list(map(form.to_settlement, requests))
         message_ids = [settlement.message_id for settlement in settlements]
-        self._broker.send(Settle(source, settlements), partial(self._settled_many, call, form, message_ids))
+        done = partial(self._settled_many, call, form, message_ids)
+        self._broker.send(Settle(source, settlements, call.account.name), done)
 
     @answering
     def _settled_many(

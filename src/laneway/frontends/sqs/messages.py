@@ -102,7 +102,7 @@ class FrequentActions:
     def delete(self, ask: Ask, asked: w.DeleteMessage) -> None:
         view = self._views.view(ask, asked.QueueUrl, "read")
         handles = (asked.ReceiptHandle,)
-        self._broker.send(Ack(view.queue, handles), partial(self._deleted, ask, view, handles))
+        self._broker.send(Ack(view.queue, handles, ask.caller.account.name), partial(self._deleted, ask, view, handles))
 
     @answering
     def _deleted(self, ask: Ask, view: View, handles: Sequence[str], results: list[int | LanewayError]) -> None:
@@ -113,7 +113,8 @@ class FrequentActions:
     def delete_batch(self, ask: Ask, asked: w.DeleteMessageBatch) -> None:
         view = self._views.view(ask, asked.QueueUrl, "read")
         ids, handles = _checked_ids(asked.Entries), [entry.ReceiptHandle for entry in asked.Entries]
-        self._broker.send(Ack(view.queue, handles), partial(self._deleted_batch, ask, view, handles, ids))
+        request = Ack(view.queue, handles, ask.caller.account.name)
+        self._broker.send(request, partial(self._deleted_batch, ask, view, handles, ids))
 
     @answering
     def _deleted_batch(
@@ -124,7 +125,8 @@ class FrequentActions:
     def change_visibility(self, ask: Ask, asked: w.ChangeMessageVisibility) -> None:
         view = self._views.view(ask, asked.QueueUrl, "read")
         settlement = Settlement("extend", asked.ReceiptHandle, lease_ms=visibility_ms(asked.VisibilityTimeout))
-        self._broker.send(Settle(view.queue, (settlement,)), partial(self._changed, ask))
+        request = Settle(view.queue, (settlement,), ask.caller.account.name)
+        self._broker.send(request, partial(self._changed, ask))
 
     @answering
     def _changed(self, ask: Ask, results: list[int | LanewayError]) -> None:
@@ -146,7 +148,7 @@ class FrequentActions:
                 refused[i] = error
         done = partial(self._changed_batch, ask, ids, refused)
         if settlements:
-            self._broker.send(Settle(view.queue, settlements), done)
+            self._broker.send(Settle(view.queue, settlements, ask.caller.account.name), done)
         else:
             done([])
 

@@ -121,7 +121,8 @@ class Receiving:
             self._lease(ask, one)
 
     def _lease(self, ask: Ask, one: Receive) -> None:
-        lease = Lease(one.view.queue, one.count, one.lease_ms, one.wait_ms, ask.caller.account.name[:64])
+        account = ask.caller.account.name
+        lease = Lease(one.view.queue, one.count, one.lease_ms, one.wait_ms, account[:64], account)
         one.number = self._broker.send(lease, partial(self._received, ask, one))
 
     @answering
@@ -139,7 +140,7 @@ class Receiving:
         """Nobody is there any more to take these: others may have them now rather than when the leases expire."""
         released = [Settlement("release", token) for token in deliveries.tokens()]
         if released:
-            self._broker.send(Settle(one.view.queue, released), lambda _: None)
+            self._broker.send(Settle(one.view.queue, released, one.ask.caller.account.name), lambda _: None)
 
     # --- from the columns of deliveries to messages
 
