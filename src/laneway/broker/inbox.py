@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, groupby
+from itertools import chain, groupby, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from laneway.broker.interface import Ack, IdempotencyKey, Lease, Publish, Settle, SettleHeld, Transact
+from laneway.broker.interface import Ack, IdempotencyKey, Lease, Publish, Settle, SettleHeld, Targets, Transact
 from laneway.broker.values import Arrival
 from laneway.broker.waiting import Waiter
 from laneway.core import commands, lease_commands
@@ -33,6 +33,8 @@ log = logging.getLogger("laneway.broker")
 #: With more than this waiting to be carried out, it is done before the commit is sealed.
 MAX_WAITING_BYTES = 8 * 1024 * 1024
 
+_WHOLE = repeat(None)
+_kind = attrgetter("request.__class__")
 _SETTLES = attrgetter("request.action", "request.lease_ms")
 
 Done = Callable[[Any], None]
@@ -57,29 +59,22 @@ class Entry:
 class _Gathered:
     """Publishes that are carried out together, by queue."""
 
-    __slots__ = ("clamps", "count", "keys", "parts", "queued", "requests", "start")
+    __slots__ = ("clamps", "count", "keys", "parts", "requests")
 
     def __init__(self, clamps: bool) -> None:
         self.clamps = clamps
         self.requests: list[Messages] = []
-        self.start = self.count = 0  # where the messages of the last one begin among those of all, and end
-        self.queued = 0  # messages that go to queues; one that goes to several counts for each
+        self.count = 0  # messages of all requests
         # What a queue gets: of which entry, which of its messages (None: all), and their places among those of all.
         self.parts: dict[int, list[tuple[Entry, Sequence[int] | None, Sequence[int]]]] = {}
         self.keys: set[tuple[int, str]] = set()
 
-    def add(self, entry: Entry, number: int, places: Sequence[int] | None) -> None:
-        messages = entry.request.messages
-        if not self.requests or self.requests[-1] is not messages:
-            self.requests.append(messages)
-            self.start, self.count = self.count, self.count + len(messages.bodies)
-        start = self.start
-        rows = range(start, self.count) if places is None else [start + i for i in places]
-        self.queued += len(rows)
-        if number in self.parts:
-            self.parts[number].append((entry, places, rows))
-        else:
-            self.parts[number] = [(entry, places, rows)]
+    def add(self, messages: Messages) -> range:
+        """The places of these among those of all."""
+        self.requests.append(messages)
+        start = self.count
+        self.count = end = start + len(messages.bodies)
+        return range(start, end)
 
 
 class Inbox:
@@ -101,9 +96,14 @@ class Inbox:
         }
 
     def add(self, entry: Entry, size_bytes: int = 0) -> None:
-        """Carry it out when the next commit is sealed, and ask for that commit."""
+        """Carry it out when the next commit is sealed, and ask for that commit. What comes while entries are carried
+        out is for the one after that."""
         self._entries.append(entry)
-        self._ask(self._partition.committer.touch)
+        touch = self._partition.committer.touch
+        if self._is_draining:
+            self._partition.next_turn(touch)
+        else:
+            touch()
         if size_bytes:
             self.waiting_bytes += size_bytes
             if self.waiting_bytes > MAX_WAITING_BYTES:
@@ -112,14 +112,11 @@ class Inbox:
     def add_later(self, entry: Entry) -> None:
         """Carry it out with whichever commit comes next, or after a while: nobody waits for it."""
         self._entries.append(entry)
-        self._ask(self._partition.committer.touch_later)
-
-    def _ask(self, touch: Callable[[], None]) -> None:
-        """Ask for a commit. What comes while entries are carried out is for the one after that."""
+        touch_later = self._partition.committer.touch_later
         if self._is_draining:
-            self._partition.next_turn(touch)
+            self._partition.next_turn(touch_later)
         else:
-            touch()
+            touch_later()
 
     def add_soon(self, entry: Entry) -> None:
         """Carry it out when this turn of the loop has brought all it has: the answer waits for no commit."""
@@ -180,24 +177,30 @@ class Inbox:
         queues = self._partition.engine.state.queues
         for entry in entries:
             request: Publish = entry.request
+            messages, targets, key = request.messages, request.targets, request.key
             entry.arrivals = []
-            if request.messages.clamps is not gathered.clamps:
+            if messages.clamps is not gathered.clamps:
                 self._publish_gathered(gathered)
-                gathered = _Gathered(request.messages.clamps)
-            for number, places in shares(request.targets):
-                queue = queues.get(number)
-                if queue is None:
+                gathered = _Gathered(messages.clamps)
+            rows = gathered.add(messages)
+            for number, places in shares(targets) if type(targets) is list else zip(targets, _WHOLE, strict=False):
+                if number not in queues:
                     continue  # deleted since: the messages would have gone with it
-                if request.key is not None:
-                    name = (number, request.key[0])
+                if key is not None:
+                    name = (number, key[0])
                     # A repeat comes behind its original, which may be of this drain, and behind all others before it.
                     if name in gathered.keys or self._partition.engine.state.keys.get(*name) is not None:
                         self._publish_gathered(gathered)
-                        gathered = _Gathered(gathered.clamps)
-                    if self._is_repeated(queue, entry):
+                        gathered = _Gathered(messages.clamps)
+                        rows = gathered.add(messages)
+                    if self._is_repeated(queues[number], entry):
                         continue
                     gathered.keys.add(name)
-                gathered.add(entry, number, places)
+                part = entry, places, rows if places is None else list(map(rows.__getitem__, places))
+                if number in gathered.parts:
+                    gathered.parts[number].append(part)
+                else:
+                    gathered.parts[number] = [part]
         self._publish_gathered(gathered)
         self._partition.committer.when_durable(_tell_arrivals, entries)
 
@@ -221,7 +224,7 @@ class Inbox:
         queues, parts = self._partition.engine.state.queues, gathered.parts
         rows = [[its for _, _, its in parts[number]] for number in numbers]
         shares = [(queues[number], sum(map(len, its))) for number, its in zip(numbers, rows, strict=True)]
-        if len(parts) > 1 or gathered.queued < gathered.count:
+        if len(parts) > 1 or shares[0][1] < gathered.count:
             messages = messages.at(list(chain.from_iterable(chain.from_iterable(rows))))
         try:
             receipts = self._partition.publish(shares, messages)
@@ -409,22 +412,20 @@ class Inbox:
                         tell(entry.done, refusal)
 
 
-def shares(targets: Any) -> Iterable[tuple[int, Sequence[int] | None]]:
+def shares(targets: list[Targets]) -> Iterable[tuple[int, Sequence[int] | None]]:
     """(number of a queue, which of the messages go there; None: all of them)"""
-    if type(targets) is list:
-        if not targets:
-            return ()
-        if targets.count(targets[0]) != len(targets):
-            places: dict[int, list[int]] = {}
-            for i, route in enumerate(targets):
-                for number in route:
-                    if number in places:
-                        places[number].append(i)
-                    else:
-                        places[number] = [i]
-            return places.items()
-        targets = targets[0]
-    return [(number, None) for number in targets]
+    if not targets:
+        return ()
+    if targets.count(targets[0]) == len(targets):
+        return zip(targets[0], _WHOLE, strict=False)
+    places: dict[int, list[int]] = {}
+    for i, route in enumerate(targets):
+        for number in route:
+            if number in places:
+                places[number].append(i)
+            else:
+                places[number] = [i]
+    return places.items()
 
 
 def _told_of(trouble: Exception) -> LanewayError:
@@ -433,10 +434,6 @@ def _told_of(trouble: Exception) -> LanewayError:
         return trouble
     log.error("requests could not be carried out", exc_info=trouble)
     return LanewayError("something went wrong inside the server; its log says what")
-
-
-def _kind(entry: Entry) -> type:
-    return type(entry.request)
 
 
 def _counts(requests: list[SettleHeld]) -> list[tuple[int, int]]:

@@ -526,13 +526,15 @@ class Partition:
 
     def check_writable(self, need_bytes: int = 0) -> None:
         """Whether what adds to the journal may be done, by what it will take."""
-        self.check_open()
-        if self.engine.journal.staged_bytes() > MAX_STAGED_BYTES:
+        if self._phase != "ready" or self.committer.stuck is not None:
+            self.check_open()
+        journal, need_now_bytes = self.engine.journal, self.inbox.waiting_bytes + need_bytes
+        if journal.staged_bytes() > MAX_STAGED_BYTES:
             raise Unavailable(
                 f"{MAX_STAGED_BYTES >> 20} MiB wait to be written, the disk does not keep up; try again later"
             )
-        if not self.has_room(self.inbox.waiting_bytes + need_bytes):
-            if need_bytes and self.engine.journal.has_room(self.inbox.waiting_bytes):
+        if not journal.has_room(need_now_bytes) and not self.has_room(need_now_bytes):
+            if need_bytes and journal.has_room(self.inbox.waiting_bytes):
                 raise TooLargeForDisk(
                     f"the disk has room for messages, but not for the {need_bytes} bytes that this takes of the "
                     "journal; publish less at once, or free some space"

@@ -140,7 +140,8 @@ class TopologyView:
         return info
 
     def find_queue(self, vhost: str, name: str) -> QueueInfo:
-        info = self.queue(vhost, name)
+        info = self._infos.get((vhost, name)) if self._infos_version == self._model.routing.version else None
+        info = info or self.queue(vhost, name)
         if info is None:
             raise no_queue(vhost, name)
         return info

@@ -186,27 +186,32 @@ def joined_messages(parts: Sequence[Messages]) -> Messages:
     """All of these behind one another. They must agree about clamping."""
     if len(parts) == 1:
         return parts[0]
+    bodies, props, priorities, ttls, delays, visible = zip(*map(_COLUMNS, parts), strict=True)
     whole = Messages(
-        list(chain.from_iterable([part.bodies for part in parts])),
-        list(chain.from_iterable([part.props for part in parts])),
-        _joined_column([part.priorities for part in parts], parts),
-        _joined_column([part.ttls_ms for part in parts], parts),
-        _joined_column([part.delays_ms for part in parts], parts),
-        _joined_column([part.visible_at_ms for part in parts], parts),
+        list(chain.from_iterable(bodies)),
+        list(chain.from_iterable(props)),
+        _joined_column(priorities, parts),
+        _joined_column(ttls, parts),
+        _joined_column(delays, parts),
+        _joined_column(visible, parts),
         clamps=parts[0].clamps,
     )
-    start = 0
-    for part in parts:
-        if part.groups or part.dedup_ids or part.tenants or part.refused:
+    if any(map(any, map(_SPARSE_COLUMNS, parts))):
+        start = 0
+        for part in parts:
             whole.groups |= {start + i: text for i, text in part.groups.items()}
             whole.dedup_ids |= {start + i: text for i, text in part.dedup_ids.items()}
             whole.tenants |= {start + i: text for i, text in part.tenants.items()}
             whole.refused |= {start + i: error for i, error in part.refused.items()}
-        start += len(part.bodies)
+            start += len(part.bodies)
     return whole
 
 
-def _joined_column(columns: list[list[int | None] | None], parts: Sequence[Messages]) -> list[int | None] | None:
+_COLUMNS = attrgetter("bodies", "props", "priorities", "ttls_ms", "delays_ms", "visible_at_ms")
+_SPARSE_COLUMNS = attrgetter("groups", "dedup_ids", "tenants", "refused")
+
+
+def _joined_column(columns: Sequence[list[int | None] | None], parts: Sequence[Messages]) -> list[int | None] | None:
     if columns.count(None) == len(columns):
         return None
     whole: list[int | None] = []
@@ -284,10 +289,12 @@ class Receipts(msgspec.Struct, gc=False):
         return found
 
     def part(self, start: int, end: int) -> Receipts:
-        here = slice(start, end)
-        visible = self.visible_at_ms[here] if self.visible_at_ms is not None else None
-        others = {i - start: other for i, other in self.others.items() if start <= i < end} if self.others else {}
-        return Receipts(self.tag, self.seqs[here], self.priorities[here], self.enqueued_at_ms, visible, others)
+        part = Receipts(self.tag, self.seqs[start:end], self.priorities[start:end], self.enqueued_at_ms)
+        if self.visible_at_ms is not None:
+            part.visible_at_ms = self.visible_at_ms[start:end]
+        if self.others:
+            part.others = {i - start: other for i, other in self.others.items() if start <= i < end}
+        return part
 
     def refusals(self) -> dict[int, LanewayError]:
         return {i: other for i, other in self.others.items() if isinstance(other, LanewayError)}

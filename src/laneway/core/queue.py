@@ -55,6 +55,7 @@ TOTALS = (
 ) = range(len(TOTALS))
 
 RATED = ("published", "delivered", "acked")
+_RATE_COLUMN = {PUBLISHED: 1, DELIVERED: 2, ACKED: 3}  # in Queue.rates
 RATE_WINDOW_S = 300
 FOREVER_MS = 1 << 42  # over a hundred years
 STALE_OFFERS = 1_000  # so many offers that no longer hold are tolerated
@@ -185,16 +186,14 @@ class Queue:
         retention_ms = self.settings.retention_ms
         return coarse(since_ms + (FOREVER_MS if retention_ms is None else retention_ms), since_ms)
 
-    def count(self, total: int, at_ms: int, count: int, rated: int = -1) -> None:
+    def count(self, total: int, second: int, count: int) -> None:
         self.totals[total] += count
-        if rated >= 0:
-            second = at_ms // 1000
-            rates = self.rates
-            if not rates or rates[-1][0] < second:
-                rates.append([second, 0, 0, 0])
-                while rates[0][0] < second - RATE_WINDOW_S:
-                    del rates[0]
-            rates[-1][rated + 1] += count
+        rates = self.rates
+        if not rates or rates[-1][0] < second:
+            rates.append([second, 0, 0, 0])
+            while rates[0][0] < second - RATE_WINDOW_S:
+                del rates[0]
+        rates[-1][_RATE_COLUMN[total]] += count
 
     def rate(self, rated: int, now_ms: int, window_s: int) -> float:
         """Events per second over the last `window_s` full seconds."""

@@ -314,12 +314,12 @@ class State:
         self.extents[extent] = self.extents.get(extent, 0) + count
         is_plain = not (e.groups or e.tenants or any(e.visible_at))
         expires = any(e.expires_at)
-        at = 0
+        second, at = e.at_ms // 1000, 0
         for number, n in e.queues or ((e.queue, count),):
             queue = self.queues[number]
             end = at + n
             queue.bytes_waiting += total if n == count else sum(e.sizes[at:end])
-            queue.count(q_.PUBLISHED, e.at_ms, n, 0)
+            queue.count(q_.PUBLISHED, second, n)
             if not queue.retention_armed_ms:
                 self.arm_retention(queue, queue.keeps_until(e.at_ms))
             if e.dedups:
@@ -387,7 +387,7 @@ class State:
         is_plain = self._are_plain(seqs, READY)
         sizes, priorities = self._lease_runs(e) if is_plain else (array("I"), bytearray())
         is_first = receives.count(1) == count
-        at = 0
+        second, at = e.at_ms // 1000, 0
         for number, n in e.queues or ((e.queue, count),):
             queue = self.queues[number]
             end = at + n
@@ -398,7 +398,7 @@ class State:
                 for i in range(at, end):
                     self._lease_one(queue, seqs[i], receives[i], e.first_lease + i, e.deadline_ms)
             queue.leased += n
-            queue.count(q_.DELIVERED, e.at_ms, n, 1)
+            queue.count(q_.DELIVERED, second, n)
             if not is_first:
                 queue.totals[q_.REDELIVERED] += n - receives[at:end].count(1)
             at = end
@@ -469,10 +469,11 @@ class State:
                         slab, i = self.table.owned(seq), seq & SLAB_MASK
                         self._end_lease(self.queues[slab.queue[i]], slab, seq)
                         self.forget(seq)
+        second = e.at_ms // 1000
         for number, n in e.queues or ((e.queue, len(e.seqs)),):
             queue = self.queues[number]
             queue.leased -= n
-            queue.count(q_.ACKED, e.at_ms, n, 2)
+            queue.count(q_.ACKED, second, n)
 
     def _ack_run(self, first: int, count: int) -> bool:
         """Forget leased neighbours of one slab at once if they are plain, but for who holds them, and their records

@@ -90,7 +90,8 @@ class PublishApi:
         else:
             messages = decode_publish(call.body)
             is_list = call.body.lstrip().startswith(b"[")
-        _check_count(len(messages), self._limits.batch_count)
+        if is_list:
+            _check_count(len(messages.bodies), self._limits.batch_count)
         key = None if head.idempotency_key is None else idempotency_of(call, head.idempotency_key)
         target = self._broker.topology.find_queue(plan.vhost, plan.queue)
         self._broker.send(Publish((target.queue,), messages, key), partial(self._arrived, call, is_list))
@@ -102,12 +103,13 @@ class PublishApi:
         if isinstance(receipts, LanewayError):
             call.refuse(receipts)
             return
-        if not is_list and isinstance(refusal := receipts.others.get(0), LanewayError):
-            call.refuse(refusal)
-            return
-        if not (is_list or receipts.others or receipts.visible_at_ms):
-            self._answer_one(call, receipts)
-            return
+        if not is_list:
+            if not receipts.others and receipts.visible_at_ms is None:
+                self._answer_one(call, receipts)
+                return
+            if isinstance(refusal := receipts.others.get(0), LanewayError):
+                call.refuse(refusal)
+                return
         body = self._writer.receipts(receipts, plan.queue_json)
         is_replay = call.head.idempotency_key is not None and _is_repeated(receipts)
         status = 207 if receipts.refusals() else 201
