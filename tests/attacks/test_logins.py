@@ -19,6 +19,9 @@ import pytest
 from botocore.config import Config as BotoConfig
 from botocore.exceptions import ClientError
 
+from laneway.access import AccessLimits, Origin
+from laneway.access.failures import FailedLogins
+from laneway.errors import TooManyLogins
 from laneway.logs import formatter
 from laneway.telemetry.floods import FloodLog
 from tests.amqp.wire import HEADER, Wire, method
@@ -226,6 +229,44 @@ def test_flood_of_failures_is_counted_and_told_in_one_line(caplog: pytest.LogCap
         caplog.clear()
         floods.flush(is_last=True)
         assert len(caplog.messages) <= 1001 and "other addresses" in caplog.messages[-1]
+
+
+def test_failures_are_forgiven_and_forgotten() -> None:
+    now_ms = 0
+    limits = AccessLimits()
+    failures = FailedLogins(limits, FloodLog(), lambda: now_ms)
+    neighbour, stranger = Origin("x", "p", "10.0.0.1"), Origin("x", "p", "10.0.0.2")
+    for _ in range(limits.failures_per_name):
+        failures.failed(stranger, "ann", "wrong")
+    with pytest.raises(TooManyLogins):
+        failures.check(stranger, "ann")
+    failures.check(stranger, "ben")
+    failures.check(neighbour, "ann")
+    now_ms = limits.failure_of_name_ms
+    failures.check(stranger, "ann")
+    failures.begin(stranger, "ann")
+    with pytest.raises(TooManyLogins):
+        failures.check(stranger, "ann")
+    failures.succeeded(stranger, "ann")
+    failures.check(stranger, "ann")
+    for i in range(limits.failures_per_address):
+        failures.failed(stranger, f"n{i}", "wrong")
+    with pytest.raises(TooManyLogins):
+        failures.check(stranger, "somebody else")
+    now_ms += 200_000
+    failures.check(neighbour, "ann")
+    assert not failures.used
+
+
+def test_one_network_of_ipv6_is_one_address_and_there_are_not_too_many() -> None:
+    failures = FailedLogins(AccessLimits(), FloodLog(), lambda: 0)
+    for i in range(20):
+        failures.failed(Origin("x", "p", f"2001:db8::{i:x}"), "ann", "wrong")
+    with pytest.raises(TooManyLogins):
+        failures.check(Origin("x", "p", "2001:db8::ffff"), "ann")
+    for i in range(30_000):
+        failures.failed(Origin("x", "p", f"10.0.{i // 256}.{i % 256}"), "ann", "wrong")
+    assert len(failures.used) <= 20_000
 
 
 @pytest.mark.parametrize("text", ["a\nb", "a\rb", "\x1b[31m", "\u2028", "\u202e", "\x00", "\x7f", "\ud800"])

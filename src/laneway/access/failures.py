@@ -36,21 +36,20 @@ class FailedLogins:
         self._limits = limits
         self._floods = floods
         self._elapsed_ms = elapsed_ms
-        self._used: dict[tuple[str, str | None], tuple[float, int]] = {}  # failures, and when that was so
-
-    @property
-    def any(self) -> bool:
-        """Whether any login failed lately."""
-        return bool(self._used)
+        self.used: dict[
+            tuple[str, str | None], tuple[float, int]
+        ] = {}  # failures, and when that was so; not empty if any failed lately
 
     def check(self, origin: Origin, name: str) -> None:
         """Raise if this address may not try this name now; nothing was done for it then."""
+        while self.used and not self._now_used(next(iter(self.used))):  # forgiven
+            del self.used[next(iter(self.used))]
         limits, source = self._limits, _source(origin.address)
         for key, most in (
             ((source, name[:_SHOWN_CHARS]), limits.failures_per_name),
             ((source, None), limits.failures_per_address),
         ):
-            if key in self._used and self._now_used(key) > most - 1:
+            if key in self.used and self._now_used(key) > most - 1:
                 self._log(origin, "logins not looked at", name, "too many failed before it")
                 raise TooManyLogins(
                     "too many logins from your address failed: try again in some seconds, with the right credentials"
@@ -86,14 +85,14 @@ class FailedLogins:
         source = _source(origin.address)
         for key in ((source, name[:_SHOWN_CHARS]), (source, None)):
             used = max(0.0, self._now_used(key) + change)
-            self._used.pop(key, None)  # to its end, so that the oldest stand in front
+            self.used.pop(key, None)  # to its end, so that the oldest stand in front
             if used:
-                if len(self._used) >= _MOST_BUDGETS:
-                    del self._used[next(iter(self._used))]
-                self._used[key] = used, self._elapsed_ms()
+                if len(self.used) >= _MOST_BUDGETS:
+                    del self.used[next(iter(self.used))]
+                self.used[key] = used, self._elapsed_ms()
 
     def _now_used(self, key: tuple[str, str | None]) -> float:
-        used, at_ms = self._used.get(key, (0.0, 0))
+        used, at_ms = self.used.get(key, (0.0, 0))
         forgiven_ms = self._limits.failure_of_address_ms if key[1] is None else self._limits.failure_of_name_ms
         return max(0.0, used - (self._elapsed_ms() - at_ms) / forgiven_ms) if used else 0.0
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -37,6 +37,7 @@ log = logging.getLogger("laneway.http")
 
 _LINGER_TICKS = 3  # how long a refused client may go on sending before the connection is cut
 _SHORT_TICKS = 3  # for a client to take its answers while memory is short
+_STRANGERS_UNSENT_BYTES = 64 * 1024  # instead of HttpLimits.unsent_bytes, while nobody known has asked
 _CRUMB_BYTES = 4096  # of a body: smaller pieces of it are joined as they come
 _LOOKS = 64  # at an incomplete head, whenever more of it comes
 _TURNED_AWAY_COUNT = 64  # connections beyond the limit that are given this time; further ones are cut at once
@@ -268,6 +269,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_writing_paused = False
         self._is_corked = False  # answers given while reading leave together at its end
         self._is_flush_planned = False
+        self._unsent_most = min(_STRANGERS_UNSENT_BYTES, shared.limits.unsent_bytes)
         self._ready_bytes = 0  # of answers that wait for the one before them, or for the end of reading
         # Ending
         self._is_deaf = False  # nothing more is read: a request was refused in a way that leaves no next one
@@ -282,7 +284,7 @@ class HttpConnection(asyncio.Protocol):
         self.peer = shared.proxies.peer(transport.get_extra_info("peername"))
         self.peer_kind = self.peer.kind
         self.is_tls = transport.get_extra_info("ssl_object") is not None
-        transport.set_write_buffer_limits(high=self._limits.unsent_bytes)
+        transport.set_write_buffer_limits(high=self._unsent_most)
         shared.on_connection()
         if shared.is_stopping or not shared.intake.admit():
             self._turn_away()
@@ -392,6 +394,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_usual = False
         self._is_writing_paused = True
         self._ticks = 0
+        self._trust(self._slots)  # it is still paused, but not as soon again
 
     def resume_writing(self) -> None:
         self._is_writing_paused = False
@@ -410,12 +413,7 @@ class HttpConnection(asyncio.Protocol):
                 if self._head is not None:
                     at = self._read_body(data, at)
                     continue
-                if (
-                    self._held_by is not None
-                    or self._is_writing_paused
-                    or len(slots) >= most
-                    or self._ready_bytes > self._limits.unsent_bytes
-                ):
+                if self._held_by is not None or self._is_writing_paused or len(slots) >= most or self._owes_enough():
                     self._rest = data[at:]
                     self._pause_reading()
                     break
@@ -451,7 +449,20 @@ class HttpConnection(asyncio.Protocol):
                 self._flush()
 
     def _has_enough_to_send(self) -> bool:
-        return self._is_writing_paused or self._ready_bytes > self._limits.unsent_bytes
+        return self._is_writing_paused or self._owes_enough()
+
+    def _owes_enough(self) -> bool:
+        if self._ready_bytes <= self._unsent_most:
+            return False
+        self._trust(self._slots)
+        return self._ready_bytes > self._unsent_most
+
+    def _trust(self, calls: Iterable[Call]) -> None:
+        """Whoever turns out to be known may be owed more answers than a stranger: what anybody can ask for must not
+        fill the memory of those who do not take it."""
+        if self._unsent_most < self._limits.unsent_bytes and any(call.account is not None for call in calls):
+            self._unsent_most = self._limits.unsent_bytes
+            self._transport.set_write_buffer_limits(high=self._unsent_most)
 
     def _recall(self, raw: bytes) -> Head | None:
         """A head that some application has seen the like of. One that is beyond the limits is not, so that whoever
@@ -628,8 +639,8 @@ class HttpConnection(asyncio.Protocol):
         call.response = response
         slots = self._slots
         if self._is_usual and len(slots) == 1:  # hot: nothing else depends on it
-            slots.clear()
             self._transport.write(response)
+            slots.clear()
             return
         if self._held_by is call:
             self._held_by = None
@@ -670,6 +681,7 @@ class HttpConnection(asyncio.Protocol):
         if ready:
             out = ready[0] if len(ready) == 1 else b"".join(ready)
             self._ready_bytes -= len(out)
+            self._trust((call,))
             self._transport.write(out)
         if last is not None:
             self._end(last)

@@ -80,7 +80,7 @@ class SqsApi:
         now_s: Callable[[], float] = time.time,
     ) -> None:
         self._options = options or SqsOptions()
-        self._access = access
+        self._failures = access.failures
         self._callers = Callers(access, Names(self._options))
         self._now_s = now_s
         self._json, self._query = JsonForm(), QueryForm()
@@ -189,22 +189,19 @@ class SqsApi:
         signature: Signature | None = call.head.own
         caller, key = self._who(call, plan)
         if signature is not None and key is not None:
-            self._check(call, signature, key)
+            if self._failures.used:
+                self._failures.check(call.origin(_WAY), signature.credential.access_key)
+            try:
+                signature.check(key, call.body, self._now_s())
+            except SqsError as error:
+                self._failures.failed(call.origin(_WAY), signature.credential.access_key, error.message)
+                raise
             if self._callers.found is not None:
                 self._callers.remember()
         if call.head.raw:
             call.remember()
+        call.account = caller.account
         return caller
-
-    def _check(self, call: Call, signature: Signature, key: SigningKey) -> None:
-        failures, name = self._access.failures, signature.credential.access_key
-        if failures.any:
-            failures.check(call.origin(_WAY), name)
-        try:
-            signature.check(key, call.body, self._now_s())
-        except SqsError as error:
-            failures.failed(call.origin(_WAY), name, error.message)
-            raise
 
     def _who(self, call: Call, plan: RequestPlan) -> tuple[Caller, SigningKey | None]:
         """Who asks, and what they must have signed with; None: nothing needs to be signed."""
@@ -215,8 +212,8 @@ class SqsApi:
         # Whoever needs no key may have any: clients that insist on one are given a made-up one.
         caller = self._callers.guest(call, plan.region)
         if caller is None and signature is not None:
-            self._access.failures.check(call.origin(_WAY), signature.credential.access_key)
-            self._access.failures.failed(call.origin(_WAY), signature.credential.access_key, "no such access key")
+            self._failures.check(call.origin(_WAY), signature.credential.access_key)
+            self._failures.failed(call.origin(_WAY), signature.credential.access_key, "no such access key")
             raise SqsError("InvalidClientTokenId", "The security token included in the request is invalid.")
         if caller is None:
             raise SqsError("MissingAuthenticationToken", "Request is missing Authentication Token.")
