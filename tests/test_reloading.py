@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import signal
@@ -131,6 +130,17 @@ def test_the_command_tells_what_changed_and_what_waits_for_a_restart(file: Path)
         }
 
 
+def test_proxies_are_trusted_and_history_is_kept_as_the_file_says_now(file: Path) -> None:
+    with start(file) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        said = {"X-Forwarded-For": "127.0.0.1"}
+        assert httpx.get(f"{url}/queues", headers=said).status_code == 401
+        file.write_text(file.read_text() + 'trusted_proxies = "127.0.0.1"\nhistory_seconds = 60\n')
+        reloaded = httpx.post(f"{url}/config/reload").json()
+        assert sorted(reloaded["changed"]) == ["history_seconds", "trusted_proxies"]
+        assert httpx.get(f"{url}/queues", headers=said).status_code == 200
+
+
 def test_only_administrators_reload(tmp_path: Path) -> None:
     with Server(tmp_path / "data") as server, httpx.Client(base_url=f"http://127.0.0.1:{server.port}") as http:
         assert http.put("/accounts/ann", json={"password": "pw", "roles": ["admin"]}).status_code == 201
@@ -190,7 +200,7 @@ def test_warnings_and_errors_that_nobody_caught_are_json_too() -> None:
 # --- without a server
 
 
-async def _refuse() -> None:
+def _refuse() -> None:
     raise AssertionError("nothing is put in force")
 
 
@@ -203,18 +213,15 @@ def test_nothing_is_put_in_force_if_one_part_refuses() -> None:
     reloading.on(("log_level",), lambda config: _refuse)
     reloading.on(("log_format",), refusing)  # type: ignore[arg-type]
     with pytest.raises(ConfigInvalid):
-        asyncio.run(reloading.reload())
+        reloading.reload()
     assert reloading.running.log_level == "info"
 
 
 def test_what_needs_a_restart_is_named_again_until_there_is_one() -> None:
-    async def nothing() -> None:
-        pass
-
     seen: list[Config] = []
     fresh = load_config({"log_level": "debug", "max_queues": "7"}, {})
     reloading = Reloading(load_config({}, {}), lambda: fresh)
-    reloading.on(("log_level",), lambda config: seen.append(config) or nothing)  # type: ignore[func-returns-value]
-    assert asyncio.run(reloading.reload()) == Reloaded(["log_level"], ["max_queues"], [])
+    reloading.on(("log_level",), lambda config: lambda: seen.append(config))
+    assert reloading.reload() == Reloaded(["log_level"], ["max_queues"], [])
     assert seen[0].max_queues == load_config({}, {}).max_queues, "parts see no mixture"
-    assert asyncio.run(reloading.reload()) == Reloaded([], ["max_queues"], [])
+    assert reloading.reload() == Reloaded([], ["max_queues"], [])

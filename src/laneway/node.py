@@ -133,8 +133,8 @@ class Node:
                 max_message_bytes=config.max_message_bytes,
                 max_idempotency_keys=config.idempotency_keys_max,
                 snapshot_events=config.snapshot_events,
-                history_limit_bytes=config.history_limit_bytes,
-                history_ms=int(config.history_seconds * 1000),
+                history_limit_bytes=_history(config)[0],
+                history_ms=_history(config)[1],
                 staging=StagingLimits(max_bytes=config.max_staged_bytes, lifetime_ms=int(config.staged_seconds * 1000)),
             ),
             on_failed=lambda _: self.failed.set(),
@@ -188,8 +188,11 @@ class Node:
             await self._listen("https", self.config.https, partial(self.http.start, tls=self.tls))
             await self._listen("amqps", self.config.amqps, partial(self.amqp.start, tls=self.tls))
             self.reloading.on(TLS_SETTINGS, self._prepare_certificates)
-        self.reloading.on(("log_level", "log_format"), _prepare_logging)
-        self.reloading.on(("shutdown_grace_seconds",), _prepare_nothing)
+        on, keep = self.reloading.on, self.partition.cursors.keep
+        on(("log_level", "log_format"), lambda c: partial(set_up_logging, c.log_level, c.log_format))
+        on(("trusted_proxies",), lambda c: partial(proxies.trust, c.trusted_proxies.networks))
+        on(("history_limit_bytes", "history_seconds"), lambda c: partial(keep, *_history(c)))
+        on(("shutdown_grace_seconds",), lambda c: lambda: None)  # is looked up when it is needed
         # What recovery built stays: the collector need not walk it again and again.
         gc.collect()
         gc.freeze()
@@ -200,8 +203,8 @@ class Node:
         self.intake.is_memory_short = is_short
         self.partition.set_memory_short(is_short)
 
-    async def _reload(self) -> ReloadAnswer:
-        done = await self.reloading.reload()
+    def _reload(self) -> ReloadAnswer:
+        done = self.reloading.reload()
         log.info("reloaded: %s", described(done))
         return ReloadAnswer(changed=done.changed, read_again=done.read_again, needs_restart=done.needs_restart)
 
@@ -209,12 +212,8 @@ class Node:
         tls = tls_context(config)
         if tls is None:
             raise ConfigInvalid("tls_cert cannot be taken away while it is served with: restart", field="tls_cert")
-
-        async def serve_with_these() -> None:
-            assert self.tls is not None
-            self.tls.renew(tls)
-
-        return serve_with_these
+        assert self.tls is not None
+        return partial(self.tls.renew, tls)
 
     async def _listen(self, setting: str, address: Address | None, start: Start) -> None:
         if address is None:
@@ -330,20 +329,9 @@ def tls_context(config: Config) -> ssl.SSLContext | None:
     return context
 
 
-def _prepare_logging(config: Config) -> PutInForce:
-    async def log_so() -> None:
-        set_up_logging(config.log_level, config.log_format)
-
-    return log_so
-
-
-def _prepare_nothing(config: Config) -> PutInForce:
-    """Of settings that are looked up when they are needed."""
-
-    async def nothing() -> None:
-        pass
-
-    return nothing
+def _history(config: Config) -> tuple[int, int]:
+    """How much of it is kept for readers: most bytes, and how long in any case."""
+    return config.history_limit_bytes, int(config.history_seconds * 1000)
 
 
 @asynccontextmanager
@@ -377,14 +365,7 @@ async def _serve(config: Config, read_config: Callable[[], Config] | None, first
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    reloads: set[asyncio.Task[None]] = set()
-
-    def reload() -> None:
-        task = loop.create_task(node.reloading.reload_and_log())
-        reloads.add(task)
-        task.add_done_callback(reloads.discard)
-
-    loop.add_signal_handler(signal.SIGHUP, reload)
+    loop.add_signal_handler(signal.SIGHUP, node.reloading.reload_and_log)
     announce(node.config.log_format, f"Laneway serves {where_served(node)} from {node.config.data}")
     waits = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(node.failed.wait())]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

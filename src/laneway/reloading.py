@@ -6,9 +6,8 @@ these prepare, and puts everything in force only when none of them has refused.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -20,7 +19,7 @@ log = logging.getLogger("laneway.node")
 #: Settings whose files may say something else though they have the same name.
 FILES: tuple[str, ...] = ("tls_cert", "tls_key", "tls_ca")
 
-PutInForce = Callable[[], Awaitable[None]]
+PutInForce = Callable[[], object]
 Prepare = Callable[[Config], PutInForce]
 
 
@@ -37,34 +36,32 @@ class Reloading:
         self.running = running  # the settings in force
         self._read = read or (lambda: self.running)
         self._parts: list[tuple[frozenset[str], Prepare]] = []
-        self._lock = asyncio.Lock()
 
     def on(self, names: Iterable[str], prepare: Prepare) -> None:
         """These settings can change. `prepare` is called with all settings as they are to be, and checks them without
         changing anything; what it gives back puts them in force."""
         self._parts.append((frozenset(names), prepare))
 
-    async def reload(self) -> Reloaded:
+    def reload(self) -> Reloaded:
         """ConfigInvalid: nothing has changed."""
-        async with self._lock:
-            fresh = self._read()
-            reloadable = frozenset[str]().union(*(names for names, _ in self._parts))
-            differing = [s.name for s in settings() if getattr(fresh, s.name) != getattr(self.running, s.name)]
-            taken = [name for name in differing if name in reloadable]
-            # Of what needs a restart, the old value stays in force: parts must not see a mixture.
-            kept = {name: getattr(self.running, name) for name in differing if name not in reloadable}
-            wanted = msgspec.structs.replace(fresh, **kept)
-            ready = [prepare(wanted) for _, prepare in self._parts]
-            for put_in_force in ready:
-                await put_in_force()
-            self.running = wanted
-            files = [name for name in FILES if name in reloadable and getattr(wanted, name) is not None]
-            return Reloaded(taken, [name for name in differing if name not in reloadable], files)
+        fresh = self._read()
+        reloadable = frozenset[str]().union(*(names for names, _ in self._parts))
+        differing = [s.name for s in settings() if getattr(fresh, s.name) != getattr(self.running, s.name)]
+        taken = [name for name in differing if name in reloadable]
+        # Of what needs a restart, the old value stays in force: parts must not see a mixture.
+        kept = {name: getattr(self.running, name) for name in differing if name not in reloadable}
+        wanted = msgspec.structs.replace(fresh, **kept)
+        ready = [prepare(wanted) for _, prepare in self._parts]
+        for put_in_force in ready:
+            put_in_force()
+        self.running = wanted
+        files = [name for name in FILES if name in reloadable and getattr(wanted, name) is not None]
+        return Reloaded(taken, [name for name in differing if name not in reloadable], files)
 
-    async def reload_and_log(self) -> None:
+    def reload_and_log(self) -> None:
         """As SIGHUP asks for it: nobody waits for an answer, so the log tells."""
         try:
-            done = await self.reload()
+            done = self.reload()
         except LanewayError as refusal:
             log.error("the settings were not reloaded, those in force stay: %s", refusal)
         except Exception:

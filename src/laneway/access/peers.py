@@ -17,6 +17,10 @@ class TrustedProxies:
     def __init__(self, networks: Sequence[Network] = ()) -> None:
         self._networks = tuple(networks)
 
+    def trust(self, networks: Sequence[Network]) -> None:
+        """These from now on. Connections that are open stay what they are."""
+        self._networks = tuple(networks)
+
     def peer(self, peername: object) -> Peer:
         """The other end of a connection, as its socket names it."""
         if not isinstance(peername, tuple) or (ip := _ip_of(peername[0])) is None:

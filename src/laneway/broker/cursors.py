@@ -165,6 +165,11 @@ class Cursors:
             since_ms = max(self._partition.now() - self._history_ms - self._jumped_ms, self._since_ms)
         return self._partition.engine.journal.hold(min(self._holding.values(), default=None), since_ms)
 
+    def keep(self, limit_bytes: int, history_ms: int) -> None:
+        """Change how much is kept for readers."""
+        self._limit_bytes, self._history_ms = limit_bytes, history_ms
+        self._let_go()
+
     def clock_jumped(self, by_ms: int) -> None:
         """A jump ahead makes no history older than it is."""
         self._jumped_ms = max(0, self._jumped_ms + by_ms)
