@@ -328,6 +328,50 @@ def amqp_many_queues(queues: int, rounds: int) -> Prepare:
     return prepare
 
 
+def amqp_fan_out(queues: int) -> Prepare:
+    """One publisher to an exchange that has all queues, and one consumer each; what is counted is deliveries."""
+
+    async def prepare(server: Server) -> Turn:
+        publisher, consumers = await server.amqp(), [await server.amqp() for _ in range(queues)]
+        exchange = amqp.short_text("fan")
+        declare = b"\0\0" + exchange + amqp.short_text("fanout") + b"\x02" + amqp.table({})
+        await answers([publisher], [amqp.method(amqp.EXCHANGE_DECLARE, declare)])
+        for at, client in enumerate(consumers):
+            name = amqp.short_text(f"fan-{at}")
+            await answers([publisher], [amqp.method(amqp.DECLARE, b"\0\0" + name + b"\x02" + amqp.table({}))])
+            bind = b"\0\0" + name + exchange + amqp.short_text("") + b"\0" + amqp.table({})
+            await answers([publisher], [amqp.method(amqp.BIND, bind)])
+            await answers([client], [amqp.method(amqp.QOS, b"\0\0\0\0\x03\xe8\0")])
+            await answers([client], [consuming(f"fan-{at}", "bench")])
+        await answers([publisher], [amqp.method(amqp.SELECT, b"\0")])
+        chance = random.Random(1)
+        said = b"".join(
+            [
+                amqp.published("", text.encode(), distinct(chance, None), exchange="fan")
+                for text in laneway.payload_texts(KILOBYTE, READ_MESSAGES)
+            ]
+        )
+        done = 0
+
+        async def turn() -> int:
+            nonlocal done
+            publisher.connection.data_received(said)  # type: ignore[attr-defined]
+            await answered([publisher])
+            await answered(consumers)
+            first, done = done + 1, done + READ_MESSAGES
+            acks = b"".join([amqp.ack(tag, multiple=True) for tag in range(first + 99, done + 1, 100)])
+            for client in consumers:
+                client.connection.data_received(acks)  # type: ignore[attr-defined]
+            publisher.take()
+            if any(len(client.take()) < READ_MESSAGES * KILOBYTE for client in consumers):
+                raise LoadFailed("some were not delivered")
+            return READ_MESSAGES * queues
+
+        return turn
+
+    return prepare
+
+
 async def sqs_signer(server: Server) -> tuple[sqs_load.Signer, list[Transport]]:
     access = server.access
     if not any(account.name == "bench" for account in access.accounts()):
@@ -405,6 +449,7 @@ CASES: dict[str, Prepare] = {
     "AMQP two queues": amqp_queues(2),
     "AMQP ten queues": amqp_queues(10),
     "AMQP a thousand queues": amqp_many_queues(1000, rounds=2),
+    "AMQP fan-out to ten queues": amqp_fan_out(10),
     "AMQP one queue, single acks": amqp_queues(1, single_acks_only=True),
     "AMQP one quorum queue": amqp_queues(1, settings={"x-queue-type": "quorum"}),
     "SQS send, 1 × 1 KB": sqs_send(1),

@@ -16,7 +16,17 @@ from laneway.core import births, burial, clockwork, commands, lease_commands, pu
 from laneway.core.deadlines import TTL
 from laneway.core.digits import token
 from laneway.core.events import Event, Kind, Opened, Published, Relocated
-from laneway.core.message import PLAIN, Draft, Properties, Receipt, Receipts, Settlement, messages_of, split_record
+from laneway.core.message import (
+    PLAIN,
+    Draft,
+    Properties,
+    Receipt,
+    Receipts,
+    Settlement,
+    located,
+    messages_of,
+    split_record,
+)
 from laneway.core.queue import DEDUPLICATED, TOTALS, Queue
 from laneway.core.settings import QueueSettings
 from laneway.core.state import State
@@ -42,7 +52,11 @@ class Paper:
             self.turn_over()
         page = self.extents[-1]
         at = len(page)
-        stored, blobs = rows.encode(event, at)
+        starts: list[int] = []
+        if isinstance(event, Published | Relocated) and event.locations:
+            starts = located(event.locations, event.sizes, at)
+            event.locations = [len(self.extents) << 32 | start for start in starts]
+        stored, blobs = rows.encode(event, at, starts)
         for blob in blobs:
             page += blob
         self.commits.append((len(self.extents), stored))
@@ -71,7 +85,7 @@ def row_births(stored: bytes) -> Iterator[tuple[int, int, tuple[int, int]]]:
         at_ms, upper = expires & (1 << 48) - 1, expires >> 48
         if kind in (Kind.MOVED, Kind.COPIED):
             yield seq, lease, (expires, due)
-        elif Kind.LEASED <= kind <= Kind.REMOVED:
+        elif Kind.LEASED <= kind <= Kind.REMOVED or kind == Kind.RELOCATED:
             yield seq, 0, (at_ms, upper << 32 | target if flags & 32 else seq)
 
 
@@ -95,7 +109,7 @@ class Core:
             location = self.paper.write(told)
             self._check_births(event)
             if event.kind in (Kind.PUBLISHED, Kind.RELOCATED):
-                event.location = location  # type: ignore[union-attr]
+                event.location, event.locations = location, told.locations  # type: ignore[union-attr]
             self.state.apply(event)
             events.append(event)
         return events
@@ -104,7 +118,7 @@ class Core:
         """Each row about a message tells its id without any other."""
         if isinstance(event, Published):
             self._batches.append((event.first_seq, event.at_ms))
-        elif event.kind is not Kind.RELOCATED:
+        else:
             for seq, new, found in row_births(self.paper.commits[-1][1]):
                 at = bisect_right(self._batches, seq, key=lambda batch: batch[0]) - 1
                 known = self._moved.get(seq) or (self._batches[at][1], seq)

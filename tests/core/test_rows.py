@@ -43,6 +43,7 @@ from laneway.core.message import (
     Properties,
     encode_props,
     encode_record,
+    located,
     places,
     record_pieces,
 )
@@ -167,7 +168,7 @@ def without_records(event: Event, location: int) -> Event:
     if isinstance(event, Published):
         return msgspec.structs.replace(event, props=(), bodies=(), location=location)
     if isinstance(event, Relocated):
-        return msgspec.structs.replace(event, records=(), location=location)
+        return msgspec.structs.replace(event, records=(), location=location, births=None)
     if isinstance(event, Moved | Copied) and event.exchange is None:
         event = msgspec.structs.replace(event, routing_key=None)  # there is none without an exchange
     return msgspec.structs.replace(event, births=None) if hasattr(event, "births") else event
@@ -216,7 +217,10 @@ def test_a_row_has_the_documented_fields_at_the_documented_places() -> None:
     assert int.from_bytes(second[60:64], "little") == len(record)
 
 
-@pytest.mark.parametrize("kind", [k for k in Kind if Kind.LEASED <= k <= Kind.REMOVED or k is Kind.COPIED])
+TELLING = [k for k in Kind if Kind.LEASED <= k <= Kind.REMOVED or k in (Kind.COPIED, Kind.RELOCATED)]
+
+
+@pytest.mark.parametrize("kind", TELLING)
 def test_a_row_about_a_message_tells_its_id(kind: Kind) -> None:
     @given(EVENTS[kind])
     def check(event: Event) -> None:
@@ -254,7 +258,7 @@ def test_the_number_in_an_id_stands_where_it_is_documented() -> None:
 def test_the_pieces_of_many_records_are_those_of_each(count: int, block: bytes) -> None:
     bodies = [bytes([n]) * (n % 7) for n in range(count)]
     for blocks in ([block] * count, [block, *[b"other"] * (count - 1)]):
-        whole = b"".join(record_pieces(5, 1_700_000_000_000, blocks, bodies))
+        whole = b"".join(record_pieces(range(5, 5 + count), 1_700_000_000_000, blocks, bodies))
         each = [encode_record(5 + n, 1_700_000_000_000, blocks[n], body) for n, body in enumerate(bodies)]
         assert whole == b"".join(each)
 
@@ -288,6 +292,50 @@ def test_an_event_of_several_queues_is_stored_as_one_for_each(data: st.DataObjec
     assert queue_and_flags == [(flags & ~1 | (1 if i else 0), n) for flags, n, i in expected]
     others = [[row[:3] + row[5:] for row in rows.ROW.iter_unpack(stored)] for stored in (alone, together)]
     assert others[0] == others[1]
+
+
+@given(st.data())
+def test_messages_of_several_queues_share_their_records(data: st.DataObject) -> None:
+    once = data.draw(EVENTS[Kind.PUBLISHED])
+    assert isinstance(once, Published)
+    count, times = len(once.sizes), data.draw(st.integers(2, 4))
+    numbers = data.draw(st.lists(u32, min_size=times, max_size=times))
+    fanned = msgspec.structs.replace(once, queues=[(number, count) for number in numbers], queue=numbers[0])
+    for name in ("priorities", "visible_at", "expires_at", "sizes", "props", "bodies"):
+        setattr(fanned, name, getattr(once, name) * times)
+    for name in ("groups", "dedups", "tenants"):
+        some = getattr(once, name)
+        setattr(fanned, name, {i + n * count: text for n in range(times) for i, text in some.items()})
+    fanned.named_times = {i + n * count for n in range(times) for i in once.named_times}
+    fanned.locations = [0] * count + [~i for i in range(count)] * (times - 1)
+    starts = located(fanned.locations, fanned.sizes, 40)
+    stored, pieces = rows.encode(fanned, 40, starts)
+    page = bytes(40) + b"".join(pieces)
+    alone, alone_page = store([once])
+    assert page == alone_page, "the records are there once"
+    back = list(rows.decode(stored, lambda at, size: page[at : at + size], lambda at: 10**12 + at))
+    (expected,) = rows.decode(alone, lambda at, size: page[at : at + size], lambda at: 10**12 + at)
+    for n, (number, one) in enumerate(zip(numbers, back, strict=True)):
+        assert one == msgspec.structs.replace(expected, queue=number, first_seq=once.first_seq + n * count)  # type: ignore[type-var]
+
+
+def test_records_that_do_not_follow_one_another_are_named_one_by_one() -> None:
+    times: tuple[list[int], list[int]] = ([0] * 3, [0] * 3)
+    event = Published(3, 1000, 9, [1, 1, 1], *times, [30, 40, 30], [b""] * 3, [b"a" * 6, b"b" * 16, b"a" * 6], {}, {})
+    event.locations = [500, 0, ~0]
+    starts = located(event.locations, event.sizes, 100)
+    assert starts == [500, 100, 500]
+    stored, pieces = rows.encode(event, 100, starts)
+    assert b"".join(pieces) == encode_record(10, 1000, b"", b"b" * 16)
+    (back,) = rows.decode(stored, lambda at, size: b"", lambda at: 10**12 + at)
+    assert isinstance(back, Published)
+    assert (back.location, back.locations) == (0, [10**12 + at for at in starts])
+
+
+def test_a_record_is_brought_once_and_found_from_everywhere() -> None:
+    assert located([0, 0, ~0, ~1], [10, 20, 10, 20], 100) == [100, 110, 100, 110]
+    assert located([77, 0, ~1, 88, 0], [5, 10, 10, 6, 7], 100) == [77, 100, 100, 88, 110]
+    assert located([77, 88], [5, 6], 100) == [77, 88]
 
 
 def _places(numbers: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:

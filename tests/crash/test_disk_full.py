@@ -136,3 +136,36 @@ def test_what_is_larger_than_the_free_disk_is_refused_and_all_else_goes_on(serve
     assert publish(connection, "five")[0] == 201
     consume(connection, ["five"])
     connection.must(200, "GET", "/readyz")
+
+
+def test_a_large_message_to_sixty_queues_takes_its_bytes_once(server: Server) -> None:
+    """Of the disk, which has no room for sixty of it, and of memory."""
+    connection = server.connect()
+    connection.must(201, "PUT", "/exchanges/%2F/fan", {"type": "fanout"})
+    for n in range(60):
+        connection.must(201, "PUT", f"/queues/q{n}", {"max_message_bytes": 16 * MIB, "max_priority": n % 3})
+        connection.must(201, "POST", f"/bindings/%2F/e/fan/q/q{n}", {"routing_key": ""})
+    memory_kib, disk = status_kib(server, "VmHWM"), used_bytes(server)
+    large = {"routing_key": "", "payload_base64": base64.b64encode(bytes(8 * MIB)).decode()}
+    assert connection.must(200, "POST", "/exchanges/%2F/fan/publish", large)["queue_count"] == 60
+    with Wire(("127.0.0.1", server.amqp_port)) as wire:
+        wire.log_in()
+        wire.ask(1, "confirm.select")
+        wire.send(amqp_publish(1, "", bytes(8 * MIB), exchange="fan"))
+        assert wire.read().name == "basic.ack"
+    assert used_bytes(server) - disk < 3 * 8 * MIB
+    assert status_kib(server, "VmHWM") - memory_kib < 150 * 1024, "some copies of it, and not sixty"
+    for n in range(60):
+        assert len(connection.must(200, "POST", f"/queues/q{n}/dequeue", {})["messages"]) == 1
+        connection.must(200, "POST", f"/queues/q{n}/purge")
+    connection.must(200, "GET", "/readyz")
+
+
+def used_bytes(server: Server) -> int:
+    return sum(path.stat().st_blocks * 512 for path in disk_of(server).iterdir() if path.suffix == ".segment")
+
+
+def status_kib(server: Server, name: str) -> int:
+    """A figure of the server's process."""
+    lines = Path(f"/proc/{server.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))

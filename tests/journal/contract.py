@@ -72,13 +72,26 @@ def published(first_seq: int, count: int = 1, *, size: int = 100, queue: int = 7
     )
 
 
+def shared(first_seq: int, count: int = 1, times: int = 2, *, size: int = 100) -> Published:
+    """Messages that were published several times, and share their records."""
+    event = published(first_seq, count, size=size)
+    for name in ("priorities", "visible_at", "expires_at", "sizes", "props", "bodies"):
+        setattr(event, name, getattr(event, name) * times)
+    event.locations = [0] * count + [~i for i in range(count)] * (times - 1)
+    return event
+
+
 def as_replayed(event: Event, location: int) -> Event:
     """An event as replay gives it back: records left where they are, named by their location."""
-    if isinstance(event, Published):
-        return msgspec.structs.replace(event, props=(), bodies=(), location=location)
-    if isinstance(event, Relocated):
-        return msgspec.structs.replace(event, records=(), location=location)
-    return event
+    if not isinstance(event, Published | Relocated):
+        return event
+    places = locations_of(event, location)
+    plain = msgspec.structs.replace(event, location=places[0], locations=())
+    follow = places == locations_of(plain, places[0])
+    left = plain if follow else msgspec.structs.replace(event, location=0, locations=places)
+    if isinstance(left, Published):
+        return msgspec.structs.replace(left, props=(), bodies=())
+    return msgspec.structs.replace(left, records=())
 
 
 def replayed(journal: Journal, after: int = 0) -> list[tuple[int, list[Event]]]:
@@ -94,7 +107,15 @@ def commit(journal: Journal, *events: Event) -> tuple[Commit, list[int]]:
     return sealed, locations
 
 
+def records_of(event: Published, first: int) -> list[bytes]:
+    """The record of each message of an event that was staged; the same where they share one."""
+    found: dict[int, bytes] = {}
+    return [found.setdefault(*one) for one in zip(locations_of(event, first), event.records, strict=True)]
+
+
 def locations_of(event: Published | Relocated, first: int) -> list[int]:
+    if event.locations:
+        return list(event.locations)
     places = []
     for size in event.sizes:
         places.append(first)
@@ -287,6 +308,53 @@ class JournalContract:
         again = open_journal()
         replayed(again)
         check_read(again, places, event.sizes, event.records)
+
+    def test_messages_of_a_commit_share_their_records(
+        self, journal: Journal, open_journal: Callable[[], Journal]
+    ) -> None:
+        commit(journal, published(1, 5))
+        event, alone, again = shared(6, 3, 10, size=1_000), published(36, 2), published(38, 3, size=1_000)
+        first = journal.stage(event)
+        assert journal.staged_bytes() < 5 * 1_024 + 30 * 64, "each record is there once"
+        records, places = records_of(event, first), locations_of(event, first)
+        assert len(set(places)) == 3 and places == places[:3] * 10
+        alone_at = journal.stage(alone)
+        again.locations = [places[2], 0, places[0]]  # an event may share some of its records, in any order
+        again_at = journal.stage(again)
+        assert list(again.locations) == [places[2], again_at, places[0]]
+        sealed = journal.seal()
+        assert sealed is not None
+        everything = [*places, *locations_of(alone, alone_at), *again.locations]
+        sizes = [*event.sizes, *alone.sizes, *again.sizes]
+        expected = [*records, *alone.records, records[2], again.records[1], records[0]]
+        check_read(journal, everything, sizes, expected)
+        journal.write(sealed)
+        check_read(journal, everything, sizes, expected)
+        journal.close()
+        opened = open_journal()
+        _, events = replayed(opened)[1]
+        assert events == [as_replayed(event, first), as_replayed(alone, alone_at), as_replayed(again, again_at)]
+        check_read(opened, everything, sizes, expected)
+
+    def test_relocated_records_may_be_shared(self, journal: Journal, open_journal: Callable[[], Journal]) -> None:
+        records = [encode_record(n, 1, b"", b"r" * n) for n in (50, 60)]
+        sizes = [len(records[0]), len(records[1]), len(records[0])]
+        event = Relocated(at_ms=10, seqs=[5, 6, 9], sizes=sizes, records=records, locations=[0, 0, ~0])
+        _, (first,) = commit(journal, event)
+        assert locations_of(event, first) == [first, first + sizes[0], first]
+        journal.close()
+        again = open_journal()
+        assert replayed(again) == [(1, [as_replayed(event, first)])]
+        check_read(again, list(event.locations), sizes, [records[0], records[1], records[0]])
+
+    def test_a_record_of_another_commit_is_not_shared(self, journal: Journal) -> None:
+        """Rows name records by where they stand in their commit."""
+        event = published(1)
+        _, (first,) = commit(journal, event)
+        late = published(2)
+        late.locations = [first]
+        with pytest.raises(ValueError, match="inside a commit"):
+            journal.stage(late)
 
     def test_records_come_in_the_order_asked_for(self, journal: Journal) -> None:
         everything = [

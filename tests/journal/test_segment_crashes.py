@@ -12,7 +12,7 @@ import pytest
 from laneway.core.events import Acked, Event, Published
 from laneway.errors import DiskFull, JournalDamaged, JournalFailed, StartError
 from laneway.journal.segments import SegmentJournal, writer
-from tests.journal.contract import as_replayed, locations_of, published
+from tests.journal.contract import as_replayed, locations_of, published, records_of, shared
 from tests.journal.stores import FOLDER, Clock
 from tests.simulation.faulty_files import FaultyFiles, SimulatedCrash
 
@@ -90,6 +90,8 @@ class Life:
             size = self.random.choice((1, 50, 300, 2_000))
             event: Event = published(self.next_seq, count, size=size)
             if self.random.random() < 0.3:
+                event, count = shared(self.next_seq, count, 3, size=size), 3 * count
+            if self.random.random() < 0.3:
                 event = Acked(queue=1, at_ms=1, seqs=[self.next_seq], leases=[1])
             self.next_seq += count
             locations.append(journal.stage(event))
@@ -105,7 +107,7 @@ class Life:
             self.confirmed = sealed.position
         for event, at in zip(events, locations, strict=True):
             if isinstance(event, Published):
-                self.records += zip(locations_of(event, at), event.sizes, event.records, strict=True)
+                self.records += zip(locations_of(event, at), event.sizes, records_of(event, at), strict=True)
 
     def sync(self, journal: SegmentJournal) -> None:
         journal.sync()

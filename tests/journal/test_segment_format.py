@@ -7,9 +7,9 @@ import struct
 import pytest
 import xxhash
 
-from laneway.core.events import Acked, Opened, QueuePut
+from laneway.core.events import Acked, Opened, Published, QueuePut
 from laneway.journal.segments import format as fmt
-from tests.journal.contract import commit
+from tests.journal.contract import commit, shared
 from tests.journal.stores import FOLDER, path_of, start
 from tests.simulation.faulty_files import FaultyFiles
 
@@ -18,11 +18,11 @@ STORE = 77
 # One commit of three events, and a mark: Opened(at_ms=1000, epoch=3, tag=9),
 # QueuePut(queue=7, at_ms=1001, document=b'{"name":"q"}'), Acked(queue=7, at_ms=1002, seqs=[5, 6], leases=[1, 2]).
 SEGMENT_HEADER = """
-4c577367 0200 0000  0100000000000000 0100000000000000 4d00000000000000
+4c577367 0300 0000  0100000000000000 0100000000000000 4d00000000000000
 0000000000000000 0010000000000000 0000000000000000  SEGMENTSUM
 """
 COMMIT = """
-4c57636d 0200 0100  0100000000000000 0300000000000000 0000000000000000
+4c57636d 0300 0100  0100000000000000 0300000000000000 0000000000000000
 c0010000 0c000000 04000000 03000000  BODYSUM HEADSUM
 7b226e616d65223a2271227d 0000000000000000000000000000000000000000000000000000000000000000000000000000000000000000
                          0000000000000000
@@ -36,7 +36,7 @@ c0010000 0c000000 04000000 03000000  BODYSUM HEADSUM
 0200000000000000 0000000000000000 00000000 00000000 00000000 00000000
 """
 MARK = """
-4c57636d 0200 0200  0100000000000000 0300000000000000 0100000000000000
+4c57636d 0300 0200  0100000000000000 0300000000000000 0100000000000000
 40000000 00000000 00000000 00000000 0000000000000000  MARKSUM
 """
 
@@ -86,32 +86,64 @@ def test_snapshot_is_these_bytes() -> None:
     commit(journal, Opened(at_ms=1, epoch=1, tag=1))
     journal.save_snapshot(1, [b"one", b""], [])
     checksum = xxhash.xxh3_64_intdigest
-    head = b"LWsn" + struct.pack("<HHQQQI4x16x", 2, 0, 1, STORE, 1, 0)
+    head = b"LWsn" + struct.pack("<HHQQQI4x16x", 3, 0, 1, STORE, 1, 0)
     expected = head + u64(checksum(head))
     expected += struct.pack("<I", 3) + b"one" + struct.pack("<I", 0) + struct.pack("<IQ", 0xFFFFFFFF, 2)
     expected += u64(checksum(expected))
     assert files.contents(f"{FOLDER}/snapshot-0000000000000001").hex(" ", 8) == expected.hex(" ", 8)
 
 
-def test_a_store_of_version_1_is_read_and_goes_on_in_a_new_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+# Version 3: Published(at_ms=1000, first_seq=5, …) of one message for queue 7 and queue 8, with the body b"body".
+SHARED_RECORD = """
+RECORDSM 00000000 0500000000000000 e803000000000000 626f6479
+"""
+SHARING_ROWS = """
+0a000900 07000000 0500000000000000 e803000000000000 0000000000000000
+0000000000000000 0000000000000000 00000000 00000000 40000000 1c000000
+0a000900 08000000 0600000000000000 e803000000000000 0000000000000000
+0000000000000000 0000000000000000 00000000 00000000 40000000 1c000000
+"""
+
+
+def test_a_record_that_two_queues_share_is_these_bytes() -> None:
+    files = FaultyFiles(0)
+    journal, _ = start(files, draw_store=lambda: STORE)
+    columns: list[list[int]] = [[9, 9], [0, 0], [0, 0], [28, 28]]
+    event = Published(7, 1000, 5, *columns, [b"", b""], [b"body", b"body"], {}, {}, queues=[(7, 1), (8, 1)])
+    event.locations = [0, ~0]
+    sealed, _ = commit(journal, event)
+    record = transcript(SHARED_RECORD.replace("RECORDSM", "00000000"))
+    record = struct.pack("<I", xxhash.xxh3_64_intdigest(record[4:]) & 0xFFFFFFFF) + record[4:]
+    expected = record + bytes(-len(record) % 64) + transcript(SHARING_ROWS)
+    stored = files.contents(path_of(1))
+    assert stored[128 : 128 + len(expected)].hex(" ", 8) == expected.hex(" ", 8)
+    assert sealed.byte_count == 64 + len(expected) + 64
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_store_of_an_older_version_is_read_and_goes_on_in_a_new_segment(
+    monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
     files = FaultyFiles(0)
     with monkeypatch.context() as older:
-        older.setattr(fmt, "VERSION", 1)
+        older.setattr(fmt, "VERSION", version)
         journal, _ = start(files, draw_store=lambda: STORE)
         commit(journal, Opened(at_ms=1, epoch=1, tag=1))
         journal.mark()
         journal.close()
     before = files.contents(path_of(1))
-    assert before[4:6] == b"\1\0"
+    assert before[4:6] == bytes((version, 0))
 
     journal, events = start(files)
     assert [type(event) for _, some in events for event in some] == [Opened]
-    commit(journal, Opened(at_ms=2, epoch=2, tag=1))
+    event = shared(1, 2)
+    commit(journal, Opened(at_ms=2, epoch=2, tag=1), event)
     journal.close()
-    assert files.contents(path_of(2))[4:6] == b"\2\0"
+    assert {at >> 32 for at in event.locations} == {2}, "what is shared is in the new segment"
+    assert files.contents(path_of(2))[4:6] == b"\3\0"
     assert files.contents(path_of(1))[64:70] == before[64:70], "what was written stays as it was"
     _, events = start(files)
-    assert [event.epoch for _, some in events for event in some] == [1, 2]  # type: ignore[union-attr]
+    assert [e.epoch for _, some in events for e in some if isinstance(e, Opened)] == [1, 2]
 
 
 @pytest.mark.parametrize("blob_bytes", [0, 1, 63, 64, 65, 127, 128, 1_000])

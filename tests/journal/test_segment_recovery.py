@@ -261,7 +261,7 @@ def test_segment_of_an_unknown_version_is_refused_by_name() -> None:
     whole = files.contents(path_of(1))
     files.put_contents(path_of(1), with_version(whole[:64], 9) + whole[64:])
     with pytest.raises(
-        JournalVersionUnknown, match=r"0001\.segment has format version 9; this Laneway reads version 2"
+        JournalVersionUnknown, match=r"0001\.segment has format version 9; this Laneway reads version 3"
     ):
         start(files)
 

@@ -121,10 +121,32 @@ def published(draw: st.DrawFn) -> Published:
 
 
 @st.composite
+def fanned_out(draw: st.DrawFn) -> Published:
+    """Messages that went to several queues at once, and share their records."""
+    once, copies = draw(published()), draw(st.integers(2, 4))
+    count = len(once.sizes)
+    event = msgspec.structs.replace(once, queues=[(draw(queues), count) for _ in range(copies)])
+    event.queue = event.queues[0][0]
+    for name in ("sizes", "props", "bodies"):
+        setattr(event, name, getattr(once, name) * copies)
+    column = st.lists(times_or_none, min_size=count * copies, max_size=count * copies)
+    event.priorities, event.visible_at, event.expires_at = [3] * count * copies, draw(column), draw(column)
+    event.locations = [0] * count + [~i for i in range(count)] * (copies - 1)
+    for name in ("groups", "dedups"):
+        some = getattr(once, name).items()
+        setattr(event, name, {i + n * count: text for n in range(copies) for i, text in some})
+    return event
+
+
+@st.composite
 def relocated(draw: st.DrawFn) -> Relocated:
     seqs = draw(some_numbers)
     records = [encode_record(draw(numbers), draw(times), encode_props(draw(properties)), draw(blobs)) for _ in seqs]
-    return Relocated(draw(times), seqs, [len(record) for record in records], records)
+    event = Relocated(draw(times), seqs, [len(record) for record in records], records, births=draw(births(len(seqs))))
+    if draw(st.booleans()):  # they share the first one's
+        event.records, event.sizes = records[:1], event.sizes[:1] * len(seqs)
+        event.locations = [0, *[~0] * (len(seqs) - 1)]
+    return event
 
 
 @st.composite
@@ -187,7 +209,7 @@ EVENTS: dict[Kind, st.SearchStrategy[Event]] = {
     Kind.QUEUE_PUT: st.builds(QueuePut, queues, times, blobs),
     Kind.QUEUE_DELETED: st.builds(QueueDeleted, queues, times, blobs),
     Kind.QUEUE_PURGED: st.builds(QueuePurged, queues, times, numbers),
-    Kind.PUBLISHED: published(),
+    Kind.PUBLISHED: published() | fanned_out(),
     Kind.LEASED: leased(),
     Kind.ACKED: acked(),
     Kind.RELEASED: released(),
@@ -300,7 +322,7 @@ def _row(
             "enqueued_at": when(expires) if expires else None,
         }  # fmt: skip
         return found
-    if kind == Kind.RELOCATED:
+    if kind == Kind.RELOCATED and not expires:  # by a version that did not say
         number, enqueued, _, _ = decode_record(blob)
         return found | {"message_id": message_id(enqueued, TAG, number), "enqueued_at": when(enqueued)}
     if kind in _OF_MESSAGE:

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 
 from laneway.broker import interface as i
 from laneway.broker.values import Addressed, BatchOutcome, Draft
-from laneway.errors import BatchFenced, DiskFull, InvalidInput, LanewayError, PartsMissing, QueueNotFound
+from laneway.errors import (
+    BatchFenced,
+    DiskFull,
+    InvalidInput,
+    LanewayError,
+    PartsMissing,
+    QueueNotFound,
+    TooLargeForDisk,
+)
 
 from .ledger import FANNED, Batch
 from .node import Node
@@ -77,7 +85,7 @@ class Producing:
                 produced.parts.append(f"part-{part}")
                 request = i.StagePart(producer, produced.stage, produced.parts[-1], messages, [], "anna")
                 await node.broker.ask(request)
-        except (DiskFull, QueueNotFound, InvalidInput):
+        except (DiskFull, TooLargeForDisk, QueueNotFound, InvalidInput):
             self.ledger.refused(batch)
             self._busy.discard(producer)
             return

@@ -19,7 +19,16 @@ from laneway.core import lease_commands
 from laneway.core.message import Draft, Properties, Settlement, messages_of
 from laneway.core.queue import Queue
 from laneway.core.settings import QueueSettings
-from laneway.errors import DiskFull, LanewayError, LeaseStale, QueueFull, QueueInUse, QueueNotFound, Unavailable
+from laneway.errors import (
+    DiskFull,
+    LanewayError,
+    LeaseStale,
+    QueueFull,
+    QueueInUse,
+    QueueNotFound,
+    TooLargeForDisk,
+    Unavailable,
+)
 
 from .ledger import FANNED, Batch, Held, Sent, marked
 from .node import Node
@@ -465,7 +474,9 @@ class SessionWorkload:
 
     def _told(self, node: Node, entered: Entered, answer: list[Arrival] | LanewayError) -> None:
         if isinstance(answer, LanewayError):
-            assert isinstance(answer, DiskFull | Unavailable), f"publishing was answered with {answer!r}"
+            assert isinstance(answer, DiskFull | TooLargeForDisk | Unavailable), (
+                f"publishing was answered with {answer!r}"
+            )
             self.ledger.refused(entered.batch)
             return
         left = dict(entered.sent)

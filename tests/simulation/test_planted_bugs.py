@@ -29,6 +29,7 @@ from laneway.core.events import Acked, Event, Kind, Leased, Moved, Opened, Publi
 from laneway.core.keys import Keys
 from laneway.core.lane import Lane
 from laneway.core.state import State
+from laneway.journal.segments import journal as segment_journal
 from laneway.journal.segments import recovery, scan
 from laneway.journal.segments.journal import SegmentJournal
 from laneway.journal.segments.snapshots import Snapshot
@@ -224,6 +225,33 @@ def compacted_records_all_stand_at_the_same_place() -> Plant:
                 self.table.owned(seq).location[seq & table.SLAB_MASK] = e.location
 
     return mock.patch.object(State, "_relocated", relocated)
+
+
+def shared_records_taken_for_those_that_come_next() -> Plant:
+    """Rows of the second queue name what stands behind the records of the first."""
+    original = segment_journal.located
+
+    def located(locations: Any, sizes: Any, start: int) -> list[int]:
+        found = original(locations, sizes, start)
+        return [at if location == 0 else at + 64 for location, at in zip(locations, found, strict=True)]
+
+    return mock.patch.object(segment_journal, "located", located)
+
+
+def replay_takes_shared_records_for_neighbours() -> Plant:
+    return mock.patch.object(rows, "_located", lambda found, location: (location(found[0][12]), ()))
+
+
+def a_shared_record_goes_with_its_first_message() -> Plant:
+    """The segment is thought to be empty when the first of those who share a record is gone."""
+    original = State._published
+
+    def published(self: Any, e: Published) -> None:
+        original(self, e)
+        if e.locations and len(e.locations) > len(set(e.locations)):
+            self.extents[e.locations[0] >> 32] -= len(e.locations) - len(set(e.locations))
+
+    return mock.patch.object(State, "_published", published)
 
 
 def dedup_ids_forgotten_by_a_snapshot() -> Plant:
@@ -529,6 +557,9 @@ PLANTS: dict[Callable[[], Plant], str] = {
     torn_commit_taken_for_whole: "cannot be decoded|cannot be read|recovered differently|that nobody sent",
     torn_tail_left_where_it_is: "cannot be read|is damaged|recovered differently",
     compacted_records_all_stand_at_the_same_place: "cannot be read|there twice|has become|nobody sent|peek shows",
+    shared_records_taken_for_those_that_come_next: "cannot be read|damaged|is lost|ValueError",
+    replay_takes_shared_records_for_neighbours: f"{LOST}|{DIFFERENT}|damaged|nobody sent|there twice|has become",
+    a_shared_record_goes_with_its_first_message: "KeyError|is missing|recovered differently|extents",
     dedup_ids_forgotten_by_a_snapshot: "dedup id",
     keys_forgotten_by_a_restart: "keys",
     bindings_forgotten_by_a_snapshot: "exchanges: |which is not there",

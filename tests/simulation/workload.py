@@ -31,6 +31,7 @@ from laneway.errors import (
     LeaseStale,
     QueueInUse,
     QueueNotFound,
+    TooLargeForDisk,
     Unavailable,
 )
 
@@ -185,7 +186,7 @@ class Workload:
         async def run() -> None:
             try:
                 await work
-            except (Unavailable, DiskFull, QueueNotFound):
+            except (Unavailable, DiskFull, TooLargeForDisk, QueueNotFound):
                 pass  # stopping, stuck, or deleted in the meantime
             except AssertionError as wrong:
                 self.failures.append(str(wrong))
@@ -205,7 +206,7 @@ class Workload:
             await node.broker.ask(kind("/", name, settings))
         except InvalidInput:  # its dead-letter queue was deleted a moment ago
             self.ledger.queues.withdraw(name, ticket)
-        except (DiskFull, Unavailable, QueueNotFound):
+        except (DiskFull, TooLargeForDisk, Unavailable, QueueNotFound):
             pass  # perhaps only after it had been changed: in doubt until the next start
         else:
             self.ledger.queues.answer(name, ticket)
@@ -235,8 +236,10 @@ class Workload:
 
     def _published(self, node: Node, batch: Batch, answer: list[Arrival] | LanewayError) -> None:
         if isinstance(answer, LanewayError):
-            assert isinstance(answer, DiskFull | Unavailable), f"a publish was answered with {answer!r}"
-            self.counts["refused, disk full"] += isinstance(answer, DiskFull)
+            assert isinstance(answer, DiskFull | TooLargeForDisk | Unavailable), (
+                f"a publish was answered with {answer!r}"
+            )
+            self.counts["refused, disk full"] += isinstance(answer, DiskFull | TooLargeForDisk)
             self.ledger.refused(batch)
             return
         assert [arrival.queue for arrival in answer] == [batch.queue_number], f"{batch.queue}: {answer}"
@@ -562,7 +565,7 @@ class Workload:
                 await node.broker.ask(i.RemoveDocument(COLLECTION, key))
             else:
                 await node.broker.ask(i.PutDocument(COLLECTION, key, value))
-        except DiskFull:
+        except (DiskFull, TooLargeForDisk):
             documents.withdraw(key, ticket)
         else:
             documents.answer(key, ticket)
@@ -585,7 +588,7 @@ class Workload:
                 await node.broker.ask(i.DeleteCursor(key))
             else:
                 await node.broker.ask(i.PutCursor(key, position, rewind=self.random.random() < 0.5))
-        except (Conflict, CursorNotFound, DiskFull, Gone) as refused:
+        except (Conflict, CursorNotFound, DiskFull, TooLargeForDisk, Gone) as refused:
             self.counts[f"refused, {refused.code}"] += 1
             cursors.withdraw(key, ticket)
         else:
@@ -615,7 +618,7 @@ class Workload:
             doomed = self._leaving(node, lambda: node.seqs(queue, *states))
             try:
                 count = await node.broker.ask(i.PurgeQueue("/", queue, leased=leased))
-            except DiskFull:
+            except (DiskFull, TooLargeForDisk):
                 return self._spared(doomed)
             assert count == len(doomed), f"{queue}: {count} purged, there were {len(doomed)}"
             return self._ended(doomed)
@@ -650,7 +653,7 @@ class Workload:
             ticket = self.ledger.queues.ask(queue, None)
             try:
                 await node.broker.ask(i.DeleteQueue("/", queue))
-            except (DiskFull, QueueInUse):
+            except (DiskFull, TooLargeForDisk, QueueInUse):
                 self._spared(doomed)
                 self.ledger.queues.withdraw(queue, ticket)
                 return
@@ -686,7 +689,7 @@ class Workload:
             doomed = self._leaving(node, lambda: peeking.all_dead_letters(node.engine, source))
             try:
                 await node.broker.ask(i.DeleteDeadLetters("/", queue, DeadLetterFilter()))
-            except DiskFull:
+            except (DiskFull, TooLargeForDisk):
                 return  # some of it may have been done: they stay in doubt
             there = node.messages()
             for sent in doomed:
@@ -711,7 +714,7 @@ class Workload:
             await node.broker.ask(request)
         except JournalFailed:
             raise  # in doubt
-        except (DiskFull, Unavailable, ExchangeNotFound):
+        except (DiskFull, TooLargeForDisk, Unavailable, ExchangeNotFound):
             register.withdraw(name, ticket)
             return
         register.answer(name, ticket)

@@ -6,13 +6,14 @@ No asyncio here: the broker decides when commits are written and who is told; th
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 
 import msgspec
 
 from laneway.core import births, clockwork, lease_commands, snapshot, stepping
 from laneway.core.deliveries import Deliveries
-from laneway.core.events import Event, Kind, Leased, Opened
+from laneway.core.events import Event, Kind, Leased, Opened, Published
 from laneway.core.message import Death, Glimpse, decode_props, message_id, record_is_intact, split_record
 from laneway.core.queue import Queue
 from laneway.core.runs import runs
@@ -34,12 +35,13 @@ KEPT_OVERHEAD_BYTES = 100  # what a kept message takes beside its bytes
 class _KeptSlab:
     """Contents of the messages of one slab, from `start` on; None stands for what is not kept."""
 
-    __slots__ = ("at_ms", "bodies", "byte_count", "live", "props", "start")
+    __slots__ = ("at_ms", "bodies", "byte_count", "is_shared", "live", "props", "start")
 
     def __init__(self, start: int) -> None:
         self.start = start
         self.live = 0
         self.byte_count = 0
+        self.is_shared = False  # some of the bodies may be those of other messages too, and not in byte_count
         self.at_ms: list[int] = []
         self.props: list[bytes | None] = []
         self.bodies: list[bytes | None] = []
@@ -47,19 +49,26 @@ class _KeptSlab:
 
 class ContentCache:
     """The messages published last, so that one that is consumed soon is never read back from the journal. Kept in
-    columns, slab by slab as in the table of core, because neighbours come and go together."""
+    columns, slab by slab as in the table of core, because neighbours come and go together. The body of a message that
+    is in several queues is kept, and counted, once."""
 
     def __init__(self, max_bytes: int) -> None:
         self._slabs: dict[int, _KeptSlab] = {}  # oldest first
         self._bytes = 0
         self._max_bytes = self._usual_bytes = max_bytes
+        self._shared: Counter[int] = Counter()  # id of a shared body that is kept -> how often
 
     def keep_less(self, is_less: bool) -> None:
         self._max_bytes = 0 if is_less else self._usual_bytes
         while self._bytes > self._max_bytes and self._slabs:
             self._drop(next(iter(self._slabs)))
 
-    def add(self, first_seq: int, at_ms: int, props: Sequence[bytes], bodies: Sequence[bytes]) -> None:
+    def keep(self, event: Published) -> None:
+        self.add(event.first_seq, event.at_ms, event.props, event.bodies, is_shared=bool(event.locations))
+
+    def add(
+        self, first_seq: int, at_ms: int, props: Sequence[bytes], bodies: Sequence[bytes], *, is_shared: bool = False
+    ) -> None:
         done, count = 0, len(bodies)
         while done < count:
             seq = first_seq + done
@@ -78,15 +87,38 @@ class ContentCache:
             slab.props += props if n == count else props[done : done + n]
             slab.bodies += kept
             slab.live += n
-            size = sum(map(len, kept)) + KEPT_OVERHEAD_BYTES * n
+            size = KEPT_OVERHEAD_BYTES * n
+            if is_shared:
+                self._share(slab, kept)
+            else:
+                size += sum(map(len, kept))
             slab.byte_count += size
             self._bytes += size
             done += n
         while self._bytes > self._max_bytes and self._slabs:
             self._drop(next(iter(self._slabs)))
 
+    def _share(self, slab: _KeptSlab, bodies: Sequence[bytes]) -> None:
+        slab.is_shared = True
+        for number, body in dict(zip(map(id, bodies), bodies, strict=True)).items():
+            if number not in self._shared:
+                self._bytes += len(body)
+        self._shared.update(map(id, bodies))
+
+    def _unshare(self, bodies: Sequence[bytes | None]) -> None:
+        for body in bodies:
+            count = self._shared.get(id(body), 0)
+            if count > 1:
+                self._shared[id(body)] = count - 1
+            elif count and body is not None:
+                del self._shared[id(body)]
+                self._bytes -= len(body)
+
     def _drop(self, number: int) -> None:
-        self._bytes -= self._slabs.pop(number).byte_count
+        slab = self._slabs.pop(number)
+        self._bytes -= slab.byte_count
+        if slab.is_shared:
+            self._unshare(slab.bodies)
 
     def discard(self, seqs: Sequence[int]) -> None:
         """Forget what was settled: a slab goes with the last of its messages."""
@@ -96,6 +128,8 @@ class ContentCache:
                 i = first - slab.start
                 kept = slab.bodies[i : i + count]  # fewer, if the last of them have moved here
                 slab.bodies[i : i + len(kept)] = [None] * len(kept)
+                if slab.is_shared:
+                    self._unshare(kept)
                 gone = len(kept) - kept.count(None)
                 freed = slab.byte_count * gone // max(slab.live, 1)  # about: to know better would cost more
                 slab.live -= gone
@@ -213,13 +247,12 @@ class Engine:
                 location = stage(event)
                 staged_count += 1
                 kind = event.kind
-                if kind is Kind.PUBLISHED:
+                if kind is Kind.PUBLISHED or kind is Kind.RELOCATED:
                     event.location = location  # type: ignore[union-attr]
-                    self.cache.add(event.first_seq, event.at_ms, event.props, event.bodies)  # type: ignore[union-attr]
+                    if kind is Kind.PUBLISHED:
+                        self.cache.keep(event)  # type: ignore[arg-type]
                 elif kind is Kind.ACKED:
                     self.cache.discard(event.seqs)  # type: ignore[union-attr]
-                elif kind is Kind.RELOCATED:
-                    event.location = location  # type: ignore[union-attr]
                 apply(event)
                 events.append(event)
         except BaseException as trouble:

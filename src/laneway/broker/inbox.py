@@ -21,6 +21,7 @@ from laneway.broker.waiting import Waiter
 from laneway.core import commands, lease_commands
 from laneway.core.events import Event
 from laneway.core.message import Messages, Receipt, Receipts, Settlement, joined_messages, parse_message_id
+from laneway.core.publishing import SharedRecords
 from laneway.core.queue import Queue
 from laneway.core.runs import joined
 from laneway.errors import LanewayError, QueueNotFound
@@ -59,22 +60,28 @@ class Entry:
 class _Gathered:
     """Publishes that are carried out together, by queue."""
 
-    __slots__ = ("clamps", "count", "keys", "parts", "requests")
+    __slots__ = ("clamps", "count", "keys", "parts", "requests", "targets")
 
     def __init__(self, clamps: bool) -> None:
         self.clamps = clamps
         self.requests: list[Messages] = []
+        self.targets: list[Any] = []
         self.count = 0  # messages of all requests
         # What a queue gets: of which entry, which of its messages (None: all), and their places among those of all.
         self.parts: dict[int, list[tuple[Entry, Sequence[int] | None, Sequence[int]]]] = {}
         self.keys: set[tuple[int, str]] = set()
 
-    def add(self, messages: Messages) -> range:
+    def add(self, messages: Messages, targets: Any) -> range:
         """The places of these among those of all."""
         self.requests.append(messages)
+        self.targets.append(targets)
         start = self.count
         self.count = end = start + len(messages.bodies)
         return range(start, end)
+
+    def shared_records(self) -> SharedRecords | None:
+        """For messages that go to several queues, and so are stored once; None if none does."""
+        return SharedRecords() if len(self.parts) > 1 and any(map(_go_to_several, self.targets)) else None
 
 
 class Inbox:
@@ -182,7 +189,7 @@ class Inbox:
             if messages.clamps is not gathered.clamps:
                 self._publish_gathered(gathered)
                 gathered = _Gathered(messages.clamps)
-            rows = gathered.add(messages)
+            rows = gathered.add(messages, targets)
             for number, places in shares(targets) if type(targets) is list else zip(targets, _WHOLE, strict=False):
                 if number not in queues:
                     continue  # deleted since: the messages would have gone with it
@@ -192,7 +199,7 @@ class Inbox:
                     if name in gathered.keys or self._partition.engine.state.keys.get(*name) is not None:
                         self._publish_gathered(gathered)
                         gathered = _Gathered(messages.clamps)
-                        rows = gathered.add(messages)
+                        rows = gathered.add(messages, targets)
                     if self._is_repeated(queues[number], entry):
                         continue
                     gathered.keys.add(name)
@@ -216,29 +223,35 @@ class Inbox:
                 alike[rules].append(number)
             else:
                 alike[rules] = [number]
+        records, now_ms = gathered.shared_records(), self._partition.now()
         for numbers in alike.values():
-            self._publish_into(numbers, gathered, messages)
+            self._publish_into(numbers, gathered, messages, now_ms, records)
 
-    def _publish_into(self, numbers: list[int], gathered: _Gathered, messages: Messages) -> None:
+    def _publish_into(
+        self, numbers: list[int], gathered: _Gathered, messages: Messages, now_ms: int, records: SharedRecords | None
+    ) -> None:
         """Publish what goes to these queues as one batch, and note in each entry what became of its share."""
         queues, parts = self._partition.engine.state.queues, gathered.parts
         rows = [[its for _, _, its in parts[number]] for number in numbers]
         shares = [(queues[number], sum(map(len, its))) for number, its in zip(numbers, rows, strict=True)]
         if len(parts) > 1 or shares[0][1] < gathered.count:
-            messages = messages.at(list(chain.from_iterable(chain.from_iterable(rows))))
+            places = list(chain.from_iterable(chain.from_iterable(rows)))
+            messages = messages.at(places)
+            if records is not None:
+                records.numbers = places
         try:
-            receipts = self._partition.publish(shares, messages)
+            receipts = self._partition.publish(shares, messages, now_ms, records)
         except LanewayError as refusal:  # the journal takes no more
             for number in numbers:
-                for entry, places, _ in parts[number]:
-                    entry.arrivals.append(Arrival(number, places, refusal))
+                for entry, which, _ in parts[number]:
+                    entry.arrivals.append(Arrival(number, which, refusal))
             return
         at = 0
         for queue, _ in shares:
             number = queue.number
-            for entry, places, its in parts[number]:
+            for entry, which, its in parts[number]:
                 end = at + len(its)
-                entry.arrivals.append(Arrival(number, places, receipts.part(at, end)))
+                entry.arrivals.append(Arrival(number, which, receipts.part(at, end)))
                 at = end
             if gathered.keys:
                 self._remember_keys(queue, [entry for entry, _, _ in parts[number]])
@@ -426,6 +439,11 @@ def shares(targets: list[Targets]) -> Iterable[tuple[int, Sequence[int] | None]]
             else:
                 places[number] = [i]
     return places.items()
+
+
+def _go_to_several(targets: Any) -> bool:
+    """Whether one of the messages of a publish goes to several queues."""
+    return max(map(len, targets)) > 1 if type(targets) is list else len(targets) > 1
 
 
 def _told_of(trouble: Exception) -> LanewayError:

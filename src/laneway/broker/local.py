@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from operator import add, mul
 from typing import Any
 
 from laneway.broker import interface as i
@@ -25,8 +24,6 @@ from laneway.errors import InvalidInput, LanewayError, LimitExceeded
 MAX_BATCH = 10_000
 MAX_WAIT_MS = 20_000
 IN_PARTS = -1  # instead of the number of a request: it is not carried out yet, and others may overtake it
-
-_OVERHEAD_BYTES = RECORD_PREFIX_BYTES + ROW_BYTES
 
 Done = Callable[[Any], None]
 
@@ -323,10 +320,7 @@ class LocalBroker:
 
 
 def _stored_bytes(request: i.Publish | i.Transact) -> int:
-    """What a publish will take of the journal."""
+    """What a publish will take of the journal: a record for each message, and a row for each queue it goes to."""
     props, bodies, targets = request.messages.props, request.messages.bodies, request.targets
-    if type(targets) is list:
-        copies = list(map(len, targets))
-        sizes: list[int] = list(map(mul, map(add, map(len, props), map(len, bodies)), copies))
-        return sum(sizes) + _OVERHEAD_BYTES * sum(copies)
-    return (sum(map(len, props)) + sum(map(len, bodies)) + _OVERHEAD_BYTES * len(bodies)) * len(targets)
+    row_count = sum(map(len, targets)) if type(targets) is list else len(targets) * len(bodies)
+    return sum(map(len, props)) + sum(map(len, bodies)) + RECORD_PREFIX_BYTES * len(bodies) + ROW_BYTES * row_count

@@ -194,10 +194,17 @@ class Partition:
 
     # Publishing and leasing
 
-    def publish(self, shares: publishing.Shares, messages: Messages) -> Receipts:
+    def publish(
+        self,
+        shares: publishing.Shares,
+        messages: Messages,
+        now_ms: int | None = None,
+        records: publishing.SharedRecords | None = None,
+    ) -> Receipts:
         """Carry out a publish, and serve those who wait for it."""
         results: list[Receipts] = []
-        self.after(self.engine.run(publishing.publish(self._state, shares, messages, self.now(), results)))
+        now_ms = self.now() if now_ms is None else now_ms
+        self.after(self.engine.run(publishing.publish(self._state, shares, messages, now_ms, results, records)))
         return results[0]
 
     def lease(

@@ -235,11 +235,14 @@ class Upkeep:
         for extent, seqs in survivors.items():
             if self._stopping:
                 return
-            if sum(self._size(s) for s in seqs) <= sparse[extent] * SPARSE_SHARE:
+            if sum({self._location(s): self._size(s) for s in seqs}.values()) <= sparse[extent] * SPARSE_SHARE:
                 await self._relocate(extent, seqs)
 
     def _size(self, seq: int) -> int:
         return self._engine.state.table.slabs[seq >> SLAB_BITS].size[seq & SLAB_MASK] if self._lives(seq) else 0
+
+    def _location(self, seq: int) -> int:
+        return self._engine.state.table.slabs[seq >> SLAB_BITS].location[seq & SLAB_MASK] if self._lives(seq) else 0
 
     def _lives(self, seq: int) -> bool:
         return seq in self._engine.state.table
@@ -262,14 +265,36 @@ class Upkeep:
         return found
 
     async def _relocate(self, extent: int, seqs: list[int]) -> None:
-        for i in range(0, len(seqs), RECORDS_PER_STEP):
-            alive = [s for s in seqs[i : i + RECORDS_PER_STEP] if self._lives(s)]
-            pairs = [(s, r) for s, r in zip(alive, self._engine.records(alive), strict=True) if r is not None]
-            records = [r for _, r in pairs]
-            if not pairs or not self._engine.journal.has_room(sum(map(len, records))):
+        """Copy records, each once, whichever messages share it."""
+        seqs.sort(key=self._location)
+        at = 0
+        while at < len(seqs):
+            by_location: dict[int, list[int]] = {}
+            step_end = at + RECORDS_PER_STEP
+            while at < len(seqs) and (at < step_end or self._location(seqs[at]) in by_location):
+                by_location.setdefault(self._location(seqs[at]), []).append(seqs[at])
+                at += 1
+            by_location.pop(0, None)  # settled meanwhile
+            event = self._relocated(list(by_location.values()))
+            if event is None or not self._engine.journal.has_room(sum(map(len, event.records))):
                 return
-            event = Relocated(self._now_ms(), [s for s, _ in pairs], [len(r) for r in records], records)
             self._engine.run(iter([event]))
             self._touch()
             await asyncio.sleep(0)
         log.info("compacted extent %d: %d survivors moved", extent, len(seqs))
+
+    def _relocated(self, sharing: list[list[int]]) -> Relocated | None:
+        """Of messages that share a record each; None if there is none that can be read."""
+        seqs: list[int] = []
+        sizes: list[int] = []
+        records: list[bytes] = []
+        locations: list[int] = []
+        for some, record in zip(sharing, self._engine.records([its[0] for its in sharing]), strict=True):
+            if record is not None:
+                locations += [0, *[~len(seqs)] * (len(some) - 1)]
+                seqs += some
+                sizes += [len(record)] * len(some)
+                records.append(record)
+        if not records:
+            return None
+        return Relocated(self._now_ms(), seqs, sizes, records, locations=locations if any(locations) else ())

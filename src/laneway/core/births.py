@@ -8,13 +8,25 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from laneway.core.events import Acked, Births, Copied, DeadLettered, Event, Extended, Leased, Moved, Released, Removed
+from laneway.core.events import (
+    Acked,
+    Births,
+    Copied,
+    DeadLettered,
+    Event,
+    Extended,
+    Leased,
+    Moved,
+    Released,
+    Relocated,
+    Removed,
+)
 from laneway.core.runs import Seqs, runs
 from laneway.core.state import State
 from laneway.core.table import SLAB_BITS, SLAB_MASK
 
 _NONE: dict[int, int] = {}
-_ABOUT_MESSAGES = frozenset((Leased, Acked, Released, Extended, DeadLettered, Moved, Copied, Removed))
+_ABOUT_MESSAGES = frozenset((Leased, Acked, Released, Extended, DeadLettered, Moved, Copied, Removed, Relocated))
 
 
 def note(state: State, event: Event) -> None:

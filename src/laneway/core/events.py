@@ -100,7 +100,12 @@ class QueuePurged(msgspec.Struct, gc=False):
 
 class Published(msgspec.Struct, gc=False):
     """Messages first_seq … in one queue. `groups`, `dedups` and `tenants` hold the few that have one, by index; tenants
-    only count in a fair queue."""
+    only count in a fair queue.
+
+    Messages that were published together share a record if they are one message in several queues. `locations` says so,
+    and is empty if none do. Until the event is staged it holds 0 for a record that the event brings, ~n for that of the
+    event's message n, and the location of one that an earlier event of the commit brought; afterwards, all locations.
+    """
 
     kind: ClassVar[Kind] = Kind.PUBLISHED
     queue: int
@@ -114,10 +119,11 @@ class Published(msgspec.Struct, gc=False):
     bodies: Sequence[bytes]
     groups: dict[int, str]
     dedups: dict[int, str]
-    location: int = 0  # of the first record; the others follow it
+    location: int = 0  # of the first record that it brings; the others follow it
     tenants: dict[int, str] = {}
     queues: Queues = ()
     named_times: Set[int] = frozenset()  # those that are visible at a time of day that their publisher named, by index
+    locations: Sequence[int] = ()
 
     @property
     def records(self) -> list[bytes]:
@@ -245,9 +251,11 @@ class Relocated(msgspec.Struct, gc=False):
     kind: ClassVar[Kind] = Kind.RELOCATED
     at_ms: int
     seqs: Sequence[int]
-    sizes: Sequence[int]
-    records: Sequence[bytes]  # empty when replayed
+    sizes: Sequence[int]  # of the record of each
+    records: Sequence[bytes]  # each once; empty when replayed
     location: int = 0
+    locations: Sequence[int] = ()  # as in Published
+    births: Births | None = None
 
 
 class KeyRemembered(msgspec.Struct, gc=False):

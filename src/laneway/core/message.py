@@ -6,7 +6,7 @@ message, so it can be read back from the journal, checked, and handed out withou
 
     record      0 u32 checksum        low half of xxh3_64 over everything after it
                 4 u32 props_size      0: the body is valid JSON, and there is nothing else
-                8 u64 seq             the number given at the first publish
+                8 u64 seq             the number given at the first publish; of the first queue, if it went to several
                16 u64 enqueued_at_ms
                24 props, props_size bytes
                 … body, to the end
@@ -325,10 +325,24 @@ def places(sizes: Sequence[int], start: int) -> Sequence[int]:
     return list(accumulate(sizes[:-1], initial=start))
 
 
-def record_pieces(first_seq: int, at_ms: int, props: Sequence[bytes], bodies: Sequence[bytes]) -> list[bytes]:
-    """What the records of neighbours are made of, two pieces each, in order. Hot: in columns."""
+def located(locations: Sequence[int], sizes: Sequence[int], start: int) -> list[int]:
+    """Where the records of an event stand whose own ones begin at `start` (events.Published.locations)."""
+    own = locations.count(0)
+    if any(locations[:own]):  # rare: one that it brings comes behind one that it does not
+        found: list[int] = []
+        for location, size in zip(locations, sizes, strict=True):
+            if not location:
+                location, start = start, start + size
+            found.append(location if location > 0 else found[~location])
+        return found
+    brought = list(places(sizes[:own], start)) if own else []
+    return brought + [location if location > 0 else brought[~location] for location in locations[own:]]
+
+
+def record_pieces(seqs: Sequence[int], at_ms: int, props: Sequence[bytes], bodies: Sequence[bytes]) -> list[bytes]:
+    """What records that follow one another are made of, two pieces each, in order. Hot: in columns."""
     count = len(bodies)
-    heads = map(_pack_unchecked, map(len, props), range(first_seq, first_seq + count), repeat(at_ms))
+    heads = map(_pack_unchecked, map(len, props), seqs, repeat(at_ms))
     records = list(map(_JOIN, zip(heads, props, bodies, strict=True)))
     if count < _SUMS:
         sums = [_pack_u32(_hash(record) & 0xFFFFFFFF) for record in records]

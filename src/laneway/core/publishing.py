@@ -33,7 +33,46 @@ _Column = list[int | None] | None
 Shares = Sequence[tuple[Queue, int]]
 
 
-def publish(state: State, shares: Shares, messages: Messages, now_ms: int, results: list[Receipts]) -> Iterator[Event]:
+class SharedRecords:
+    """Of messages that go to several queues: which record each of a batch has, and where the records stand that the
+    commit has already, which batches before have brought. All these batches must be of one commit and one time."""
+
+    __slots__ = ("_locations", "_marks", "numbers")
+
+    def __init__(self) -> None:
+        self.numbers: Sequence[int] = ()  # of the records of the next batch: those of equal number are the same
+        self._locations: dict[int, int] = {}
+        self._marks: Sequence[int] = ()
+
+    def locations(self, order: Sequence[int]) -> list[int]:
+        """What an event with these messages of the batch says of its records."""
+        marks = self._marks = list(map(self.numbers.__getitem__, order))
+        known = self._locations
+        if not known:
+            # Mostly all go to the same queues, one of them after the other.
+            count = len(set(marks))
+            times = len(marks) // count
+            if marks == marks[:count] * times:
+                return [0] * count + list(range(-1, -count - 1, -1)) * (times - 1)
+        elif known.keys() >= set(marks):
+            return list(map(known.__getitem__, marks))
+        places = dict(known)
+        found = [places.setdefault(number, ~at) for at, number in enumerate(marks)]
+        return [0 if mark == ~at else mark for at, mark in enumerate(found)]
+
+    def note(self, event: Published) -> None:
+        """The event was staged."""
+        self._locations.update(zip(self._marks, event.locations, strict=True))
+
+
+def publish(
+    state: State,
+    shares: Shares,
+    messages: Messages,
+    now_ms: int,
+    results: list[Receipts],
+    records: SharedRecords | None = None,
+) -> Iterator[Event]:
     """Publish messages into queues; `results` gets one Receipts, with an entry for each of them. There are several
     queues only if their `rules` are equal and no message has a dedup id: then what holds for one holds for all."""
     queue = shares[0][0]
@@ -61,11 +100,16 @@ def publish(state: State, shares: Shares, messages: Messages, now_ms: int, resul
     if kept:
         if len(kept) < count and len(shares) > 1:
             shares = _kept_shares(shares, kept)
-        yield _published(shares, messages, now_ms, first, order, priorities, visible, expires, sizes)
+        event = _published(shares, messages, now_ms, first, order, priorities, visible, expires, sizes)
+        if records is not None:
+            event.locations = records.locations(order)
+        yield event
+        if records is not None:
+            records.note(event)
         if settings.overflow == "drop_oldest" and (settings.max_messages is not None or settings.max_bytes is not None):
             yield from shed(state, queue, now_ms)
     if others and settings.overflow == "reject_dead_letter":
-        yield from _bury_refused(state, queue, messages, priorities, others, now_ms)
+        yield from _bury_refused(state, queue, messages, priorities, others, now_ms, records)
 
 
 def _published(
@@ -341,6 +385,7 @@ def _bury_refused(
     priorities: Sequence[int],
     others: dict[int, Receipt | LanewayError],
     now_ms: int,
+    records: SharedRecords | None,
 ) -> Iterator[Event]:
     """Messages there is no room for come in and are dead at once; their publishers hear that there was no room."""
     s = queue.settings
@@ -352,5 +397,10 @@ def _bury_refused(
     # times: they are dead already.
     dead = msgspec.structs.replace(messages, dedup_ids={}, tenants={})
     sizes = list(map(add, map(len, messages.props), map(len, messages.bodies)))
-    yield _published([(queue, len(full))], dead, now_ms, first, full, priorities, None, None, sizes)
+    event = _published([(queue, len(full))], dead, now_ms, first, full, priorities, None, None, sizes)
+    if records is not None:
+        event.locations = records.locations(full)
+    yield event
+    if records is not None:
+        records.note(event)
     yield from bury(state, queue, range(first, first + len(full)), Cause.OVERFLOW, "", now_ms)

@@ -6,7 +6,8 @@ without a Python loop. What does not fit in a row (records, names, documents) st
                 2 u8  priority      published · with flag 16: that it was published with (moved, copied)
                 3 u8  flags         1 continues the event of the row before · 2 has a group · 4 has a dedup id ·
                                     8 came through an exchange (moved, copied) · 16 has a priority (moved, copied) ·
-                                    32 its id has another number than its own (leased to removed, see below) ·
+                                    32 its id has another number than its own (leased to removed, relocated, see
+                                    below) ·
                                     64 has a tenant, and the queue it comes to is fair (published, moved, copied) ·
                                     128 visible at a time of day that its publisher named (published)
                 4 u32 queue         queue number, given when the queue was created, never reused
@@ -18,19 +19,21 @@ without a Python loop. What does not fit in a row (records, names, documents) st
                32 u64 lease         lease id (leased, acked) · new message number (moved, copied) · tag (opened) ·
                                     uptime of the machine in milliseconds (clock set)
                40 u64 expires_ms    end of the time to live (published), of an idempotency key; 0: none · when it was
-                                    first published (leased to removed, moved, copied), in the lower 48 bits; 0: by a
-                                    version that did not say
+                                    first published (leased to removed, moved, copied, relocated), in the lower 48
+                                    bits; 0: by a version that did not say
                48 u32 receives      receive count after the event (leased)
                52 u32 target        target queue (moved, copied) · lower half of the number in its id, with flag 32,
                                     and then the upper 16 bits of expires_ms are its upper half
                56 u32 blob_offset   from the start of the commit
                60 u32 blob_size
 
-    blob        published, relocated: the record · leased: the consumer's name · dead-lettered, moved, copied,
-                removed: a detail in words, shared by the rows of the event; with flag 8: MessagePack [detail,
-                exchange, routing key or null]; with flags 8 and 64: MessagePack [detail, exchange or null,
-                routing key or null, [tenants]], one tenant for each row of the event, "" for none ·
+    blob        published, relocated: the record, which several rows of a commit may share · leased: the consumer's
+                name · dead-lettered, moved, copied, removed: a detail in words, shared by the rows of the event; with
+                flag 8: MessagePack [detail, exchange, routing key or null]; with flags 8 and 64: MessagePack [detail,
+                exchange or null, routing key or null, [tenants]], one tenant for each row of the event, "" for none ·
                 queue and document events: the document · clock set: which boot of the machine it is
+
+A relocated row without the time it was first published, of an older version, has that and its number in its record.
 
 "leased to removed" are leased, acked, released, extended, dead-lettered and removed. The id of a message is made of the
 store's tag (opened), the time it was first published, and a number (message.py): its own, unless it was moved or copied
@@ -46,7 +49,7 @@ import struct
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
-from operator import or_
+from operator import lshift, or_
 
 import msgspec
 
@@ -97,8 +100,11 @@ _PRIORITY_BITS = [priority << 16 for priority in range(256)]
 Row = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int]
 
 
-def encode(event: Event, offset: int) -> tuple[bytes, Sequence[bytes]]:
-    """The rows of an event and its blobs; `offset` is where in the commit its first blob will stand."""
+def encode(event: Event, offset: int, starts: Sequence[int] = ()) -> tuple[bytes, Sequence[bytes]]:
+    """The rows of an event and its blobs; `offset` is where in the commit its first blob will stand. If messages share
+    records, `starts` is where in the commit each has its own."""
+    if starts:
+        return _SHARING[event.kind](event, offset, starts)
     return _ENCODERS[event.kind](event, offset)
 
 
@@ -152,11 +158,6 @@ def _set_births(words: array[int], births: Births | None) -> None:
         words[at + 6] |= number << 32 & 0xFFFFFFFF00000000
 
 
-def _flags(count: int) -> Iterator[int]:
-    yield 0
-    yield from repeat(CONTINUES, count - 1)
-
-
 def _encode_opened(e: Opened, offset: int) -> tuple[bytes, Sequence[bytes]]:
     return _one(e.kind, seq=e.epoch, at_ms=e.at_ms, lease=e.tag), ()
 
@@ -205,8 +206,14 @@ def _bytes(words: array[int]) -> bytes:
     return words.tobytes()
 
 
-def _encode_published(e: Published, offset: int) -> tuple[bytes, Sequence[bytes]]:
+def _encode_published(e: Published, offset: int, starts: Sequence[int] = ()) -> tuple[bytes, Sequence[bytes]]:
     count = len(e.sizes)
+    seqs: Sequence[int] = range(e.first_seq, e.first_seq + count)
+    if starts:
+        offset, own = starts[0], [i for i, location in enumerate(e.locations) if not location]
+        pieces = record_pieces([seqs[i] for i in own], e.at_ms, [e.props[i] for i in own], [e.bodies[i] for i in own])
+    else:
+        pieces = record_pieces(seqs, e.at_ms, e.props, e.bodies)
     if count == 1:
         mark = (HAS_GROUP if e.groups else 0) | (HAS_DEDUP if e.dedups else 0) | (HAS_TENANT if e.tenants else 0)
         if e.named_times:
@@ -215,7 +222,7 @@ def _encode_published(e: Published, offset: int) -> tuple[bytes, Sequence[bytes]
         row = _pack(
             10, 0, e.priorities[0], mark, e.queue, e.first_seq, e.at_ms, visible, 0, expires, 0, 0, offset, size
         )
-        return row, record_pieces(e.first_seq, e.at_ms, e.props, e.bodies)
+        return row, pieces
     first = e.priorities[0]
     if e.priorities.count(first) == count:
         words = _table(count, e.kind | first << 16, e.queue, e.at_ms, e.queues)
@@ -230,18 +237,18 @@ def _encode_published(e: Published, offset: int) -> tuple[bytes, Sequence[bytes]
         words[8 * i] |= HAS_TENANT << 24
     for i in e.named_times:
         words[8 * i] |= NAMES_TIME << 24
-    words[1::8] = as_array(range(e.first_seq, e.first_seq + count))
+    words[1::8] = as_array(seqs)
     if any(e.visible_at):
         words[3::8] = array("Q", e.visible_at)
     if any(e.expires_at):
         words[5::8] = array("Q", e.expires_at)
-    starts = places(e.sizes, offset)
+    starts = starts or places(e.sizes, offset)
     if isinstance(starts, range):  # all have one size
         same = e.sizes[0] << 32
         words[7::8] = array("Q", range(same + starts.start, same + starts.stop, starts.step))
     else:
-        words[7::8] = array("Q", [size << 32 | at for size, at in zip(e.sizes, starts, strict=True)])
-    return _bytes(words), record_pieces(e.first_seq, e.at_ms, e.props, e.bodies)
+        words[7::8] = array("Q", map(or_, map(lshift, e.sizes, repeat(32)), starts))
+    return _bytes(words), pieces
 
 
 def _encode_leased(e: Leased, offset: int) -> tuple[bytes, Sequence[bytes]]:
@@ -324,12 +331,12 @@ def _encode_moved(e: Moved | Copied, offset: int) -> tuple[bytes, Sequence[bytes
     return _bytes(words), (blob,) if blob else ()
 
 
-def _encode_relocated(e: Relocated, offset: int) -> tuple[bytes, Sequence[bytes]]:
-    rows = []
-    for flag, seq, size in zip(_flags(len(e.seqs)), e.seqs, e.sizes, strict=True):
-        rows.append(_pack(18, 0, 0, flag, 0, seq, e.at_ms, 0, 0, 0, 0, 0, offset, size))
-        offset += size
-    return b"".join(rows), e.records
+def _encode_relocated(e: Relocated, offset: int, starts: Sequence[int] = ()) -> tuple[bytes, Sequence[bytes]]:
+    words = _table(len(e.seqs), e.kind, 0, e.at_ms)
+    words[1::8] = as_array(e.seqs)
+    words[7::8] = array("Q", map(or_, map(lshift, e.sizes, repeat(32)), starts or places(e.sizes, offset)))
+    _set_births(words, e.births)
+    return _bytes(words), e.records
 
 
 def _encode_key_remembered(e: KeyRemembered, offset: int) -> tuple[bytes, Sequence[bytes]]:
@@ -387,6 +394,11 @@ _ENCODERS: dict[Kind, Callable[..., tuple[bytes, Sequence[bytes]]]] = {
     Kind.CLOCK_SET: _encode_clock_set,
 }
 
+_SHARING: dict[Kind, Callable[..., tuple[bytes, Sequence[bytes]]]] = {
+    Kind.PUBLISHED: _encode_published,
+    Kind.RELOCATED: _encode_relocated,
+}
+
 Blob = Callable[[int, int], bytes]
 Location = Callable[[int], int]
 
@@ -406,6 +418,7 @@ def _decode_published(rows: list[Row], blob: Blob, location: Location) -> Event:
                 dedups[i] = properties.dedup_id
             if row[3] & HAS_TENANT:
                 tenants[i] = properties.tenant
+    at, locations = _located(rows, location)
     return Published(
         queue=first[4],
         at_ms=first[6],
@@ -418,10 +431,19 @@ def _decode_published(rows: list[Row], blob: Blob, location: Location) -> Event:
         bodies=(),
         groups=groups,
         dedups=dedups,
-        location=location(first[12]),
+        location=at,
         tenants=tenants,
         named_times=frozenset(i for i, row in enumerate(rows) if row[3] & NAMES_TIME) if any(visible) else frozenset(),
+        locations=locations,
     )
+
+
+def _located(rows: list[Row], location: Location) -> tuple[int, Sequence[int]]:
+    """Where the first record stands, if the others follow it; else where all do."""
+    offsets, first = [r[12] for r in rows], rows[0][12]
+    if len(rows) == 1 or offsets == list(places([r[13] for r in rows], first)):
+        return location(first), ()
+    return 0, [location(offset) for offset in offsets]
 
 
 def _decode_leased(rows: list[Row], blob: Blob, location: Location) -> Event:
@@ -462,7 +484,7 @@ def _decode_moved(rows: list[Row], blob: Blob, location: Location) -> Event:
 
 def _decode_relocated(rows: list[Row], blob: Blob, location: Location) -> Event:
     f = rows[0]
-    return Relocated(f[6], [r[5] for r in rows], [r[13] for r in rows], (), location(f[12]))
+    return Relocated(f[6], _seqs(rows), [r[13] for r in rows], (), *_located(rows, location))
 
 
 def _seqs(rows: list[Row]) -> list[int]:

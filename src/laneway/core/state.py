@@ -303,14 +303,16 @@ class State:
         if first != table.next_seq:
             raise AssertionError(f"published {first}, but {table.next_seq} is next")
         if count == 1:
-            locations: Sequence[int] = (e.location,)
+            locations: Sequence[int] = e.locations or (e.location,)
             total = e.sizes[0]
+        elif e.locations:
+            locations, total = e.locations, sum(e.sizes)
         else:
             locations = places(e.sizes, e.location)
             total = locations[-1] + e.sizes[-1] - e.location
         numbers = array("I", chain.from_iterable(starmap(repeat, e.queues or ((e.queue, count),))))
         table.append(locations, e.sizes, e.at_ms, numbers, e.priorities, READY)
-        extent = e.location >> 32
+        extent = locations[0] >> 32  # of all: an event is in one commit
         self.extents[extent] = self.extents.get(extent, 0) + count
         is_plain = not (e.groups or e.tenants or any(e.visible_at))
         expires = any(e.expires_at)
@@ -521,15 +523,14 @@ class State:
         self.deadlines.add(e.deadline_ms, LEASE, 0, e.seqs)
 
     def _relocated(self, e: Relocated) -> None:
-        location = e.location
-        extent = location >> 32
-        for seq, size in zip(e.seqs, e.sizes, strict=True):
+        locations = e.locations or places(e.sizes, e.location)
+        extent = locations[0] >> 32
+        for seq, location in zip(e.seqs, locations, strict=True):
             if seq in self.table:  # it may have been settled while its record was copied
                 slab = self.table.owned(seq)
                 self._extent_loses(slab.location[seq & SLAB_MASK] >> 32, 1)
                 slab.location[seq & SLAB_MASK] = location
                 self.extents[extent] = self.extents.get(extent, 0) + 1
-            location += size
 
     def ripen(self, queue: Queue, seqs: Sequence[int], now_ms: int) -> None:
         """Delayed messages whose time has come are ready. The clock says so, hence no event does."""

@@ -100,7 +100,8 @@ class Journal(Protocol):
         """
 
     def stage(self, event: Event) -> int:
-        """Add an event to the commit being gathered; the location of its first blob (0 if it has none)."""
+        """Add an event to the commit being gathered; the location of its first blob (0 if it has none). Of one whose
+        messages share records, `locations` is filled in."""
 
     def staged_bytes(self) -> int:
         """How large the commit being gathered has become."""

@@ -40,8 +40,8 @@ LEASED = _kinds(Kind.LEASED)
 MOVED = _kinds(Kind.MOVED, Kind.COPIED)
 DETAILED = _kinds(Kind.DEAD_LETTERED, Kind.MOVED, Kind.COPIED, Kind.REMOVED)
 #: Rows which say in expires_ms when their message was first published.
-BORN = _kinds(Kind.LEASED, Kind.ACKED, Kind.RELEASED, Kind.EXTENDED, Kind.DEAD_LETTERED, Kind.REMOVED)
-OF_MESSAGE = PUBLISHED | RELOCATED | MOVED | BORN
+BORN = RELOCATED | _kinds(Kind.LEASED, Kind.ACKED, Kind.RELEASED, Kind.EXTENDED, Kind.DEAD_LETTERED, Kind.REMOVED)
+OF_MESSAGE = PUBLISHED | MOVED | BORN
 NUMBERED = OF_MESSAGE | _kinds(Kind.QUEUE_PURGED)
 
 #: The kinds of rows whose blob a column needs.
@@ -160,10 +160,12 @@ class Events:
         """Batches stay small enough for Spark, also when a single commit is very large."""
         if not self.count:
             return
-        if len(self._chunk.data) <= 2 * MAX_BLOB_BYTES:
+        sizes = np.where(PUBLISHED[self.kind], self.rows["blob_size"], 0).astype(np.int64)
+        # Messages of several queues share their bytes in the chunk, and not in the batch.
+        if max(len(self._chunk.data), int(sizes.sum())) <= 2 * MAX_BLOB_BYTES:
             yield self
             return
-        for first, after in _portions(np.where(PUBLISHED[self.kind], self.rows["blob_size"], 0)):
+        for first, after in _portions(sizes):
             yield self._slice(first, after)
 
     def _slice(self, first: int, after: int) -> Events:
@@ -224,9 +226,9 @@ class Events:
         if is_renumbered.any():
             high = (expires_ms >> np.uint64(TIME_BITS)).astype(np.int64) << 32
             np.copyto(number, high | rows["target"], where=is_renumbered)
-        is_relocated = RELOCATED[kind]
-        if is_relocated.any():
-            where = np.flatnonzero(is_relocated)
+        in_records = RELOCATED[kind] & (enqueued_ms == 0)  # by a version whose rows did not say
+        if in_records.any():
+            where = np.flatnonzero(in_records)
             number[where], enqueued_ms[where] = self.blobs.births(where)
         return enqueued_ms, number, (enqueued_ms != 0) | is_published
 

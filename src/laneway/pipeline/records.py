@@ -56,6 +56,9 @@ class Blobs:
 
     def pieces(self, kind: pa.DataType, starts: Ints, ends: Ints, which: Ints, valid: Bools | None) -> pa.Array:
         """For each row the piece numbered `which`, null where that is not valid."""
+        if (starts[1:] < ends[:-1]).any():  # messages share records: each piece once, in the order in which they stand
+            starts, first_of, number_of = np.unique(starts, return_index=True, return_inverse=True)
+            ends, which = ends[first_of], number_of[which] if len(which) else which
         first, last = (int(starts.min()), int(ends.max())) if len(starts) else (0, 0)
         offsets = np.empty(2 * len(starts), np.int32)
         offsets[0::2] = starts - first

@@ -24,7 +24,8 @@
                56 u64 checksum            xxh3_64 of the 56 bytes before
 
     commit      0 commit header           64 bytes
-               64 blobs                   blob_bytes: records, names, documents, in the order of the rows
+               64 blobs                   blob_bytes: records, names, documents, in the order of the rows; messages
+                                          that are one message in several queues share a record
                 … zeros                   to a multiple of 64
                 … rows                    64 bytes each (core/rows.py); blob offsets count from the commit's start
                 … mark                    64 bytes: zeros, or later a header of kind MARK or LAST_MARK
@@ -75,7 +76,8 @@ from typing import NamedTuple
 import xxhash
 
 #: 2: the props of a record may hold a property list of AMQP as it was published (core/message.py).
-VERSION = 2
+#: 3: rows of a commit may share a record, so that those of an event need not follow one another (core/rows.py).
+VERSION = 3
 OLDEST_VERSION = 1  # that is still read
 
 COMMIT, MARK, LAST_MARK = 1, 2, 3  # LAST_MARK: the history goes on in the next segment

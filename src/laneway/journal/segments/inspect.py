@@ -339,8 +339,10 @@ class _Check:
                 self._problem(scan.path, offset, f"it holds {event_count} events, its header says {header.event_count}")
         except JournalDamaged as error:
             self._problem(scan.path, offset, error.message)
+        seen: set[int] = set()
         for row in ROW.iter_unpack(data[rows_at(header) : -HEADER_BYTES]):
-            if row[0] in _WITH_RECORDS:
+            if row[0] in _WITH_RECORDS and row[12] not in seen:  # messages may share one
+                seen.add(row[12])
                 report.record_count += 1
                 if not record_is_intact(bytes(data[row[12] : row[12] + row[13]])):
                     self._problem(scan.path, offset + row[12], f"the record of message {row[5]} does not check out")

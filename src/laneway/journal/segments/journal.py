@@ -16,9 +16,11 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
+from operator import add, sub
 
-from laneway.core.events import Acked, Event, Leased, Opened, Published, QueueDeleted, QueuePut
-from laneway.core.message import split_record
+from laneway.core.events import Acked, Event, Leased, Opened, Published, QueueDeleted, QueuePut, Relocated
+from laneway.core.message import located, split_record
 from laneway.core.rows import ROW_BYTES, encode
 from laneway.errors import JournalDamaged, JournalFailed, JournalLocked, LimitExceeded
 from laneway.journal.interface import Commit, Held, Place
@@ -214,8 +216,15 @@ class SegmentJournal:
     # --- gathering, on the loop -------------------------------------------------------------------------------------
 
     def stage(self, event: Event) -> int:
-        rows, blobs = encode(event, self._fill)
-        blob_bytes = sum(event.sizes) if type(event) is Published else sum(map(len, blobs))
+        starts: Sequence[int] = ()
+        if type(event) is Published and not event.locations:
+            rows, blobs = encode(event, self._fill)
+            blob_bytes = sum(event.sizes)
+        else:
+            if isinstance(event, Published | Relocated) and event.locations:
+                starts = self._starts(event)
+            rows, blobs = encode(event, self._fill, starts)
+            blob_bytes = sum(map(len, blobs))
         row_bytes = self._row_bytes + len(rows)
         if self._fill + blob_bytes + row_bytes > _MOST_STAGED_BYTES:
             raise LimitExceeded(
@@ -224,6 +233,8 @@ class SegmentJournal:
             )
         if not self._rows:
             self._begin_commit()
+        if starts:
+            event.locations = list(map(add, starts, repeat(self._location)))  # type: ignore[union-attr]
         if type(event) in _NOTICED:
             self._notice(event)
         self._rows.append(rows)
@@ -235,6 +246,15 @@ class SegmentJournal:
         self._blobs.extend(blobs)
         self._fill += blob_bytes
         return location
+
+    def _starts(self, event: Published | Relocated) -> list[int]:
+        """Where in the commit the record of each message of the event will stand."""
+        if not self._rows:
+            self._begin_commit()  # the location of the commit is known from here on
+        start, end = self._location, self._location + self._fill
+        if max(event.locations) > 0 and any(at > 0 and not start < at < end for at in event.locations):
+            raise ValueError("records are shared inside a commit: rows name them by where they stand in it")
+        return list(map(sub, located(event.locations, event.sizes, end), repeat(start)))
 
     def staged_bytes(self) -> int:
         return self._fill - HEADER_BYTES + self._row_bytes
