@@ -487,7 +487,7 @@ def _as_dict(commit: FoundCommit, scan: SegmentScan, event: Event) -> dict[str, 
         elif name == "document":  # may hold secrets: only its size is shown
             fields["document_bytes"] = len(value)
         elif name not in ("records", "births"):
-            fields[name] = value
+            fields[name] = sorted(value) if isinstance(value, frozenset) else value
     if isinstance(event, QueuePut | QueueDeleted):
         del fields["document_bytes"]
         fields["document"] = _json_or_text(event.document)
