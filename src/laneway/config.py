@@ -208,6 +208,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 1_000_000
 
+    max_dedup_bytes: Annotated[
+        int,
+        Meta(
+            ge=MIB,
+            le=1024 * GIB,
+            description="most memory for deduplication ids, of which each counts 384 bytes; when it is full, messages "
+            "with new ones are refused",
+        ),
+    ] = 256 * MIB
     max_staged_bytes: Annotated[
         int, Meta(ge=MIB, le=1024 * GIB, description="most bytes of batches that are staged and not committed")
     ] = GIB

@@ -28,6 +28,7 @@ from laneway.broker.local import LocalBroker
 from laneway.broker.partition import Partition
 from laneway.broker.values import BrokerLimits, StagingLimits
 from laneway.config import Address, Config
+from laneway.core.dedups import DEDUP_BYTES
 from laneway.errors import ConfigInvalid, StartError
 from laneway.first_admin import PASSWORD, USER, FirstAdmin
 from laneway.frontends.amqp.limits import AmqpLimits
@@ -132,6 +133,7 @@ class Node:
                 max_queues=config.max_queues,
                 max_message_bytes=config.max_message_bytes,
                 max_idempotency_keys=config.idempotency_keys_max,
+                max_dedups=config.max_dedup_bytes // DEDUP_BYTES,
                 snapshot_events=config.snapshot_events,
                 history_limit_bytes=_history(config)[0],
                 history_ms=_history(config)[1],

@@ -110,6 +110,7 @@ class Partition:
         self.cursors.clock_jumped(recovery.jumped_ms)
         self._state = self.engine.state
         self._state.wanted = self._demand
+        self._state.most_dedups = self.limits.max_dedups
         self.reader = self._new_reader(self.engine, self._loop)
         self.queues.start()
         self.upkeep = Upkeep(self.engine, self._loop, self.now, self.limits.snapshot_events)

@@ -87,6 +87,7 @@ class BrokerLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_bindings: int = 500_000
     max_message_bytes: int = 256 * 1024
     max_idempotency_keys: int = 1_000_000
+    max_dedups: int = 700_000
     max_waiters_per_queue: int = 50_000
     max_document_bytes: int = 256 * 1024
     snapshot_events: int = 500_000

@@ -12,7 +12,7 @@ from laneway.core.publishing import publish
 from laneway.core.queue import DEDUPLICATED, Queue
 from laneway.core.rows import ROW_BYTES
 from laneway.core.state import State
-from laneway.errors import LanewayError, QueueFull
+from laneway.errors import LanewayError, Refused
 
 
 class Share(msgspec.Struct):
@@ -24,11 +24,11 @@ class Share(msgspec.Struct):
 
 
 def check_shares(state: State, shares: Sequence[Share], now_ms: int) -> None:
-    """Raise what publishing would be refused with for good. That a queue is full now says nothing about later."""
+    """Raise what publishing would be refused with for good. That there is no room now says nothing about later."""
     for share in shares:
         _, _, results = _begin(state, share, now_ms)
         for error in _refusals(share, results):
-            if not isinstance(error, QueueFull):
+            if not isinstance(error, Refused):
                 raise error
 
 

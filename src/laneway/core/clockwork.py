@@ -136,6 +136,7 @@ def _forget_dedups(state: State, queue: Queue, now_ms: int) -> None:
             state.deadlines.add(dedup[oldest][1] + window_ms, DEDUP, queue.number, ())
             return
         del dedup[oldest]
+        state.dedup_count -= 1
 
 
 def _forget_keys(state: State, now_ms: int) -> None:

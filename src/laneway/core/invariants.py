@@ -164,6 +164,8 @@ def _check_indexes(state: State) -> None:
         by_queue.setdefault(number, set()).add(key)
     assert by_queue == state.keys.by_queue, f"keys {by_queue}, but {state.keys.by_queue} are found"
     assert id_count == state.keys.id_count, f"keys have {id_count} ids, but {state.keys.id_count} are counted"
+    dedup_count = sum(len(queue.dedup) for queue in state.queues.values())
+    assert dedup_count == state.dedup_count, f"{dedup_count} dedup ids, but {state.dedup_count} are counted"
     senders: dict[tuple[str, str], set[int]] = {}
     for queue in state.queues.values():
         if queue.settings.dead_letter_queue is not None:

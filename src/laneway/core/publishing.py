@@ -15,12 +15,13 @@ import msgspec
 
 from laneway.core import queue as q_
 from laneway.core.burial import bury, shed
+from laneway.core.dedups import dedup_key
 from laneway.core.events import Cause, Event, Published
 from laneway.core.message import RECORD_PREFIX_BYTES, Messages, Receipt, Receipts, message_id
 from laneway.core.queue import Queue
 from laneway.core.settings import DAY_MS, RANGES
 from laneway.core.state import State
-from laneway.errors import InvalidInput, LanewayError, MessageTooLarge, QueueFull
+from laneway.errors import InvalidInput, LanewayError, LimitExceeded, MessageTooLarge, QueueFull
 
 MAX_DELAY_MS = RANGES["delay_ms"][1]
 MAX_SCHEDULE_MS = 90 * DAY_MS
@@ -335,7 +336,8 @@ def _look_at_each(
     for i, size in enumerate(sizes):
         if i in others:
             continue
-        dedup_id = messages.dedup_ids.get(i)
+        given = messages.dedup_ids.get(i)
+        dedup_id = None if given is None else dedup_key(given)
         if dedup_id is not None:
             earlier = None if dedup_id in fresh else _deduplicated(queue, dedup_id, priorities[i], now_ms)
             if dedup_id in fresh or earlier is not None:
@@ -345,6 +347,15 @@ def _look_at_each(
                 else:
                     others[i] = earlier
                 continue
+        remembers = dedup_id is not None and s.dedup_window_ms and dedup_id not in queue.dedup
+        if remembers and state.dedup_count + len(fresh) >= state.most_dedups:
+            # To forget an older one would break the promise that its repeat is found.
+            others[i] = LimitExceeded(
+                f"{state.dedup_count} deduplication ids are remembered already, which is all there is room for: try "
+                "again when older ones are past their windows, use shorter windows, or raise max_dedup_bytes",
+                field="dedup_id",
+            )
+            continue
         if bounded:
             try:
                 total_bytes += _take_room(queue, count - wanted, total_bytes, RECORD_PREFIX_BYTES + size)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from laneway.core.deadlines import DEDUP, DELAY, KEYS, LEASE, TTL
+from laneway.core.dedups import dedup_key
 from laneway.core.exchanges import BUILT_IN, Binding, ExchangeSettings
 from laneway.core.graves import note_number
 from laneway.core.keys import Remembered
@@ -284,7 +285,8 @@ def _thaw_queue(state: State, q: _QueueHead) -> None:
     queue.rates = q.rates
     queue.dead = dict.fromkeys(array("Q", q.dead))
     queue.grouped_ready = q.grouped_ready
-    queue.dedup = OrderedDict(q.dedup)
+    queue.dedup = OrderedDict((dedup_key(text), told) for text, told in q.dedup)  # long in snapshots of before
+    state.dedup_count += len(queue.dedup)
     for frozen in q.lanes:
         _thaw_lane(queue.lane(frozen[0]), frozen)
         queue.bitmap |= 1 << frozen[0]

@@ -27,6 +27,7 @@ import msgspec
 from laneway.core import graves, stepping
 from laneway.core import queue as q_
 from laneway.core.deadlines import DEDUP, DELAY, KEYS, LEASE, RETENTION, TTL, Deadlines, coarse
+from laneway.core.dedups import dedup_key
 from laneway.core.digits import SECRET_LEASE
 from laneway.core.events import (
     Acked,
@@ -116,6 +117,8 @@ class State:
         self.wanted: Callable[[int, int], int] = lambda queue, enough: 0
         self.consumers: dict[int, str] = {}  # of leased messages whose consumer gave a name
         self.keys = Keys()
+        self.dedup_count = 0  # ids that are remembered, of all queues together
+        self.most_dedups = 1 << 62  # for commands: so many may be
         self.senders: dict[tuple[str, str], set[int]] = {}  # name of a dead-letter queue -> queues that name it
         self.documents: dict[str, dict[str, bytes]] = {}
         self.clock: stepping.ClockMark | None = None  # where it stood when it was last set
@@ -199,6 +202,7 @@ class State:
             self.leave(queue, seq)
             self.forget(seq)
         self.keys.queue_deleted(queue.number)
+        self.dedup_count -= len(queue.dedup)
         self._drop_sender(queue)
         self.topology.queue_deleted(queue)
         del self.queues[e.queue]
@@ -379,9 +383,12 @@ class State:
         found = {i: text for i, text in e.dedups.items() if at <= i < end}
         if found and not queue.dedup:
             self.deadlines.add(e.at_ms + window_ms, DEDUP, queue.number, ())
+        before = len(queue.dedup)
         for i, dedup_id in found.items():
-            queue.dedup.pop(dedup_id, None)
-            queue.dedup[dedup_id] = (message_id(e.at_ms, self.tag, e.first_seq + i), e.at_ms)
+            key = dedup_key(dedup_id)
+            queue.dedup.pop(key, None)
+            queue.dedup[key] = (message_id(e.at_ms, self.tag, e.first_seq + i), e.at_ms)
+        self.dedup_count += len(queue.dedup) - before
 
     def _leased(self, e: Leased) -> None:
         seqs, receives = e.seqs, e.receives
