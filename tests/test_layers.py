@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "broker": {"errors", "core", "journal.interface", "cluster.interface", "telemetry"},
     "access": {"errors", "telemetry"},
     "frontends": set(),
-    "frontends.doors": {"errors", "telemetry"},
+    "frontends.doors": {"errors", "access", "telemetry"},
     "frontends.http": {"errors", "access", "frontends.doors", "resources", "telemetry"},
     "frontends.rest": {
         "errors",

@@ -126,6 +126,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             description="proxies whose X-Forwarded-For and X-Forwarded-Proto count: addresses and networks, with commas"
         ),
     ] = Networks()
+    proxy_protocol: Annotated[
+        str | None,
+        Meta(description="where trusted proxies begin with the PROXY protocol: http, https, amqp, amqps, with commas"),
+    ] = None
 
     # Durability
     durability: Annotated[

@@ -34,7 +34,7 @@ from laneway.first_admin import PASSWORD, USER, FirstAdmin
 from laneway.frontends.amqp.limits import AmqpLimits
 from laneway.frontends.amqp.server import AmqpServer
 from laneway.frontends.doors.directory import LocalDirectory
-from laneway.frontends.doors.tls import TlsDoor
+from laneway.frontends.doors.door import Door
 from laneway.frontends.http.server import HttpServer
 from laneway.frontends.rest.answers import ReloadAnswer
 from laneway.frontends.rest.api import RestApi
@@ -57,6 +57,9 @@ log = logging.getLogger("laneway.node")
 SWITCH_INTERVAL_S = 0.00005
 
 
+#: The settings that say where to listen.
+LISTENING = ("http", "https", "amqp", "amqps")
+
 #: What can change of TLS while it is served.
 TLS_SETTINGS = ("tls_cert", "tls_key", "tls_ca", "tls_clients", "tls_min_version")
 
@@ -70,7 +73,7 @@ class InCommon(TypedDict):
     directory: LocalDirectory
 
 
-Start = Callable[[str, int], Awaitable[tuple[str, int]]]
+Start = Callable[[str, int, Door | None, TrustedProxies | None], Awaitable[tuple[str, int]]]
 
 
 def wall_clock_ms() -> int:
@@ -100,6 +103,8 @@ class Node:
         share = descriptors.share_out(limit, config.max_connections, _handshake_count(config))
         self.floods = FloodLog()
         self.tls = tls_door(config, share.for_handshakes, self.floods)
+        self._proxied = proxied_settings(config)
+        self._plain = _door(config, None, share.for_handshakes, self.floods) if self._proxied else None
         if share.for_connections < config.max_connections:
             log.warning(
                 "max_connections is %d, and this process may open %d files: so there will be %d connections at most; "
@@ -184,11 +189,11 @@ class Node:
         self.http = HttpServer([sqs, rest], limits, **in_common)
         access.on_change(self.http.recheck)
         self.amqp = AmqpServer(self.broker, access, self._amqp_limits(), **in_common)
-        await self._listen("http", self.config.http, self.http.start)
-        await self._listen("amqp", self.config.amqp, self.amqp.start)
+        await self._listen("http", self.config.http, self.http.start, proxies)
+        await self._listen("amqp", self.config.amqp, self.amqp.start, proxies)
         if self.tls is not None:
-            await self._listen("https", self.config.https, partial(self.http.start, tls=self.tls))
-            await self._listen("amqps", self.config.amqps, partial(self.amqp.start, tls=self.tls))
+            await self._listen("https", self.config.https, self.http.start, proxies, self.tls)
+            await self._listen("amqps", self.config.amqps, self.amqp.start, proxies, self.tls)
             self.reloading.on(TLS_SETTINGS, self._prepare_certificates)
         on, keep = self.reloading.on, self.partition.cursors.keep
         on(("log_level", "log_format"), lambda c: partial(set_up_logging, c.log_level, c.log_format))
@@ -217,11 +222,15 @@ class Node:
         assert self.tls is not None
         return partial(self.tls.renew, tls)
 
-    async def _listen(self, setting: str, address: Address | None, start: Start) -> None:
+    async def _listen(
+        self, setting: str, address: Address | None, start: Start, proxies: TrustedProxies, door: Door | None = None
+    ) -> None:
         if address is None:
             return
+        is_proxied = setting in self._proxied
+        door = self._plain if door is None and is_proxied else door
         try:
-            bound = await start(address.host, address.port)
+            bound = await start(address.host, address.port, door, proxies if is_proxied else None)
         except OSError as trouble:
             hint = f"use --{setting} HOST:PORT, or off"
             why = str(trouble)
@@ -289,15 +298,30 @@ class Node:
 
 
 def _handshake_count(config: Config) -> int:
-    return config.max_tls_handshakes if config.tls_cert is not None else 0
+    return config.max_tls_handshakes if config.tls_cert is not None or config.proxy_protocol else 0
 
 
-def tls_door(config: Config, handshake_count: int, floods: FloodLog | None = None) -> TlsDoor | None:
+def tls_door(config: Config, handshake_count: int, floods: FloodLog | None = None) -> Door | None:
     """What connections with TLS are admitted through, so many handshakes at once; None without a certificate."""
     context = tls_context(config)
     if context is None:
         return None
-    return TlsDoor(context, handshake_ms=int(config.tls_handshake_seconds * 1000), handshake_count=handshake_count)
+    return _door(config, context, handshake_count, floods)
+
+
+def _door(config: Config, context: ssl.SSLContext | None, handshake_count: int, floods: FloodLog | None) -> Door:
+    handshake_ms = int(config.tls_handshake_seconds * 1000)
+    return Door(context, handshake_ms=handshake_ms, handshake_count=handshake_count, floods=floods)
+
+
+def proxied_settings(config: Config) -> frozenset[str]:
+    """Where connections of trusted proxies begin with the PROXY protocol."""
+    names = frozenset(part.strip() for part in (config.proxy_protocol or "").split(",") if part.strip())
+    for name in sorted(names - set(LISTENING)):
+        raise ConfigInvalid(f"proxy_protocol is any of {', '.join(LISTENING)}, not {name!r}", field="proxy_protocol")
+    if names and not config.trusted_proxies.networks:
+        raise ConfigInvalid("proxy_protocol needs trusted_proxies: whose word counts", field="trusted_proxies")
+    return names
 
 
 def tls_context(config: Config) -> ssl.SSLContext | None:

@@ -20,7 +20,7 @@ from laneway.broker.partition import Partition
 from laneway.broker.values import BrokerLimits
 from laneway.frontends.amqp.limits import AmqpLimits
 from laneway.frontends.amqp.server import AmqpServer
-from laneway.frontends.doors.tls import TlsDoor
+from laneway.frontends.doors.door import Door
 from laneway.frontends.http.server import HttpServer
 from laneway.frontends.rest.server import RestServer
 from laneway.journal.segments.journal import SegmentJournal
@@ -30,7 +30,7 @@ from tests.wire_broker import for_tests
 
 
 class Serving(InThread):
-    def __init__(self, folder: Path, limits: AmqpLimits | None = None, tls: TlsDoor | None = None) -> None:
+    def __init__(self, folder: Path, limits: AmqpLimits | None = None, tls: Door | None = None) -> None:
         super().__init__()
         self._folder = folder
         self._limits = limits or AmqpLimits(body_bytes=1024 * 1024)

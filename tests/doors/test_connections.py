@@ -165,7 +165,7 @@ def test_what_clients_say_of_themselves_is_bounded(node: WholeNode, root: httpx.
         "127.0.0.1",
         node.address("amqp")[1],
         credentials=pika.PlainCredentials("ann", "pw"),
-        client_properties={f"p{n}": "x" * 3000 for n in range(30)},
+        client_properties={f"p{n}": "x" * 230 for n in range(30)},
     )
     connection = pika.BlockingConnection(where)
     try:
@@ -295,6 +295,16 @@ def test_single_active_consumer_is_told_from_those_who_wait(node: WholeNode, roo
         consume(second, "single")
         consumers = root.get("/queues/single/consumers").json()["consumers"]
         assert [(one["account"], one["is_active"]) for one in consumers] == [("ann", True), ("ben", False)]
+
+
+def test_connection_that_closes_itself_is_answered_first(node: WholeNode, root: httpx.Client) -> None:
+    with node.http_wire() as wire:
+        basic = "Authorization: Basic YW5uOnB3\r\n"  # ann:pw
+        [own] = wire.ask("GET", "/connections?protocol=http", headers=basic).json()["connections"]
+        assert (own["account"], own["state"], own["request_count"]) == ("ann", "answering", 1)
+        wire.send(request("DELETE", f"/connections/{own['connection_id']}", headers=basic))
+        assert wire.read().status == 204
+        assert wire.read_to_the_end() == b""
 
 
 # --- the command line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 import subprocess
 import threading
 import time
@@ -21,6 +22,7 @@ from tests.doors.proxies import DEPLOY, HaProxy, Nginx, Proxy
 from tests.doors.test_https import sqs_over_tls
 from tests.doors.tls_node import TlsNode
 from tests.in_thread import wait_for
+from tests.rest.serving import Wire as HttpWire
 
 LOOPBACK = Networks((ipaddress.ip_network("127.0.0.1"),))
 
@@ -30,7 +32,7 @@ def proxy(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
 ) -> Iterator[Proxy]:
     folder = tmp_path_factory.mktemp(request.param.__name__)
-    settings = {"trusted_proxies": LOOPBACK, "log_level": "info"}
+    settings = {"trusted_proxies": LOOPBACK, "proxy_protocol": "https,amqp"}
     with TlsNode(folder / "data", certificates, **settings) as node:
         with request.param(folder, node, certificates) as proxy:
             yield proxy
@@ -127,7 +129,6 @@ def test_pika(setting: str, proxy: Proxy, certificates: Certificates) -> None:
 
 
 def test_guest_does_not_get_through(url: str, proxy: Proxy, certificates: Certificates) -> None:
-    """Over AMQP and with TLS passed through nothing tells who is asking but the proxy's own address."""
     with Client(url, ca=str(certificates.ca)) as nobody, pytest.raises(ClientError) as refused:
         nobody.whoami()
     assert refused.value.status == 401
@@ -143,6 +144,24 @@ def test_what_a_client_says_of_its_own_address_is_not_passed_on(
         assert http.get(f"{proxy.url}/whoami", auth=("somebody", "wrong")).status_code == 401
     [line] = [record.getMessage() for record in caplog.records if "login refused" in record.getMessage()]
     assert "127.0.0.1" in line and "8.8.8.8" not in caplog.text
+
+
+def test_clients_behind_a_proxy_are_told_apart(proxy: Proxy, certificates: Certificates) -> None:
+    """By their own address and port, whether TLS is passed through or bytes of AMQP are."""
+    with proxy.node.http() as root, AmqpWire(("127.0.0.1", proxy.amqp)) as wire:
+        wire.log_in("root", "secret")
+        [one] = root.get("/connections", params={"protocol": "amqp"}).json()["connections"]
+        assert one["address"] == f"127.0.0.1:{wire.socket.getsockname()[1]}"
+        with HttpWire(("", 0), _tls(proxy.passed_through, certificates)) as passed:
+            basic = "Authorization: Basic cm9vdDpzZWNyZXQ=\r\n"
+            listed = passed.ask("GET", "/connections?protocol=http", headers=basic).json()["connections"]
+            [own] = [one for one in listed if one["state"] == "answering" and one["tls"]]
+            assert own["address"] == f"127.0.0.1:{passed.socket.getsockname()[1]}"
+
+
+def _tls(port: int, certificates: Certificates) -> socket.socket:
+    plain = socket.create_connection(("127.0.0.1", port), timeout=10)
+    return certificates.client().wrap_socket(plain, server_hostname="localhost")
 
 
 # --- health

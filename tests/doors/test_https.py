@@ -214,7 +214,7 @@ def test_new_certificate_is_for_new_connections_and_old_ones_go_on(tmp_path: Pat
             before = _serial(node, own)
             own.sign("server", "localhost", "subjectAltName=DNS:localhost,IP:127.0.0.1")
             assert _serial(node, own) == before  # not by itself: half a file must not be read
-            node.run(node.node.reloading.reload())
+            node.call(node.node.reloading.reload)
             assert _serial(node, own) != before
             assert wire.ask("GET", "/healthz").status == 200
             assert amqp.ask(1, "queue.declare", queue="q").name == "queue.declare-ok"
@@ -226,7 +226,7 @@ def test_certificate_that_cannot_be_read_leaves_the_old_one_in_force(tmp_path: P
         before = _serial(node, own)
         (tmp_path / "server.pem").write_text("half a certi")
         with pytest.raises(ConfigInvalid, match="tls_cert"):
-            node.run(node.node.reloading.reload())
+            node.call(node.node.reloading.reload)
         assert _serial(node, own) == before
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from laneway.config import Address
-from laneway.frontends.doors.tls import TlsDoor
+from laneway.frontends.doors.door import Door
 from tests.amqp.wire import Wire as AmqpWire
 from tests.attacks.whole_node import WholeNode
 from tests.certificates import Certificates
@@ -23,7 +23,7 @@ class TlsNode(WholeNode):
         super().__init__(folder, https=ANYWHERE, amqps=ANYWHERE, **certificates.settings(**settings))
 
     @property
-    def door(self) -> TlsDoor:
+    def door(self) -> Door:
         assert self.node.tls is not None
         return self.node.tls
 

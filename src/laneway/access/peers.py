@@ -27,6 +27,14 @@ class TrustedProxies:
             return Peer("", 0, False, False)
         return Peer(str(ip), peername[1], ip.is_loopback, self._has(ip))
 
+    def announced(self, address: str, port: int) -> Peer:
+        """The client for whom a trusted proxy passes bytes through. Wherever it is, it is not on this machine: what is
+        loopback to the proxy may be another machine's."""
+        ip = _ip_of(address)
+        return Peer(
+            address if ip is None else str(ip), port, False, ip is not None and not ip.is_loopback and self._has(ip)
+        )
+
     def client(self, peer: Peer, forwarded_for: Sequence[str]) -> str:
         """Who is at the far end of a chain of proxies. Each has added the address that it was called from, so the
         chain is read from its end, as far as the addresses are those of trusted proxies: before those, anybody may

@@ -57,9 +57,10 @@ _FIRST_FRAME_BYTES = 8192  # as RabbitMQ: of a frame of somebody who has not log
 
 
 class AmqpConnection(asyncio.Protocol):
-    def __init__(self, shared: AmqpShared) -> None:
+    def __init__(self, shared: AmqpShared, peer: Peer | None = None) -> None:
         self.shared = shared
         self.is_gone = False
+        self._announced = peer  # by a proxy that passes bytes through
         self.peer: Peer
         self.account: Account | None = None
         self.login: Login | None = None  # how it proved to be that account
@@ -105,7 +106,7 @@ class AmqpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)
-        self.peer = self.shared.proxies.peer(transport.get_extra_info("peername"))
+        self.peer = self._announced or self.shared.proxies.peer(transport.get_extra_info("peername"))
         transport.set_write_buffer_limits(high=self.shared.limits.unsent_bytes)
         self.shared.on_connection()
         if self.shared.is_stopping or not self.shared.intake.admit():

@@ -13,8 +13,8 @@ from laneway.frontends.amqp.connection import AmqpConnection
 from laneway.frontends.amqp.limits import AmqpLimits
 from laneway.frontends.amqp.shared import LOW_ON, AmqpShared
 from laneway.frontends.doors.directory import LocalDirectory
+from laneway.frontends.doors.door import Door
 from laneway.frontends.doors.listening import Listeners
-from laneway.frontends.doors.tls import TlsDoor
 from laneway.resources.intake import Intake
 from laneway.telemetry.floods import FloodLog
 
@@ -48,7 +48,7 @@ class AmqpServer:
         self.shared.on_connection = self._sweep_later
         broker.topology.on_vhost_deleted(self._leave)
         access.on_change(self._recheck)
-        self._listeners = Listeners(lambda: AmqpConnection(self.shared))
+        self._listeners = Listeners(lambda peer: AmqpConnection(self.shared, peer))
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -56,10 +56,12 @@ class AmqpServer:
     def connection_count(self) -> int:
         return len(self.shared.connections)
 
-    async def start(self, host: str, port: int, tls: TlsDoor | None = None) -> tuple[str, int]:
+    async def start(
+        self, host: str, port: int, door: Door | None = None, proxies: TrustedProxies | None = None
+    ) -> tuple[str, int]:
         """Listen on all addresses of this name; the first that was bound (port 0 takes a free one)."""
         self._loop = asyncio.get_running_loop()
-        return await self._listeners.listen(host, port, tls)
+        return await self._listeners.listen(host, port, door, proxies)
 
     async def stop(self, grace_ms: int) -> None:
         """Accept no more, tell everybody that this is the end, cut off who has not gone after the grace."""

@@ -1,4 +1,4 @@
-"""The sockets that a front end listens on, plain ones and those with TLS."""
+"""The sockets that a front end listens on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import errno
 import logging
 import socket
 
-from laneway.frontends.doors.tls import NewProtocol, TlsDoor
+from laneway.access import TrustedProxies
+from laneway.frontends.doors.door import Door, NewProtocol
 
 log = logging.getLogger("laneway.listening")
 
@@ -24,48 +25,50 @@ class Listeners:
         self._new_protocol = new_protocol
         self._refusal = refusal
         self._servers: list[asyncio.Server] = []
-        self._tls_sockets: list[socket.socket] = []
-        self._doors: set[TlsDoor] = set()
+        self._guarded: dict[socket.socket, tuple[Door, TrustedProxies | None]] = {}
 
-    async def listen(self, host: str, port: int, tls: TlsDoor | None = None) -> tuple[str, int]:
+    async def listen(
+        self, host: str, port: int, door: Door | None = None, proxies: TrustedProxies | None = None
+    ) -> tuple[str, int]:
         """Listen on all addresses of this name; the first that was bound (port 0 takes a free one). localhost means
-        both address families, where there are both."""
+        both address families, where there are both. `proxies` are those that begin with the PROXY protocol, which
+        takes a door."""
         bound = await _bind(host, port)
         address = bound[0].getsockname()
         for listener in bound:
-            if tls is None:
+            if door is None:
                 loop = asyncio.get_running_loop()
-                self._servers.append(await loop.create_server(self._new_protocol, sock=listener, backlog=_BACKLOG))
+                server = await loop.create_server(lambda: self._new_protocol(None), sock=listener, backlog=_BACKLOG)
+                self._servers.append(server)
             else:
                 listener.listen(_BACKLOG)
-                self._doors.add(tls)
-                self._tls_sockets.append(listener)
-                self._resume(listener, tls)
+                self._guarded[listener] = door, proxies
+                self._resume(listener)
         return address[0], address[1]
 
     def close(self) -> None:
         """Accept no more."""
         for server in self._servers:
             server.close()
-        for listener in self._tls_sockets:
+        for listener, (door, _) in self._guarded.items():
             asyncio.get_running_loop().remove_reader(listener.fileno())
             listener.close()
-        self._tls_sockets.clear()
-        for door in self._doors:
             door.stop()
+        self._guarded.clear()
 
     async def wait_closed(self) -> None:
         for server in self._servers:
             await server.wait_closed()
 
-    def _resume(self, listener: socket.socket, tls: TlsDoor) -> None:
-        if listener in self._tls_sockets:
-            asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener, tls)
+    def _resume(self, listener: socket.socket) -> None:
+        if listener in self._guarded:
+            asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
 
-    def _accept(self, listener: socket.socket, tls: TlsDoor) -> None:
+    def _accept(self, listener: socket.socket) -> None:
+        door, proxies = self._guarded[listener]
         for _ in range(_ACCEPTED_A_TURN):
-            if not tls.is_open():
-                self._pause(_LOOK_AGAIN_S, listener, tls)
+            if not door.is_open():
+                self._pause(_LOOK_AGAIN_S, listener)
                 return
             try:
                 accepted, _address = listener.accept()
@@ -73,15 +76,15 @@ class Listeners:
                 return
             except OSError as trouble:
                 log.warning("no connection can be accepted now: %s", trouble)
-                self._pause(_OUT_OF_DESCRIPTORS_S, listener, tls)
+                self._pause(_OUT_OF_DESCRIPTORS_S, listener)
                 return
             accepted.setblocking(False)
-            tls.admit(accepted, self._new_protocol, self._refusal)
+            door.admit(accepted, self._new_protocol, refusal=self._refusal, proxies=proxies)
 
-    def _pause(self, seconds: float, listener: socket.socket, tls: TlsDoor) -> None:
+    def _pause(self, seconds: float, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         loop.remove_reader(listener.fileno())
-        loop.call_later(seconds, self._resume, listener, tls)
+        loop.call_later(seconds, self._resume, listener)
 
 
 async def _bind(host: str, port: int) -> list[socket.socket]:

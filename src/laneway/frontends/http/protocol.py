@@ -236,9 +236,10 @@ class Call(msgspec.Struct, eq=False):
 
 
 class HttpConnection(asyncio.Protocol):
-    def __init__(self, shared: HttpShared) -> None:
+    def __init__(self, shared: HttpShared, peer: Peer | None = None) -> None:
         self.shared = shared
         self.is_gone = False
+        self._announced = peer  # by a proxy that passes bytes through
         self.peer: Peer
         self.peer_kind = 0
         self.is_tls = False
@@ -281,7 +282,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's only looks like one
         self.is_closing = transport.is_closing
         shared = self.shared
-        self.peer = shared.proxies.peer(transport.get_extra_info("peername"))
+        self.peer = self._announced or shared.proxies.peer(transport.get_extra_info("peername"))
         self.peer_kind = self.peer.kind
         self.is_tls = transport.get_extra_info("ssl_object") is not None
         transport.set_write_buffer_limits(high=self._unsent_most)

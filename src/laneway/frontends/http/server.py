@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from laneway.access import TrustedProxies
 from laneway.frontends.doors.directory import LocalDirectory
+from laneway.frontends.doors.door import Door
 from laneway.frontends.doors.listening import Listeners
-from laneway.frontends.doors.tls import TlsDoor
 from laneway.frontends.http.errors import HttpError
 from laneway.frontends.http.limits import HttpLimits
 from laneway.frontends.http.protocol import Application, HttpConnection, HttpShared, Ticks
@@ -45,7 +45,7 @@ class HttpServer:
         )
         self._shared.on_connection = self._sweep_later
         refusal = self._shared.farewell(HttpError(400, "tls_expected", _TLS_EXPECTED))
-        self._listeners = Listeners(lambda: HttpConnection(self._shared), refusal=refusal)
+        self._listeners = Listeners(lambda peer: HttpConnection(self._shared, peer), refusal=refusal)
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -53,10 +53,12 @@ class HttpServer:
     def connection_count(self) -> int:
         return len(self._shared.connections)
 
-    async def start(self, host: str, port: int, tls: TlsDoor | None = None) -> tuple[str, int]:
+    async def start(
+        self, host: str, port: int, door: Door | None = None, proxies: TrustedProxies | None = None
+    ) -> tuple[str, int]:
         """Listen, perhaps on one more address; the one that was bound (port 0 takes a free one)."""
         self._loop = asyncio.get_running_loop()
-        return await self._listeners.listen(host, port, tls)
+        return await self._listeners.listen(host, port, door, proxies)
 
     async def stop(self, grace_ms: int) -> None:
         """Accept no more, answer what is being worked on, end long polls with empty answers, close what is idle; cut
