@@ -9,6 +9,7 @@ import struct
 from contextlib import ExitStack
 from pathlib import Path
 
+from laneway.resources.intake import Intake
 from tests.amqp.wire import HEADER, Wire, frame, method
 from tests.crash.server import Connection, Server, eventually
 
@@ -163,3 +164,37 @@ def test_frame_before_a_login_is_small(tmp_path: Path) -> None:
         wire.expect("connection.start")
         wire.send(struct.pack(">BHI", 1, 0, 20_000))
         assert "frame_too_large,20000" in wire.expect("connection.close").fields["text"]
+
+
+def test_unfinished_heads_count_too(tmp_path: Path) -> None:
+    options = ("--max-body-bytes", "1MiB", "--max-message-bytes", "1MiB", "--max-receiving-bytes", "2MiB")
+    with Server(tmp_path / "data", *options) as server, ExitStack() as stack:
+        locked(server)
+        refused = 0
+        for _ in range(60):
+            stream = speak(server, stack)
+            stream.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n" + (b"X: " + b"x" * 9_000 + b"\r\n") * 3)
+            stream.settimeout(0.05)
+            with contextlib.suppress(TimeoutError):
+                refused += stream.recv(2000).startswith(b"HTTP/1.1 503")
+        assert 10 < refused < 40
+        assert server.connect().call("GET", "/healthz")[0] == 200
+
+
+def test_who_waits_for_room_gets_it_in_turn() -> None:
+    intake = Intake(most_connections=1, most_bytes=100)
+    told: list[str] = []
+    assert intake.take(80, is_known=True)
+    assert not intake.take(30, is_known=True) and not intake.take(60, is_known=False)
+    intake.take_later(150, lambda: told.append("more than there is"))
+    gone = intake.take_later(10, lambda: told.append("gone"))
+    intake.take_later(30, lambda: told.append("small"))
+    intake.stop_waiting(gone)
+    intake.give_back(50)
+    assert told == [] and intake.byte_count == 30
+    intake.give_back(30)
+    assert told == ["more than there is"] and intake.byte_count == 150
+    intake.give_back(150)
+    assert told == ["more than there is", "small"] and intake.byte_count == 30
+    intake.give_back(30)
+    assert intake.byte_count == 0

@@ -63,6 +63,7 @@ ACCESS_KEY_PREFIX = "AKIA"
 
 log = logging.getLogger("laneway.access")
 
+_REMEMBERED_CHARS = 512  # longer names are none that queues have
 _INSIDE = Origin()
 _NOBODY = "the server itself"
 _WRONG = "the account's name or its password is wrong"
@@ -309,6 +310,8 @@ class Access:
             return False
         if held.every_queue:
             return True
+        if len(vhost) + len(queue) > _REMEMBERED_CHARS:
+            return held.decide(vhost, queue, need)
         asked = (vhost, queue, need)
         decision = held.decisions.get(asked)
         if decision is None:

@@ -260,7 +260,7 @@ class HttpConnection(asyncio.Protocol):
         self._missing_bytes = 0  # of that body
         self._chunked: ChunkedBody | None = None
         self._is_known = False  # who sends that body
-        self._taken_bytes = 0  # that it counts for in the Intake
+        self._taken_bytes = 0  # that it counts for in the Intake, or a large head that is not all here
         self._ticks = 0  # sweeps since the current phase began
         self._is_receiving = False
         self._must_continue = False  # 100 Continue is owed once the answers before it are out
@@ -377,6 +377,8 @@ class HttpConnection(asyncio.Protocol):
         if self._rest:
             data = self._rest + data
             self._rest = b""
+            if self._taken_bytes and self._head is None:
+                self._forget_body()  # of the head that may be all here now
         self._read(data)
 
     def _is_clear(self) -> bool:
@@ -502,6 +504,9 @@ class HttpConnection(asyncio.Protocol):
             if beginning.strip(b"\r\n"):
                 check_beginning(beginning, self._limits)
         self._rest = beginning
+        if len(beginning) > _CRUMB_BYTES:
+            self._is_known = False
+            self._take(len(beginning))
 
     def _begin_body(self, head: Head) -> None:
         self._head = head
