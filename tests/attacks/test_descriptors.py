@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from laneway.errors import OutOfDescriptors
+from laneway.journal.segments.files import RealFiles
 from tests.crash.server import Server, eventually
 
 SMALL = 256  # descriptors; with 1,024 the same takes four times as long
@@ -112,3 +114,32 @@ def test_connections_of_all_protocols_count_together(tmp_path: Path) -> None:
                 while more := extra.recv(1000):
                     told += more
             assert told == b"" if port == server.amqp_port else told.startswith(b"HTTP/1.1 503"), told
+
+
+def test_files_are_opened_from_the_reserve_and_refill_it(tmp_path: Path) -> None:
+    files = RealFiles(reserve_count=3)
+    path = str(tmp_path / "a file")
+    files.close(files.open(path, write=True, create=True))
+    files.sync_folder(str(tmp_path))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    strangers: list[int] = []
+    opened: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 20, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                strangers.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(2):
+            opened += [files.open(path) for _ in range(3)]
+            with pytest.raises(OutOfDescriptors):
+                files.open(path)
+            files.sync_folder(str(tmp_path))  # needs none
+            while opened:
+                files.close(opened.pop())
+            with pytest.raises(OSError, match="Too many open files"):
+                os.open(path, os.O_RDONLY)  # nobody else gets what was closed
+        assert files.list_folder(str(tmp_path)) == ["a file"]
+    finally:
+        for file in strangers:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
