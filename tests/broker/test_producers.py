@@ -32,6 +32,7 @@ from laneway.broker.values import (
     StageInfo,
     StagingLimits,
 )
+from laneway.core.events import Published
 from laneway.core.invariants import check_invariants
 from laneway.errors import (
     BatchFenced,
@@ -265,6 +266,38 @@ def test_dedup_ids_hold_inside_a_batch_and_before_it_and_are_counted_once(run: R
         assert (done.published, done.duplicates) == (2, 2)
         assert (await b.stats()).totals["deduplicated"] == 2
         assert len(await b.lease()) == 3
+
+    run(scenario)
+
+
+def test_a_message_of_a_batch_that_several_queues_take_is_stored_once(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.ask(DeclareExchange("/", "fan", ExchangeSettings(type="fanout")))
+        await b.queue("narrow", max_priority=1)
+        names = ["a", "b", "c", "narrow"]
+        for name in names:
+            if name != "narrow":
+                await b.queue(name)
+            await b.ask(Bind("/", Binding("fan", "queue", name, "")))
+        await b.queue("q")
+        messages = [
+            *through("fan", "", *[b"%d" % n + bytes(10_000) for n in range(5)], priority=1),
+            *to("q", b"alone"),
+            # This one remembers its priority where it is taken at a lower one, and so is another record there.
+            *through("fan", "", b"5" + bytes(10_000), priority=9),
+        ]
+        await stage(b, messages)
+        events = b.staged()
+        before = b.journal.history.end().offset
+        assert (await commit(b, 1)).published == 6 * 4 + 1
+        assert b.journal.history.end().offset - before < 8 * 10_100 + 25 * 64
+        published = [event for event in events if isinstance(event, Published)]
+        places = {event.queue: set(event.locations) for event in published}
+        assert len(set.union(*places.values())) == 6 + 1 + 1
+        check_invariants(b.engine.state)
+        await b.restart()
+        for name in names:
+            assert sorted(body[:1] for body in bodies(await b.lease(10, name))) == [b"%d" % n for n in range(6)]
 
     run(scenario)
 

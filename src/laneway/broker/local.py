@@ -192,6 +192,7 @@ class LocalBroker:
             if isinstance(targets, list) and targets.count(targets[0]) != len(targets):
                 raise InvalidInput("a batch with an idempotency key goes to the same queues as a whole")
         if (len(request.targets) != 1 or type(request.targets) is list) and is_long(request.targets, count):
+            partition.check_writable(sum([_stored_bytes(part) for part, _ in parts(request)]))  # a record in each part
             self._begin(self._publish_in_parts(request), done)
             return IN_PARTS
         partition.inbox.add(Entry(request, done), size_bytes)

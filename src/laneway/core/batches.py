@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 import msgspec
 
 from laneway.core.events import Event, Published
 from laneway.core.message import Draft, Receipt, Receipts, messages_of
-from laneway.core.publishing import publish
+from laneway.core.publishing import SharedRecords, publish
 from laneway.core.queue import DEDUPLICATED, Queue
 from laneway.core.rows import ROW_BYTES
 from laneway.core.state import State
@@ -26,7 +27,7 @@ class Share(msgspec.Struct):
 def check_shares(state: State, shares: Sequence[Share], now_ms: int) -> None:
     """Raise what publishing would be refused with for good. That there is no room now says nothing about later."""
     for share in shares:
-        _, _, results = _begin(state, share, now_ms)
+        _, _, results = _begin(state, share, now_ms, None)
         for error in _refusals(share, results):
             if not isinstance(error, Refused):
                 raise error
@@ -42,28 +43,52 @@ def publish_shares(
     """Publish all of it, or raise before the first event. The ids in `results` are not those that are given in the end:
     all queues are looked at before the first of them takes its numbers. `check_bytes` is given what it will take of the
     journal, and raises if that is too much."""
-    begun = [_begin(state, share, now_ms) for share in shares]
+    records = _shared_records(shares)
+    begun = [_begin(state, share, now_ms, its) for share, its in zip(shares, records, strict=True)]
     for share, (_, _, found) in zip(shares, begun, strict=True):
         for error in _refusals(share, found):
             raise error
         results += found
-    events = [event for _, event, _ in begun if event is not None]
-    check_bytes(sum(sum(event.sizes) + ROW_BYTES * len(event.sizes) for event in events))
-    for share, (command, event, found) in zip(shares, begun, strict=True):
+    check_bytes(_stored_bytes([event for _, event, _ in begun], records))
+    for share, its, (command, event, found) in zip(shares, records, begun, strict=True):
         share.queue.totals[DEDUPLICATED] += sum(1 for r in found if isinstance(r, Receipt) and r.duplicate)
         if event is not None:
             event.first_seq = state.table.next_seq
+            if its is not None:
+                event.locations = its.placed()  # the commit has more of them than when the event was made
             yield event
             yield from command
 
 
+def _shared_records(shares: Sequence[Share]) -> list[SharedRecords | None]:
+    """For each share. A draft that several queues take as it is, is one record."""
+    numbers = [list(map(id, share.drafts)) for share in shares]
+    locations: dict[int, int] = {}
+    is_shared = len(set(chain.from_iterable(numbers))) < sum(map(len, numbers))
+    return [SharedRecords(its, locations) if is_shared else None for its in numbers]
+
+
+def _stored_bytes(events: Sequence[Published | None], records: Sequence[SharedRecords | None]) -> int:
+    """What these take of the journal."""
+    shared: dict[int, int] = {}
+    total = 0
+    for event, its in zip(events, records, strict=True):
+        if event is not None:
+            total += ROW_BYTES * len(event.sizes)
+            if its is None:
+                total += sum(event.sizes)
+            else:
+                shared.update(zip(its.of_event, event.sizes, strict=True))
+    return total + sum(shared.values())
+
+
 def _begin(
-    state: State, share: Share, now_ms: int
+    state: State, share: Share, now_ms: int, records: SharedRecords | None
 ) -> tuple[Iterator[Event], Published | None, list[Receipt | LanewayError]]:
     """The command of one queue up to its first event, which nobody has applied yet; nothing is changed by that."""
     counted = share.queue.totals[DEDUPLICATED]
     results: list[Receipts] = []
-    command = publish(state, [(share.queue, len(share.drafts))], messages_of(share.drafts), now_ms, results)
+    command = publish(state, [(share.queue, len(share.drafts))], messages_of(share.drafts), now_ms, results, records)
     event = next(command, None)
     share.queue.totals[DEDUPLICATED] = counted
     return command, event if isinstance(event, Published) else None, results[0].each()

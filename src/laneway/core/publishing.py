@@ -38,17 +38,21 @@ class SharedRecords:
     """Of messages that go to several queues: which record each of a batch has, and where the records stand that the
     commit has already, which batches before have brought. All these batches must be of one commit and one time."""
 
-    __slots__ = ("_locations", "_marks", "numbers")
+    __slots__ = ("_locations", "numbers", "of_event")
 
-    def __init__(self) -> None:
-        self.numbers: Sequence[int] = ()  # of the records of the next batch: those of equal number are the same
-        self._locations: dict[int, int] = {}
-        self._marks: Sequence[int] = ()
+    def __init__(self, numbers: Sequence[int] = (), locations: dict[int, int] | None = None) -> None:
+        self.numbers = numbers  # of the records of the next batch: those of equal number are the same
+        self.of_event: list[int] = []  # the same of the last event
+        self._locations = {} if locations is None else locations
 
     def locations(self, order: Sequence[int]) -> list[int]:
         """What an event with these messages of the batch says of its records."""
-        marks = self._marks = list(map(self.numbers.__getitem__, order))
-        known = self._locations
+        self.of_event = list(map(self.numbers.__getitem__, order))
+        return self.placed()
+
+    def placed(self) -> list[int]:
+        """What the last event says of its records now."""
+        marks, known = self.of_event, self._locations
         if not known:
             # Mostly all go to the same queues, one of them after the other.
             count = len(set(marks))
@@ -63,7 +67,7 @@ class SharedRecords:
 
     def note(self, event: Published) -> None:
         """The event was staged."""
-        self._locations.update(zip(self._marks, event.locations, strict=True))
+        self._locations.update(zip(self.of_event, event.locations, strict=True))
 
 
 def publish(
