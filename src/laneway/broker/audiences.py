@@ -58,6 +58,7 @@ class Subscription:
         "is_paused",
         "is_reading",
         "lease_ms",
+        "limits",
         "no_ack",
         "number",
         "on_its_way",
@@ -77,7 +78,8 @@ class Subscription:
         self.lease_ms = request.lease_ms
         self.credit = Limit(request.credit)
         self.pool = pool
-        for limit in self.limits():
+        self.limits = (self.credit,) if pool is None else (self.credit, pool)
+        for limit in self.limits:
             limit.subscriptions.append(self)
         self.is_paused = False
         self.is_reading = False  # messages for it are read back from the journal; until then it takes no more
@@ -85,9 +87,6 @@ class Subscription:
         self.on_its_way = 0  # leased, and pushed as soon as the messages are durable and read
         self.held = 0  # leased and not settled; if it does not acknowledge, it holds nothing
         self.gives_way = False  # gets nothing more: another takes over once it holds nothing
-
-    def limits(self) -> tuple[Limit, ...]:
-        return (self.credit,) if self.pool is None else (self.credit, self.pool)
 
     def room(self) -> int:
         """How many messages it takes now."""
@@ -100,13 +99,13 @@ class Subscription:
         self.on_its_way += count
         if not self.no_ack:
             self.held += count
-            for limit in self.limits():
+            for limit in self.limits:
                 limit.held += count
 
     def grant(self, count: int) -> None:
         """So many of its messages were settled."""
         self.held -= count
-        for limit in self.limits():
+        for limit in self.limits:
             limit.grant(count)
         if self.gives_way and not self.held:
             self.wake()
@@ -124,7 +123,7 @@ class Subscription:
     def leave_limits(self) -> None:
         """It is gone; what it holds still counts for those it shares a limit with, until it is settled."""
         self.is_cancelled = True
-        for limit in self.limits():
+        for limit in self.limits:
             limit.subscriptions.remove(self)
 
 

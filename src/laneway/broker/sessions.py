@@ -32,10 +32,9 @@ if TYPE_CHECKING:
 
     from laneway.broker.partition import Partition
 
-#: After so many bytes of one queue, consumers get time to say that they cannot take more at the moment.
+#: So much is leased together at most, unless it is of one queue; after so many bytes of that, consumers get time to say
+#: that they cannot take more at the moment.
 MAX_DISPATCH_BYTES = 4 * 1024 * 1024
-#: The messages of queues that hold no more than this are leased together.
-MAX_THIN_BYTES = 64 * 1024
 RETRY_MS = 1_000  # a queue that should go with its users and could not be deleted is tried again
 
 log = logging.getLogger("laneway.broker")
@@ -73,30 +72,34 @@ class Session:
 class _Dealer:
     """Deals out what is ready in a queue to its consumers."""
 
-    __slots__ = ("_left_bytes", "_share", "_turns", "audience", "limit", "queue", "subscription")
+    __slots__ = ("_left_bytes", "_share", "_turns", "audience", "lease_ms", "limit", "queue", "subscription")
 
     def __init__(self, queue: Queue, audience: Audience) -> None:
         self.queue = queue
         self.audience = audience
         self._turns = 0
-        self._left_bytes = queue.bytes_waiting - MAX_DISPATCH_BYTES  # with so many left waiting it is enough
+        self._left_bytes = queue.bytes_waiting - MAX_DISPATCH_BYTES  # with less than this left it is enough
         self._share: int
         self.subscription: Subscription  # whose turn it is
         self.limit: int  # how many messages it gets
+        self.lease_ms: int
 
-    def next(self) -> Subscription | None:
-        """The one whose turn it is, if any consumer takes something."""
+    def begin_turn(self) -> bool:
+        """Find out whose turn it is; False if no consumer takes anything."""
         turn = self.audience.next()
         if turn is None:
-            return None
-        self.subscription, room, sharers = turn
+            return False
+        subscription, room, sharers = turn
         if not self._turns:  # as if they were dealt out one by one: equal shares, then one each
             self._share, self._turns = max(1, self.queue.ready // sharers), sharers
         self._turns -= 1
         self.limit = min(room, self._share)
-        return self.subscription
+        self.subscription = subscription
+        lease_ms = subscription.lease_ms
+        self.lease_ms = self.queue.settings.lease_ms if lease_ms is None else lease_ms
+        return True
 
-    def is_enough(self) -> bool:
+    def has_dealt_enough(self) -> bool:
         return self.queue.bytes_waiting < self._left_bytes
 
 
@@ -334,69 +337,55 @@ class Sessions:
         because it may expire before."""
         queues = self._partition.engine.state.queues
         dealers: list[_Dealer] = []
-        for number in numbers if not self._is_stopped else ():
+        for number in dict.fromkeys(numbers) if not self._is_stopped else ():
             if number in self.audiences and queues[number].ready:
                 dealers.append(_Dealer(queues[number], self.audiences[number]))
         while dealers:
-            together: dict[int, list[_Dealer]] = {}  # by how long the leases are
-            size = 0
             going_on: list[_Dealer] = []
+            together: list[_Dealer] = []
+            size = 0
             for dealer in dealers:
-                subscription = dealer.next()
-                if subscription is None:
+                if not dealer.begin_turn():
                     continue
-                lease_ms = subscription.lease_ms
-                lease_ms = dealer.queue.settings.lease_ms if lease_ms is None else lease_ms
-                waiting_bytes = dealer.queue.bytes_waiting
-                if waiting_bytes > MAX_THIN_BYTES or (subscription.pool is not None and subscription.pool.most):
-                    going_on += self._deal([dealer], lease_ms, at_once)
-                    continue
-                together.setdefault(lease_ms, []).append(dealer)
-                size += waiting_bytes
-                if size > MAX_DISPATCH_BYTES:
-                    for lease_ms, some in together.items():
-                        going_on += self._deal(some, lease_ms, at_once)
-                    together, size = {}, 0
-            for lease_ms, some in together.items():
-                going_on += self._deal(some, lease_ms, at_once)
-            dealers = going_on
+                size += dealer.queue.bytes_waiting
+                if together and (size > MAX_DISPATCH_BYTES or dealer.lease_ms != together[0].lease_ms):
+                    going_on += self._deal(together, at_once)
+                    together, size = [], dealer.queue.bytes_waiting
+                together.append(dealer)
+                pool = dealer.subscription.pool
+                if pool is not None and pool.most:  # it tells the others how much room there is when this one is served
+                    going_on += self._deal(together, at_once)
+                    together, size = [], 0
+            dealers = going_on + (self._deal(together, at_once) if together else [])
 
-    def _deal(self, dealers: list[_Dealer], lease_ms: int, at_once: bool) -> list[_Dealer]:
+    def _deal(self, dealers: list[_Dealer], at_once: bool) -> list[_Dealer]:
         """Lease for those whose turn it is and push it; the dealers that have more to deal out."""
-        partition = self._partition
+        demands = [(dealer.queue, dealer.limit) for dealer in dealers]
+        lease = self._partition.lease
         try:
-            leased = partition.lease(
-                [(dealer.queue, dealer.limit) for dealer in dealers],
-                lease_ms,
-                of_session=True,
-                durable_only=not at_once,
-            )
+            leased = lease(demands, dealers[0].lease_ms, of_session=True, durable_only=not at_once)
         except LanewayError as refusal:  # the journal takes no more at the moment
             log.warning("consumers of queue %r are not served yet: %s", dealers[0].queue.name, refusal)
             for dealer in dealers:
                 dealer.audience.return_turn(dealer.subscription)
-                partition.committer.when_durable(self._plan, dealer.queue.number)
+                self._partition.committer.when_durable(self._plan, dealer.queue.number)
             return []
-        counts: dict[int, int] = {}
+        counts = dict(leased.queues or ((leased.queue, len(leased.seqs)),)) if leased is not None else {}
+        if len(counts) < len(dealers):
+            for dealer in dealers:
+                if dealer.queue.number not in counts:
+                    dealer.audience.return_turn(dealer.subscription)
+                    self.dispatch_when_durable((dealer.queue.number,))
+            dealers = [dealer for dealer in dealers if dealer.queue.number in counts]
         if leased is not None:
-            counts = dict(leased.queues or ((leased.queue, len(leased.seqs)),))
-        for dealer in dealers:
-            if dealer.queue.number not in counts:
-                dealer.audience.return_turn(dealer.subscription)
-                self.dispatch_when_durable((dealer.queue.number,))
-        dealers = [dealer for dealer in dealers if dealer.queue.number in counts]
-        if leased is not None:
-            self._push(dealers, leased)
-        going_on: list[_Dealer] = []
-        for dealer in dealers:
-            if dealer.queue.ready:
-                if dealer.is_enough():
-                    self._plan(dealer.queue.number)
-                else:
-                    going_on.append(dealer)
-        return going_on
+            self._push(dealers, leased, counts)
+        going_on = [dealer for dealer in dealers if dealer.queue.ready]
+        for dealer in going_on:
+            if dealer.has_dealt_enough():
+                self._plan(dealer.queue.number)
+        return [dealer for dealer in going_on if not dealer.has_dealt_enough()]
 
-    def _push(self, dealers: list[_Dealer], leased: Leased) -> None:
+    def _push(self, dealers: list[_Dealer], leased: Leased, counts: dict[int, int]) -> None:
         """Push what was leased for subscriptions, behind what is on its way to each already: one takes no more while it
         waits for something to be read, so what is read never overtakes anything."""
         partition, engine = self._partition, self._partition.engine
@@ -406,8 +395,9 @@ class Sessions:
         now: list[tuple[Subscription, Deliveries]] = []
         later: list[tuple[Subscription, Deliveries]] = []
         at = 0
-        for dealer, count in zip(dealers, _counts(leased), strict=True):
+        for dealer in dealers:
             queue, subscription = dealer.queue, dealer.subscription
+            count = counts[queue.number]
             ways = now if is_durable and subscription.on_its_way <= 0 else later
             subscription.charge(count)
             if whole is None:
@@ -535,11 +525,6 @@ class Sessions:
             return []
         partition.committer.touch_later()
         return events
-
-
-def _counts(leased: Leased) -> list[int]:
-    """How many messages of a lease are of which queue, in order."""
-    return [count for _, count in leased.queues] if leased.queues else [len(leased.seqs)]
 
 
 def _nobody(pushes: list[Push]) -> None:

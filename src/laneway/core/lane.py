@@ -77,6 +77,8 @@ class Lane:
 
     def pop(self, limit: int, table: Table, below: int = 0) -> Sequence[int]:
         """Take up to `limit` ready messages off the front, in order; if `below` is given, of lower numbers only."""
+        if not self.returned and self.entries == self.count:
+            return self._pop_plain(limit, below)
         out: list[int] = []
         last = 0
         while len(out) < limit:
@@ -108,7 +110,7 @@ class Lane:
             parts.append(range(first, first + count) if are_neighbours else chunk[start:end].tolist())
             self._advance(count)
             limit -= count
-        return joined(parts) if parts else ()
+        return parts[0] if len(parts) == 1 else joined(parts) if parts else ()
 
     def _pop_entry(self) -> int:
         returned = self.returned

@@ -246,7 +246,7 @@ class Queue:
             if some:
                 parts.append(some)
                 limit -= len(some)
-        return joined(parts) if parts else ()
+        return parts[0] if len(parts) == 1 else joined(parts) if parts else ()
 
     def lowest_delayed(self, limit: int, table: Table) -> list[int]:
         """The oldest delayed messages of the lowest priority, and of the next one if there are no more."""
