@@ -76,6 +76,7 @@ def test_a_release_with_a_delay_keeps_what_was_left_of_it_even_if_the_message_on
     core.pass_time(1000)
     ((_, token),) = core.take()
     core.settle(Settlement("release", token, delay_ms=60_000))
+    core.restart()  # a replay does not hear when the named time came, only that the message was leased
     core.clock_jumps(by_ms)
     assert core.pass_time(59_999) == (0, 0, 1, 0)
     assert core.pass_time(1) == (1, 0, 0, 0)

@@ -129,6 +129,7 @@ class Partition:
         await asyncio.to_thread(self.engine.journal.drop)  # finishes one that was interrupted
         self.vhosts.start()
         self.producers.start()
+        self.producers.clock_jumped(recovery.jumped_ms)
         await self.committer.durable()
         # Whatever the durability: were the new epoch lost in a power cut, its lease ids would be given twice.
         await asyncio.to_thread(self.engine.journal.sync)

@@ -117,7 +117,8 @@ def portions(journal: JournalParts, selection: Selection, partition_bytes: int) 
 
 def _in_time(journal: JournalParts, selection: Selection) -> Iterator[tuple[SegmentInfo, Span]]:
     """Time never goes back while one epoch lasts, so a segment without a change of epoch lies between its first time
-    and that of the next. It may go back when a server starts anew on a clock that was set back."""
+    and that of the next. It may go back when a server starts anew on a clock that was set back. (When
+    the clock is set while a server runs, events around that moment may be left out.)"""
     parts = journal.parts
     if selection.since_ms == FAR_PAST_MS and selection.until_ms == FAR_FUTURE_MS:
         yield from parts
