@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "journal": {"errors", *EVENT_WORDS},
     "journal.segments": {"errors", "journal.interface", *EVENT_WORDS},
     "journal.postgres": {"errors", "journal.interface", *EVENT_WORDS},
-    "cluster": {"errors", "core", "journal.interface"},
+    "cluster": {"errors", "core", "journal.interface", "broker.interface", "broker.values", "broker.topology"},
     "telemetry": {"errors"},
     "resources": {"errors"},
     "broker": {"errors", "core", "journal.interface", "cluster.interface", "telemetry"},

@@ -1,5 +1,6 @@
 """Front ends work with a broker that every request and answer reaches as bytes (wire_broker.py): a cross-section of
-their own tests runs a second time with it, and between them they use every kind of request there is."""
+their own tests runs a second time with it, and between them they use every kind of request there is. A third run goes
+over a socket, as it would be with the partition in another process (cluster/)."""
 
 from __future__ import annotations
 
@@ -89,14 +90,24 @@ def seen() -> set[str]:
 @pytest.mark.parametrize("front_end", FILES)
 def test_a_front_end_passes_its_own_tests_through_bytes(front_end: str, tmp_path: Path, seen: set[str]) -> None:
     file = tmp_path / "kinds"
-    environment = os.environ | {"LANEWAY_TEST_BROKER": "wire", "LANEWAY_TEST_KINDS": str(file)}
+    run_tests(front_end, {"LANEWAY_TEST_BROKER": "wire", "LANEWAY_TEST_KINDS": str(file)})
+    lines = file.read_text().splitlines()
+    assert [line for line in lines if line.startswith(REFUSED)] == []
+    seen |= set(lines)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("front_end", FILES)
+def test_a_front_end_passes_its_own_tests_over_a_socket(front_end: str) -> None:
+    run_tests(front_end, {"LANEWAY_TEST_BROKER": "socket"})
+
+
+def run_tests(front_end: str, settings: dict[str, str]) -> None:
+    environment = os.environ | settings
     environment.pop("PYTEST_XDIST_WORKER", None)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *FILES[front_end]]
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-5_000:]
-    lines = file.read_text().splitlines()
-    assert [line for line in lines if line.startswith(REFUSED)] == []
-    seen |= set(lines)
 
 
 def test_every_kind_of_request_was_used(seen: set[str]) -> None:

@@ -11,63 +11,28 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import shutil
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
+import pytest
 
 from laneway.broker.interface import Broker, Push, Request, SessionId
-from laneway.core.catalogue import QueueName
-from laneway.core.digits import Tokens
-from laneway.core.runs import Seqs
+from laneway.broker.local import LocalBroker
+from laneway.cluster.codec import BUILDERS, NoValue, decode, is_value_class
+from laneway.cluster.remote import RemoteBroker
+from laneway.cluster.serving import PartitionServer
 from laneway.errors import LanewayError
-from laneway.journal.interface import Extent, Held, Place
 
-#: Where values are defined. Of these modules it is the structs and the errors: what else they hold is no value.
-VALUE_MODULES = {
-    "laneway.broker.interface",
-    "laneway.broker.values",
-    "laneway.core.catalogue",
-    "laneway.core.deliveries",
-    "laneway.core.exchanges",
-    "laneway.core.message",
-    "laneway.core.settings",
-    "laneway.core.stories",
-    "laneway.errors",
-}
-#: Values that are neither.
-OTHER_VALUES = (Extent, Held, Place, QueueName, Seqs, Tokens)
-
-#: What the standard library and msgspec need to build values. They hold no more than other values.
-BUILDERS = {
-    ("array", "_array_reconstructor"),
-    ("array", "array"),
-    ("builtins", "bytearray"),
-    ("builtins", "bytes"),
-    ("builtins", "frozenset"),
-    ("builtins", "range"),
-    ("builtins", "set"),
-    ("datetime", "datetime"),
-    ("datetime", "timezone"),
-    ("laneway.errors", "rebuilt"),
-    ("msgspec._utils", "rebuild"),
-}
+#: For tests that look into the partition behind the broker's back, and so need it at once and in this process.
+inside = pytest.mark.skipif(
+    os.environ.get("LANEWAY_TEST_BROKER") == "socket", reason="looks into the partition behind the socket"
+)
 
 REFUSED = "REFUSED"  # what a line about something that is no value begins with, in the file of kinds
-
-
-class NoValue(AssertionError):
-    """Something was to cross the interface that could not cross a socket."""
-
-
-def is_value_class(found: Any) -> bool:
-    if not isinstance(found, type):
-        return False
-    if found in OTHER_VALUES:
-        return True
-    return found.__module__ in VALUE_MODULES and issubclass(found, msgspec.Struct | LanewayError)
 
 
 class _Pickler(pickle.Pickler):
@@ -81,16 +46,6 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in BUILDERS:
-            return super().find_class(module, name)
-        found = super().find_class(module, name) if module.startswith("laneway.") else None
-        if is_value_class(found):
-            return found
-        raise NoValue(f"{module}.{name} is no value: it could not cross a socket")
-
-
 def encoded(value: Any) -> bytes:
     file = io.BytesIO()
     try:
@@ -100,13 +55,9 @@ def encoded(value: Any) -> bytes:
     return file.getvalue()
 
 
-def decoded(data: bytes) -> Any:
-    return _Unpickler(io.BytesIO(data)).load()
-
-
 def through_bytes(value: Any) -> Any:
     """The value as it arrives at the other end."""
-    return decoded(encoded(value))
+    return decode(encoded(value))
 
 
 class WireTopology:
@@ -194,9 +145,23 @@ class WireBroker:
                 file.write(f"{line}\n")
 
 
-def for_tests(broker: Broker) -> Broker:
-    """The broker itself, or the stand-in if the tests are to go through bytes."""
-    if os.environ.get("LANEWAY_TEST_BROKER") != "wire":
-        return broker
-    file = os.environ.get("LANEWAY_TEST_KINDS")
-    return WireBroker(broker, Path(file) if file else None)
+async def for_tests(broker: LocalBroker) -> Broker:
+    """The broker as LANEWAY_TEST_BROKER says: itself, the stand-in, or one that reaches it over a socket."""
+    kind = os.environ.get("LANEWAY_TEST_BROKER")
+    if kind == "wire":
+        file = os.environ.get("LANEWAY_TEST_KINDS")
+        return WireBroker(broker, Path(file) if file else None)
+    if kind == "socket":
+        return await over_a_socket(broker)
+    return broker
+
+
+async def over_a_socket(broker: LocalBroker) -> RemoteBroker:
+    """As an edge in another process has it, but on one loop."""
+    folder = tempfile.mkdtemp(prefix="laneway-")
+    path = f"{folder}/leader"
+    server, remote = PartitionServer(broker), RemoteBroker(path, 1, broker.now)
+    await server.start(path)
+    await remote.start()
+    shutil.rmtree(folder)  # who is connected stays so
+    return remote

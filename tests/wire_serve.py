@@ -19,7 +19,7 @@ def wrap_nodes() -> None:
 
 def server_module() -> str:
     """What to run as a server: this, if the tests are to go through bytes."""
-    return "tests.wire_serve" if os.environ.get("LANEWAY_TEST_BROKER") == "wire" else "laneway"
+    return "tests.wire_serve" if os.environ.get("LANEWAY_TEST_BROKER") else "laneway"
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ for people. `field` names the offending part of the input where there is one.
     │   └── Unavailable
     │       ├── MemoryLow           publishers wait until consumers have made room
     │       ├── OutOfDescriptors    the process may open no more files for the moment
-    │       └── JournalFailed   a write or sync failed; nothing more is written until a restart
+    │       ├── JournalFailed   a write or sync failed; nothing more is written until a restart
+    │       └── OutcomeUnknown  whoever was to do it is gone; it may be done
     ├── Unauthenticated · Forbidden
     ├── PipelineError           of a job on Spark; the server never raises one
     │   ├── PipelineUnavailable a package or Java is missing
@@ -236,6 +237,10 @@ class OutOfDescriptors(Unavailable):
 
 class JournalFailed(Unavailable):
     code = "journal_failed"
+
+
+class OutcomeUnknown(Unavailable):
+    code = "outcome_unknown"
 
 
 class Unauthenticated(LanewayError):

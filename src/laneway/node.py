@@ -80,6 +80,10 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+async def _as_it_is(broker: LocalBroker) -> Broker:
+    return broker
+
+
 class Node:
     """A broker on a folder with its front ends. `async with Node(config) as node:` for tests and embedding.
 
@@ -89,7 +93,7 @@ class Node:
         self,
         config: Config,
         *,
-        wrap: Callable[[Broker], Broker] = lambda broker: broker,
+        wrap: Callable[[LocalBroker], Awaitable[Broker]] = _as_it_is,
         read_config: Callable[[], Config] | None = None,
         first_admin: FirstAdmin | None = None,
     ) -> None:
@@ -149,7 +153,8 @@ class Node:
             staging_folder=config.data / "staged",
             turns=self.turns,
         )
-        self.broker: Broker = wrap(LocalBroker(self.partition))
+        self._wrap = wrap
+        self.broker: Broker
         self.access: Access | None = None
         self.http: HttpServer | None = None
         self.amqp: AmqpServer | None = None
@@ -172,6 +177,7 @@ class Node:
             recovery.event_count,
             recovery.epoch,
         )
+        self.broker = await self._wrap(LocalBroker(self.partition))
         self.access = Access(Documents(self.broker), now_ms=wall_clock_ms, floods=self.floods)
         return self.access
 

@@ -51,7 +51,7 @@ class Serving(InThread):
             limits=BrokerLimits(max_message_bytes=self._limits.body_bytes),
         )
         await self.partition.start()
-        self.broker = for_tests(LocalBroker(self.partition))
+        self.broker = await for_tests(LocalBroker(self.partition))
         self.access = Access(Documents(self.broker), now_ms=self.now_ms)
         self.server = AmqpServer(self.broker, self.access, self._limits)
         self._rest = RestServer(self.broker, self.access)

@@ -203,7 +203,7 @@ class Serving(InThread):
             staging_folder=self.folder / "staged",
         )
         await self.partition.start()
-        self.broker = for_tests(LocalBroker(self.partition))
+        self.broker = await for_tests(LocalBroker(self.partition))
         self.access = Access(Documents(self.broker), now_ms=self.now_ms)
         self.server = RestServer(self.broker, self.access, self._limits)
         self.address = await self.server.start("127.0.0.1", 0)

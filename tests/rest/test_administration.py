@@ -13,6 +13,7 @@ from laneway.frontends.rest.answers import PeekAnswer, QueueAnswer, QueuesAnswer
 from tests.in_thread import wait_for
 from tests.rest.serving import Serving
 from tests.rest.test_consume import dequeue, error, handle, of, publish
+from tests.wire_broker import inside
 
 SETTINGS = {
     "max_priority": 20,
@@ -317,6 +318,7 @@ def test_health_and_the_root_need_no_account(serving: Serving) -> None:
         assert http.get("/").json()["name"] == "laneway"
 
 
+@inside
 def test_a_node_that_is_not_ready_says_so(own_serving) -> None:  # type: ignore[no-untyped-def]
     serving = own_serving()
     with serving.client() as http:

@@ -15,6 +15,7 @@ from laneway.core.events import Leased
 from laneway.frontends.rest.answers import DequeueAnswer, NackAnswer, SettledAnswer, VisibilityAnswer
 from tests.in_thread import wait_for
 from tests.rest.serving import Serving, request, staged
+from tests.wire_broker import inside
 
 
 def publish(http: httpx.Client, queue: str, *payloads: object, **more: Any) -> list[str]:
@@ -317,6 +318,7 @@ def test_what_one_asks_for_is_not_what_another_gets(serving: Serving, http: http
     assert leased["consumer_id"] == "c"
 
 
+@inside
 def test_who_hung_up_before_it_was_served_holds_nothing(serving: Serving, http: httpx.Client, queue: str) -> None:
     publish(http, queue, *range(4))
     answers = serving.at_once([asking(queue, 2), asking(queue, 2), asking(queue, 2)], hang_up={1})

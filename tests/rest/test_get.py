@@ -8,7 +8,7 @@ import httpx
 import msgspec
 import pytest
 
-from laneway.broker.interface import DeclareQueue, Publish
+from laneway.broker.interface import DeclareQueue, EndSession, Publish
 from laneway.core.message import Draft, Properties, messages_of
 from laneway.core.settings import QueueSettings
 from laneway.frontends.rest.answers import GetAnswer
@@ -219,6 +219,8 @@ def test_an_exclusive_queue_is_its_connections_alone(serving: Serving, http: htt
     ):
         assert error(answer) == (409, "queue_in_use", "queue_name")
     assert http.get("/queues/mine").json()["exclusive"] is True
+    serving.call(serving.broker.send, EndSession(session), lambda answer: None)
+    wait_for(lambda: http.get("/queues/mine").status_code == 404, "the queue goes with its connection")
 
 
 # --- properties

@@ -15,6 +15,7 @@ from laneway.frontends.http.protocol import HttpConnection
 from laneway.frontends.http.responses import Framer
 from tests.in_thread import wait_for
 from tests.rest.serving import RecordingTransport, Serving, Wire, request, take_responses
+from tests.wire_broker import inside
 
 ROOT = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -271,6 +272,7 @@ def test_a_client_that_leaves_during_a_long_poll_takes_nothing(
     assert http.get(f"{queue}/stats").json()["in_flight_count"] == 0
 
 
+@inside
 def test_messages_leased_for_a_client_that_is_gone_are_given_back(
     serving: Serving, http: httpx.Client, queue: str
 ) -> None:

@@ -220,7 +220,6 @@ def test_every_error_a_caller_can_cause_has_its_status() -> None:
     assert unmapped == {
         "LanewayError",
         "StartError",
-        "ConfigInvalid",
         "JournalLocked",
         "JournalDamaged",
         "JournalVersionUnknown",

@@ -64,7 +64,7 @@ class SqsServing(Serving):
         engine = Engine(SegmentJournal(self.folder), new_tag=lambda: 7)
         self.partition = Partition(engine, clock=Clock.steady(self.now_ms), limits=limits)
         await self.partition.start()
-        self.broker = for_tests(LocalBroker(self.partition))
+        self.broker = await for_tests(LocalBroker(self.partition))
         self.access = Access(Documents(self.broker), now_ms=self.now_ms)
         sqs = SqsApi(self.broker, self.access, self._options, now_s=lambda: time.time() + self.signing_ahead_s)
         rest_limits = RestLimits()

@@ -14,7 +14,7 @@ Requests of one session are carried out in the order in which they were sent.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import msgspec
 
@@ -44,6 +44,8 @@ IdempotencyKey = tuple[str, bytes]  # the key, and a fingerprint of what came wi
 
 class Request(msgspec.Struct, gc=False):
     """Something asked of the broker. The docstring of each kind says what it is answered with."""
+
+    is_answered: ClassVar[bool] = True  # else `done` is not called, unless it is refused
 
     def doing(self) -> str:
         """In short, for a log line."""
@@ -108,6 +110,8 @@ class SettleHeld(Request):
     """Settle what a session holds, by number and lease. What it no longer holds is passed over. `set_aside`: they stay
     leased, until their leases run out, and are no burden of the consumer's meanwhile. Not answered."""
 
+    is_answered = False
+
     session: SessionId
     queue: QueueId
     seqs: Sequence[int]
@@ -152,6 +156,8 @@ class Unsubscribe(Request):
 class LimitPool(Request):
     """So many messages may the consumers of a pool hold together; 0: as many as there are. Not answered."""
 
+    is_answered = False
+
     session: SessionId
     pool: int
     limit: int
@@ -160,12 +166,16 @@ class LimitPool(Request):
 class Flow(Request):
     """Stop pushing to a session, or go on. Not answered."""
 
+    is_answered = False
+
     session: SessionId
     paused: bool
 
 
 class EndSession(Request):
     """The connection is gone: its subscriptions end and its exclusive queues go. Not answered."""
+
+    is_answered = False
 
     session: SessionId
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from laneway.broker import interface as i
 from laneway.broker.inbox import Entry, tell
 from laneway.broker.partition import Partition
 from laneway.broker.parts import check_atomic, is_long, parts, placed
-from laneway.broker.topology import PartitionModel, TopologyView
+from laneway.broker.topology import Change, Owned, PartitionModel, TopologyModel, TopologyView
 from laneway.broker.values import Arrival, BatchOutcome, HistoryInfo, QueueName, Task
 from laneway.core import lease_commands
 from laneway.core.deliveries import Deliveries
 from laneway.core.digits import own_tokens
 from laneway.core.message import RECORD_PREFIX_BYTES
 from laneway.core.rows import ROW_BYTES
+from laneway.core.state import SESSION_LEASE
 from laneway.errors import InvalidInput, LanewayError, LimitExceeded
 
 MAX_BATCH = 10_000
@@ -34,7 +35,8 @@ class LocalBroker:
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
         self.limits = partition.limits
-        self.topology: i.Topology = TopologyView(PartitionModel(partition))
+        self.model: TopologyModel = PartitionModel(partition)
+        self.topology: i.Topology = TopologyView(self.model)
         self.now = partition.now
         self.health = partition.health
         self.open_session = partition.sessions.open
@@ -106,6 +108,22 @@ class LocalBroker:
             i.NameQueues: self._name_queues,
         }
         partition.carry_out = self._carry_out
+
+    # For processes that follow this one (cluster/serving.py)
+
+    def follow(self, call: Callable[[Change], None]) -> None:
+        """Have this called with every change of the topology, before whoever caused it is answered."""
+        self._partition.engine.state.follow(call)
+        self._partition.sessions.on_owned = lambda queue, session: call(Owned(queue, session))
+
+    def next_lease(self) -> int:
+        """What a session is handed from now on has lease ids that are not below this."""
+        return self._partition.engine.state.next_lease | SESSION_LEASE
+
+    def held(self, number: i.QueueId, seqs: Sequence[int], leases: Sequence[int]) -> Sequence[bool]:
+        """Which of these are still leased so."""
+        held = lease_commands.still_held(self._partition.engine.state, [(number, len(seqs))], seqs, leases)
+        return [True] * len(seqs) if held is None else held
 
     # Taking requests
 

@@ -31,9 +31,9 @@ from laneway.broker.topology import queue_info
 from laneway.broker.upkeep import Upkeep
 from laneway.broker.values import BrokerLimits, DeadLetterFilter, PeekQuery, QueueInfo
 from laneway.broker.vhosts import Vhosts
-from laneway.broker.waiting import NOTHING, Waiting
+from laneway.broker.waiting import Waiting
 from laneway.core import burial, commands, lease_commands, publishing
-from laneway.core.deliveries import Deliveries
+from laneway.core.deliveries import NOTHING, Deliveries
 from laneway.core.digits import chances, secret_lease
 from laneway.core.events import ClockSet, DocumentPut, DocumentRemoved, Event, Extended, Kind, Leased, Published
 from laneway.core.message import Glimpse, Messages, Receipts

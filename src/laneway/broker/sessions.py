@@ -20,8 +20,7 @@ from laneway.broker.interface import (
     Subscribe,
 )
 from laneway.broker.values import ConsumerState
-from laneway.broker.waiting import NOTHING
-from laneway.core.deliveries import Deliveries
+from laneway.core.deliveries import NOTHING, Deliveries
 from laneway.core.events import Event, Leased
 from laneway.core.lease_commands import settle_held
 from laneway.core.queue import Queue
@@ -108,6 +107,7 @@ class Sessions:
         self._partition = partition
         self.audiences: dict[int, Audience] = {}  # by queue number
         self.owners: dict[int, SessionId] = {}  # by queue number
+        self.on_owned: Callable[[QueueId, SessionId], None] = lambda queue, session: None
         self._sessions: dict[SessionId, Session] = {}
         self._last = 0
         self._expiries: dict[int, asyncio.TimerHandle] = {}
@@ -129,10 +129,12 @@ class Sessions:
             timer.cancel()
         self._expiries.clear()
 
-    def open(self, push: Callable[[list[Push]], None]) -> SessionId:
-        self._last += 1
-        self._sessions[self._last] = Session(self._last, push)
-        return self._last
+    def open(self, push: Callable[[list[Push]], None], number: SessionId = 0) -> SessionId:
+        """`number`: that another process has given it."""
+        if not number:
+            number = self._last = self._last + 1
+        self._sessions[number] = Session(number, push)
+        return number
 
     def find(self, number: SessionId) -> Session | None:
         return self._sessions.get(number)
@@ -165,6 +167,7 @@ class Sessions:
         found = self._sessions.get(session)
         if found is not None:
             self.owners[queue.number] = session
+            self.on_owned(queue.number, session)
             found.owned[queue.number] = None
 
     def consumer_count(self, number: int) -> int:

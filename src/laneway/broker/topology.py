@@ -7,15 +7,23 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from laneway.broker.interface import QueueId, Targets
+import msgspec
+
+from laneway.broker.interface import QueueId, SessionId, Targets
 from laneway.broker.values import Binding, ExchangeInfo, QueueInfo, Route
 from laneway.core.commands import no_queue
+from laneway.core.events import Event
 from laneway.core.exchanges import BUILT_IN, Exchange, RoutingTable, check_routing_key
 from laneway.core.settings import QueueSettings
 from laneway.errors import VhostNotFound
 
 if TYPE_CHECKING:
     from laneway.broker.partition import Partition
+
+
+#: The collection of documents that names the virtual hosts; the default one is there without.
+VHOSTS = "vhosts"
+DEFAULT_VHOST = "/"
 
 
 class ListedQueue(Protocol):
@@ -27,6 +35,16 @@ class ListedQueue(Protocol):
     settings: QueueSettings
     created_at_ms: int
     changed_at_ms: int
+
+
+class Owned(msgspec.Struct, frozen=True, gc=False):
+    """A session has a queue for itself alone. It is no event of the journal, because it ends with the process."""
+
+    queue: QueueId
+    session: SessionId
+
+
+Change = Event | Owned
 
 
 class TopologyModel(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from laneway.broker.topology import no_vhost
+from laneway.broker.topology import DEFAULT_VHOST, VHOSTS, no_vhost
 from laneway.core.events import DocumentPut, DocumentRemoved, Event, QueueDeleted
 from laneway.core.queue import Queue
 from laneway.core.state import queue_document
@@ -19,26 +19,24 @@ from laneway.errors import Conflict, InvalidInput, LimitExceeded
 if TYPE_CHECKING:
     from laneway.broker.partition import Partition
 
-COLLECTION = "vhosts"
-DEFAULT = "/"
 MAX_NAME_BYTES = 255
 
 
 class Vhosts:
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
-        self.names = {DEFAULT}
+        self.names = {DEFAULT_VHOST}
         self.on_deleted: list[Callable[[str], None]] = []  # told the name of one that is gone
 
     def start(self) -> None:
         """Take what the journal has. A queue of a store that knew no list of virtual hosts makes its own exist."""
         state = self._partition.engine.state
-        listed = set(state.documents.get(COLLECTION, ()))
+        listed = set(state.documents.get(VHOSTS, ()))
         used = {vhost for vhost, _ in state.by_name} | set(state.topology.exchanges)
-        self.names = {DEFAULT} | listed | used
+        self.names = {DEFAULT_VHOST} | listed | used
         now_ms = self._partition.now()
-        missing = sorted(used - listed - {DEFAULT})
-        self._partition.engine.run(DocumentPut(now_ms, COLLECTION, name, b"{}") for name in missing)
+        missing = sorted(used - listed - {DEFAULT_VHOST})
+        self._partition.engine.run(DocumentPut(now_ms, VHOSTS, name, b"{}") for name in missing)
 
     def check(self, name: str) -> None:
         if name not in self.names:
@@ -54,14 +52,14 @@ class Vhosts:
         most = partition.limits.max_vhosts
         if len(self.names) >= most:
             raise LimitExceeded(f"there are {len(self.names)} virtual hosts already, {most} are allowed", field="vhost")
-        partition.engine.run(iter([DocumentPut(partition.now(), COLLECTION, name, b"{}")]))
+        partition.engine.run(iter([DocumentPut(partition.now(), VHOSTS, name, b"{}")]))
         self.names.add(name)
         return True
 
     def delete(self, name: str) -> None:
         """With its queues and all they hold, its exchanges and bindings, in one step."""
         self.check(name)
-        if name == DEFAULT:
+        if name == DEFAULT_VHOST:
             raise Conflict("the virtual host '/' always exists and cannot be deleted", field="vhost")
         partition = self._partition
         partition.begin_change(adds=False)
@@ -78,7 +76,7 @@ class Vhosts:
         # Whether one's dead letters go to another does not matter: both go.
         yield from (QueueDeleted(queue.number, now_ms, queue_document(queue)) for queue in queues)
         yield from clear_exchanges(self._partition.engine.state, name, now_ms)
-        yield DocumentRemoved(now_ms, COLLECTION, name)
+        yield DocumentRemoved(now_ms, VHOSTS, name)
 
 
 def check_vhost_name(name: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from laneway.broker.interface import Lease
-from laneway.core.deliveries import Deliveries
+from laneway.core.deliveries import NOTHING, Deliveries
 from laneway.core.events import Leased
 from laneway.core.lease_commands import MAX_LEASE_BYTES
 from laneway.core.queue import Queue
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("laneway.broker")
 
 SHARED = 2_000  # messages that are enough for one lease: more are no cheaper
-
-NOTHING = Deliveries(0, "", 0, 0, (), (), (), (), (), (), ())
 
 
 def _shareable(queue: Queue) -> int:

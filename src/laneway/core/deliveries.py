@@ -111,3 +111,6 @@ class Deliveries(msgspec.Struct, gc=False):
         kept = [i for i in range(len(self.seqs)) if i not in left_out]
         names = ("seqs", "leases", "receives", "enqueued_at_ms", "props", "bodies", "priorities")
         return msgspec.structs.replace(self, **{name: [getattr(self, name)[i] for i in kept] for name in names})
+
+
+NOTHING = Deliveries(0, "", 0, 0, (), (), (), (), (), (), ())

@@ -10,7 +10,7 @@ in every virtual host without being written anywhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -26,7 +26,6 @@ from laneway.core.matching import (
     check_headers_arguments,
     pack,
 )
-from laneway.core.queue import Queue
 from laneway.core.settings import check_bounds
 from laneway.errors import ExchangeNotFound, InvalidInput
 
@@ -105,11 +104,19 @@ class Exchange:
 _UNBOUND = {name: Exchange("", name, settings, 0) for name, settings in BUILT_IN.items()}
 
 
+class NamedQueue(Protocol):
+    """What routing knows of a queue."""
+
+    number: int
+    vhost: str
+    name: str
+
+
 class RoutingTable:
     """What routes where. `version` rises with every change of that, so that whoever remembers a route knows when to
     ask again."""
 
-    def __init__(self, queues: Mapping[int, Queue], by_name: Mapping[tuple[str, str], Queue]) -> None:
+    def __init__(self, queues: Mapping[int, NamedQueue], by_name: Mapping[tuple[str, str], NamedQueue]) -> None:
         self._queues = queues
         self._by_name = by_name
         self.version = 0
@@ -286,7 +293,7 @@ class RoutingTable:
             del self.exchanges[vhost]
         self.changed()
 
-    def queue_deleted(self, queue: Queue) -> None:
+    def queue_deleted(self, queue: NamedQueue) -> None:
         """While its name still leads to its number."""
         for name in self._unbind_all(queue.vhost, "queue", queue.name):
             self.delete(queue.vhost, name)

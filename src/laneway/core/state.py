@@ -82,6 +82,18 @@ from laneway.core.tenants import Tenants
 #: Set in the lease ids of sessions: connections, which end with the process. Above it is the epoch.
 SESSION_LEASE = 1 << 39
 
+#: What a copy of the topology must be told.
+FOLLOWED = (
+    Kind.QUEUE_PUT,
+    Kind.QUEUE_DELETED,
+    Kind.EXCHANGE_PUT,
+    Kind.EXCHANGE_DELETED,
+    Kind.BOUND,
+    Kind.UNBOUND,
+    Kind.DOCUMENT_PUT,
+    Kind.DOCUMENT_REMOVED,
+)
+
 
 class QueueDocument(msgspec.Struct):
     """What an event says of a queue that it creates, changes or deletes, as JSON."""
@@ -153,6 +165,11 @@ class State:
         self._appliers[event.kind](event)
         if self.deadlines.is_untidy:
             self.deadlines.tidy(self._still_due)
+
+    def follow(self, call: Callable[[Event], None]) -> None:
+        """Have this called with every event that changes the topology or a document, once it is applied."""
+        for kind in FOLLOWED:
+            self._appliers[kind] = partial(_and_tell, self._appliers[kind], call)
 
     # The store and its queues
 
@@ -738,6 +755,11 @@ class State:
 
     def _document_removed(self, e: DocumentRemoved) -> None:
         self.documents.get(e.collection, {}).pop(e.key, None)
+
+
+def _and_tell(apply: Callable[[Event], None], call: Callable[[Event], None], event: Event) -> None:
+    apply(event)
+    call(event)
 
 
 def _tenants(queue: Queue) -> Tenants:

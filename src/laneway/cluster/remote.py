@@ -1,0 +1,263 @@
+"""The edge's end: a broker whose partition is in another process. It answers look-ups from a copy of the topology;
+everything else crosses a link.
+
+When the link is lost, whoever waits for an answer is told that the outcome is unknown. Leases that wait for messages go
+on waiting: they are asked for again once there is a link. So are subscriptions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from laneway.broker.interface import (
+    EndSession,
+    Flow,
+    Lease,
+    LimitPool,
+    Push,
+    Request,
+    SessionId,
+    Subscribe,
+    Topology,
+    Unsubscribe,
+)
+from laneway.broker.topology import TopologyView
+from laneway.broker.values import BrokerLimits
+from laneway.cluster import parcels as p
+from laneway.cluster.following import FollowedTopology, TopologyImage
+from laneway.cluster.link import Link, LinkOwner, Parcel
+from laneway.core.deliveries import NOTHING, Deliveries
+from laneway.errors import LanewayError, OutcomeUnknown, Unavailable
+
+log = logging.getLogger("laneway.cluster")
+
+RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5)  # between attempts to reach the leader; the last one again and again
+
+Done = Callable[[Any], None]
+
+
+class RemoteSession:
+    """A session, and what the leader must be told of it again if it is another one."""
+
+    __slots__ = ("flow", "limits", "push", "subscriptions")
+
+    def __init__(self, push: Callable[[list[Push]], None]) -> None:
+        self.push = push
+        self.subscriptions: dict[int, Subscribe] = {}  # by consumer
+        self.limits: dict[int, LimitPool] = {}  # by pool
+        self.flow: Flow | None = None
+
+    def note(self, request: Request) -> None:
+        if isinstance(request, Subscribe):
+            self.subscriptions[request.consumer] = request
+        elif isinstance(request, Unsubscribe):
+            self.subscriptions.pop(request.consumer, None)
+        elif isinstance(request, LimitPool):
+            if request.limit:
+                self.limits[request.pool] = request
+            else:
+                self.limits.pop(request.pool, None)
+        elif isinstance(request, Flow):
+            self.flow = request
+
+    def to_repeat(self) -> list[Request]:
+        flow: list[Request] = [self.flow] if self.flow is not None and self.flow.paused else []
+        return [*flow, *self.limits.values(), *self.subscriptions.values()]
+
+
+class RemoteBroker(LinkOwner):
+    limits: BrokerLimits
+
+    def __init__(self, path: str, edge: int, now_ms: Callable[[], int]) -> None:
+        self._path = path
+        self._edge = edge
+        self._now_ms = now_ms
+        self._last_ms = 0
+        self._model = FollowedTopology()
+        self.topology: Topology = TopologyView(self._model)
+        self._link: Link | None = None  # one over which a welcome came
+        self._health: dict[str, object] = {"state": "starting"}
+        self._last_number = 0
+        self._pending: dict[int, tuple[Request, Done]] = {}
+        self._withdrawn: set[int] = set()  # of those that are pending: an answer may be on its way all the same
+        self._sessions: dict[SessionId, RemoteSession] = {}
+        self._last_session = edge << p.SESSION_BITS
+        self._is_stopping = False
+        self._reached = asyncio.Event()
+        self._reaching: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._takers: dict[int, Callable[..., None]] = {
+            p.ANSWER: self._answered,
+            p.PUSHED: self._pushed,
+            p.CHANGED: self._model.apply,
+            p.HEALTH: self._told_health,
+        }
+
+    # Beginning and end
+
+    async def start(self) -> None:
+        """Return when the leader was reached."""
+        self._loop = asyncio.get_running_loop()
+        self._reach()
+        await self._reached.wait()
+
+    async def stop(self) -> None:
+        self._is_stopping = True
+        if self._reaching is not None:
+            self._reaching.cancel()
+        if self._link is not None:
+            self._link.close()
+
+    def _reach(self) -> None:
+        self._reaching = self._loop.create_task(self._try_to_reach())
+
+    async def _try_to_reach(self) -> None:
+        attempt = 0
+        while True:
+            try:
+                await self._loop.create_unix_connection(lambda: Link(self), self._path)
+                return
+            except OSError as trouble:
+                if attempt == len(RETRY_S):
+                    log.warning("the leader at %s is not there: %s; trying again", self._path, trouble)
+            await asyncio.sleep(RETRY_S[min(attempt, len(RETRY_S) - 1)])
+            attempt += 1
+
+    # The link
+
+    def link_made(self, link: Link) -> None:
+        link.post((p.HELLO, p.VERSION, self._edge))
+
+    def parcel_came(self, link: Link, parcel: Parcel) -> None:
+        kind = parcel[0]
+        if kind == p.WELCOME:
+            self._welcome(link, *parcel[1:])
+        else:
+            self._takers[kind](*parcel[1:])
+
+    def _welcome(self, link: Link, limits: BrokerLimits, image: TopologyImage, health: dict[str, object]) -> None:
+        self._link = link
+        self.limits = limits
+        self._health = health
+        self._model.begin(image)
+        for number, session in self._sessions.items():
+            link.post((p.OPEN, number))
+            for request in session.to_repeat():
+                link.post((p.ASK, 0, request))
+        for number, (again, _) in self._pending.items():
+            link.post((p.ASK, number, again))
+        self._reached.set()
+
+    def link_lost(self, link: Link) -> None:
+        if self._is_stopping:
+            self._fail(list(self._pending), Unavailable("the node is stopping; try again later"))
+            return
+        log.warning("the link to the leader at %s is lost", self._path)
+        self._link = None
+        self._health = {**self._health, "state": "unreachable"}
+        for number in self._withdrawn:
+            del self._pending[number]
+        self._withdrawn.clear()
+        lost = [number for number, (request, _) in self._pending.items() if not _may_be_repeated(request)]
+        self._fail(lost, OutcomeUnknown("the process that has the queue is gone: whether this was done is not known"))
+        self._reach()
+
+    def _fail(self, numbers: list[int], error: LanewayError) -> None:
+        for number in numbers:
+            _, done = self._pending.pop(number)
+            _tell(done, error)
+
+    def _answered(self, number: int, answer: Any) -> None:
+        _, done = self._pending.pop(number)
+        if number in self._withdrawn:
+            self._withdrawn.discard(number)
+            if not isinstance(answer, Deliveries) or not len(answer):
+                return  # as it was asked for; else there are messages, which whoever asked has to give back
+        _tell(done, answer)
+
+    def _pushed(self, number: SessionId, pushes: list[Push]) -> None:
+        session = self._sessions.get(number)
+        if session is not None:
+            session.push(pushes)
+
+    def _told_health(self, health: dict[str, object]) -> None:
+        self._health = health
+
+    # The broker's calls
+
+    def now(self) -> int:
+        self._last_ms = max(self._last_ms, self._now_ms())
+        return self._last_ms
+
+    def health(self) -> dict[str, object]:
+        return dict(self._health)
+
+    def send(self, request: Request, done: Done) -> int:
+        session = self._sessions.get(getattr(request, "session", 0))
+        if session is not None:
+            session.note(request)
+            if isinstance(request, EndSession):
+                del self._sessions[request.session]
+        if not request.is_answered:
+            if self._link is not None:
+                self._link.post((p.ASK, 0, request))
+            return 0
+        self._last_number += 1
+        number = self._last_number
+        if self._link is None and not _may_be_repeated(request):
+            _tell(done, Unavailable("the process that has the queue is not there; try again in a moment"))
+            return 0
+        self._pending[number] = (request, done)
+        if self._link is not None:
+            self._link.post((p.ASK, number, request))
+        return number
+
+    async def ask(self, request: Request) -> Any:
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        number = self.send(request, lambda given: None if answer.done() else answer.set_result(given))
+        try:
+            given = await answer
+        except asyncio.CancelledError:
+            self.withdraw(number)
+            raise
+        if isinstance(given, LanewayError):
+            raise given
+        return given
+
+    def withdraw(self, number: int, *, answer: bool = False) -> None:
+        if number not in self._pending:
+            return
+        if self._link is not None:
+            if not answer:
+                self._withdrawn.add(number)
+            self._link.post((p.WITHDRAW, number))
+            return
+        _, done = self._pending.pop(number)
+        if answer:
+            _tell(done, NOTHING)
+
+    def open_session(self, push: Callable[[list[Push]], None]) -> SessionId:
+        self._last_session += 1
+        self._sessions[self._last_session] = RemoteSession(push)
+        if self._link is not None:
+            self._link.post((p.OPEN, self._last_session))
+        return self._last_session
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        self._loop.call_soon(call)
+
+
+def _may_be_repeated(request: Request) -> bool:
+    """Whether it does no harm to ask for it again from a leader that may have done it."""
+    return isinstance(request, Lease) and not request.session
+
+
+def _tell(done: Done, answer: Any) -> None:
+    """One that fails to take its answer keeps nobody else from theirs."""
+    try:
+        done(answer)
+    except Exception:
+        log.exception("a caller failed to take its answer")

@@ -1,0 +1,284 @@
+"""The leader's end: a broker whose partition is in this process, for edges in others.
+
+An edge's sessions are sessions of this broker, under the numbers that the edge gave them. When an edge is gone, so are
+they: what was handed to them and not settled goes back to its queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+
+from laneway.broker.interface import (
+    Broker,
+    Delivered,
+    EndSession,
+    Flow,
+    Lease,
+    Push,
+    QueueId,
+    Request,
+    SessionId,
+    SettleHeld,
+    Transact,
+)
+from laneway.broker.topology import Change, TopologyModel
+from laneway.cluster import parcels as p
+from laneway.cluster.following import image_of
+from laneway.cluster.link import Link, LinkOwner, Parcel
+from laneway.core.deliveries import Deliveries
+
+log = logging.getLogger("laneway.cluster")
+
+HEALTH_S = 0.5  # how old an edge's knowledge of the health may be
+_TIDY_FROM = 1_000  # deliveries to a session that are noted before the settled ones are looked for
+
+
+class LedBroker(Broker, Protocol):
+    """A broker whose partition is in this process, and what its followers need of it."""
+
+    model: TopologyModel
+
+    def follow(self, call: Callable[[Change], None]) -> None:
+        """Have this called with every change of the topology, before whoever caused it is answered."""
+
+    def open_session(self, push: Callable[[list[Push]], None], number: SessionId = 0) -> SessionId: ...
+
+    def next_lease(self) -> int:
+        """What a session is handed from now on has lease ids that are not below this."""
+
+    def held(self, number: QueueId, seqs: Sequence[int], leases: Sequence[int]) -> Sequence[bool]:
+        """Which of these are still leased so."""
+
+
+class PartitionServer(LinkOwner):
+    def __init__(self, broker: LedBroker) -> None:
+        self._broker = broker
+        self._edges: dict[Link, Edge] = {}
+        self._server: asyncio.Server | None = None
+        self._health: dict[str, object] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        broker.follow(self._changed)
+
+    async def start(self, path: str) -> None:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(lambda: Link(self), sock=_socket_of_the_owner(path))
+        self._look_at_health()
+
+    async def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._server is not None:
+            self._server.close()
+        for link in list(self._edges):
+            link.close()
+
+    def _look_at_health(self) -> None:
+        health = self._broker.health()
+        if health != self._health:
+            self._health = health
+            for edge in self._edges.values():
+                edge.tell_health(health)
+        self._timer = asyncio.get_running_loop().call_later(HEALTH_S, self._look_at_health)
+
+    def _changed(self, change: Change) -> None:
+        for edge in self._edges.values():
+            edge.tell_change(change)
+
+    # Links
+
+    def link_made(self, link: Link) -> None:
+        """It says who it is first."""
+
+    def parcel_came(self, link: Link, parcel: Parcel) -> None:
+        edge = self._edges.get(link)
+        if edge is not None:
+            edge.take(parcel)
+            return
+        kind, version, _ = parcel
+        if kind != p.HELLO or version != p.VERSION:
+            raise ValueError(f"an edge of version {version}, this is version {p.VERSION}")
+        edge = self._edges[link] = Edge(link, self._broker)
+        link.post((p.WELCOME, self._broker.limits, image_of(self._broker.model), self._broker.health()))
+
+    def link_lost(self, link: Link) -> None:
+        edge = self._edges.pop(link, None)
+        if edge is not None:
+            edge.end()
+
+    def link_full(self, link: Link, is_full: bool) -> None:
+        edge = self._edges.get(link)
+        if edge is not None:
+            edge.hold_back(is_full)
+
+
+class Edge:
+    """One process whose clients use this partition."""
+
+    def __init__(self, link: Link, broker: LedBroker) -> None:
+        self._link = link
+        self._broker = broker
+        self._first_lease = broker.next_lease()
+        self._is_full = False
+        self._sessions: dict[int, Holdings] = {}
+        self._waits: dict[int, int] = {}  # the broker's number of each request that it may withdraw
+        self._takers: dict[int, Callable[..., None]] = {
+            p.ASK: self._ask,
+            p.WITHDRAW: self._withdraw,
+            p.OPEN: self._open,
+        }
+
+    def take(self, parcel: Parcel) -> None:
+        self._takers[parcel[0]](*parcel[1:])
+
+    def tell_change(self, change: Change) -> None:
+        self._link.post((p.CHANGED, change))
+
+    def tell_health(self, health: dict[str, object]) -> None:
+        self._link.post((p.HEALTH, health))
+
+    def _ask(self, number: int, request: Request) -> None:
+        done = partial(self._answer, number)
+        if isinstance(request, SettleHeld):
+            request = self._settled(request)
+        elif isinstance(request, Transact):
+            request.settlements = list(map(self._settled, request.settlements))
+        elif isinstance(request, EndSession):
+            self._sessions.pop(request.session, None)
+        elif isinstance(request, Lease):
+            self._lease(number, request)
+            return
+        self._broker.send(request, done)
+
+    def _answer(self, number: int, answer: Any) -> None:
+        if number:
+            self._link.post((p.ANSWER, number, answer))
+
+    def _lease(self, number: int, request: Lease) -> None:
+        def done(answer: Any) -> None:
+            del self._waits[number]
+            if request.session and isinstance(answer, Deliveries) and not request.no_ack:
+                self._note(request.session, answer)
+            self._answer(number, answer)
+
+        self._waits[number] = 0
+        wait = self._broker.send(request, done)
+        if number in self._waits:
+            self._waits[number] = wait
+
+    def _withdraw(self, number: int) -> None:
+        """It is answered all the same: messages may be on their way to it already."""
+        wait = self._waits.get(number, 0)
+        if wait:
+            self._broker.withdraw(wait, answer=True)
+
+    # Sessions
+
+    def _open(self, session: int) -> None:
+        self._sessions[session] = Holdings()
+        self._broker.open_session(partial(self._push, session), session)
+        if self._is_full:
+            self._broker.send(Flow(session, True), _ignore)
+
+    def _push(self, session: int, pushes: list[Push]) -> None:
+        for push in pushes:
+            if isinstance(push, Delivered):
+                self._note(session, push.deliveries)
+        self._link.post((p.PUSHED, session, pushes))
+
+    def _note(self, session: int, deliveries: Deliveries) -> None:
+        holdings = self._sessions.get(session)
+        if holdings is not None and len(deliveries):
+            holdings.add(deliveries, self._broker.held)
+
+    def _settled(self, request: SettleHeld) -> SettleHeld:
+        """Without what was handed out over an earlier link: that went back when it was lost, and no consumer of this
+        one was charged for it."""
+        if len(request.leases) and min(request.leases) < self._first_lease:
+            kept = [i for i, lease in enumerate(request.leases) if lease >= self._first_lease]
+            seqs, leases = [request.seqs[i] for i in kept], [request.leases[i] for i in kept]
+            request = msgspec.structs.replace(request, seqs=seqs, leases=leases)
+        holdings = self._sessions.get(request.session)
+        if holdings is not None and request.action != "extend":
+            holdings.settled(request.queue, len(request.seqs))
+        return request
+
+    def hold_back(self, is_full: bool) -> None:
+        """It does not take what it is pushed: push no more, or go on."""
+        self._is_full = is_full
+        for session in self._sessions:
+            self._broker.send(Flow(session, is_full), _ignore)
+
+    def end(self) -> None:
+        """The edge is gone, and so are its clients."""
+        for wait in self._waits.values():
+            if wait:
+                self._broker.withdraw(wait)
+        sessions, self._sessions = self._sessions, {}
+        for session, holdings in sessions.items():
+            self._broker.send(EndSession(session), _ignore)  # first: else it would be pushed what it gives back
+            for queue, seqs, leases in holdings.all():
+                self._broker.send(SettleHeld(session, queue, seqs, leases, "release"), _ignore)
+
+
+class Holdings:
+    """What a session was handed and may still hold, so that it can be given back when its edge is gone. What it
+    settles is counted; which ones are left is asked when that many are gone that asking is worth it."""
+
+    def __init__(self) -> None:
+        self._by_queue: dict[int, list[tuple[Sequence[int], Sequence[int]]]] = {}
+        self._noted: dict[int, int] = {}
+        self._settled: dict[int, int] = {}
+
+    def add(self, d: Deliveries, held: Callable[[int, Sequence[int], Sequence[int]], Sequence[bool]]) -> None:
+        noted = self._noted.get(d.queue, 0)
+        settled = self._settled.get(d.queue, 0)
+        parts = self._by_queue.setdefault(d.queue, [])
+        if settled >= noted:
+            parts.clear()
+            noted = self._settled[d.queue] = 0
+        elif noted > _TIDY_FROM and settled * 2 > noted:
+            noted = self._tidy(d.queue, parts, held)
+        parts.append((d.seqs, d.leases))
+        self._noted[d.queue] = noted + len(d.seqs)
+
+    def _tidy(
+        self,
+        queue: int,
+        parts: list[tuple[Sequence[int], Sequence[int]]],
+        held: Callable[[int, Sequence[int], Sequence[int]], Sequence[bool]],
+    ) -> int:
+        seqs = [seq for part, _ in parts for seq in part]
+        leases = [lease for _, part in parts for lease in part]
+        kept = [i for i, is_held in enumerate(held(queue, seqs, leases)) if is_held]
+        parts[:] = [([seqs[i] for i in kept], [leases[i] for i in kept])] if kept else []
+        self._settled[queue] = 0
+        return len(kept)
+
+    def settled(self, queue: int, count: int) -> None:
+        self._settled[queue] = self._settled.get(queue, 0) + count
+
+    def all(self) -> list[tuple[int, Sequence[int], Sequence[int]]]:
+        return [(queue, seqs, leases) for queue, parts in self._by_queue.items() for seqs, leases in parts]
+
+
+def _socket_of_the_owner(path: str) -> socket.socket:
+    """Whoever may open it may do everything: from the first moment on it is this user alone."""
+    found = socket.socket(socket.AF_UNIX)
+    mask = os.umask(0o177)
+    try:
+        found.bind(path)
+    finally:
+        os.umask(mask)
+    return found
+
+
+def _ignore(answer: object) -> None:
+    """There is nobody to tell."""

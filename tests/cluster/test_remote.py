@@ -1,0 +1,328 @@
+"""A broker that is reached over a socket: what both ends do when all is well, and when the link is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laneway.broker.clock import Clock
+from laneway.broker.engine import Engine
+from laneway.broker.interface import (
+    Bind,
+    CreateVhost,
+    DeclareExchange,
+    DeclareQueue,
+    DeleteQueue,
+    DeleteVhost,
+    Delivered,
+    DescribeQueue,
+    Lease,
+    Publish,
+    PutDocument,
+    SettleHeld,
+    Subscribe,
+)
+from laneway.broker.local import LocalBroker
+from laneway.broker.partition import Partition
+from laneway.broker.values import Binding, ExchangeSettings, QueueSettings
+from laneway.cluster.link import Link, LinkOwner, Parcel
+from laneway.cluster.remote import RemoteBroker
+from laneway.cluster.serving import PartitionServer
+from laneway.core.message import Messages
+from laneway.errors import OutcomeUnknown, QueueNotFound, Unavailable
+from laneway.journal.segments.journal import SegmentJournal
+
+NOW_MS = 1_800_000_000_000
+
+
+class Pair:
+    """A leader, and edges that reach it over a socket, on one loop."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "leader")
+        self.partition = Partition(
+            Engine(SegmentJournal(folder / "data"), new_tag=lambda: 7), clock=Clock.steady(lambda: NOW_MS)
+        )
+        self.local = LocalBroker(self.partition)
+        self.server: PartitionServer
+        self.edges: list[RemoteBroker] = []
+
+    async def serve(self) -> None:
+        self.server = PartitionServer(self.local)
+        await self.server.start(self.path)
+
+    async def edge(self) -> RemoteBroker:
+        edge = RemoteBroker(self.path, len(self.edges) + 1, lambda: NOW_MS)
+        await edge.start()
+        self.edges.append(edge)
+        return edge
+
+    async def lose_leader(self) -> None:
+        """Its process is gone, as far as edges see: its sessions end, and nobody listens."""
+        await self.server.stop()
+        Path(self.path).unlink(missing_ok=True)
+        for edge in self.edges:
+            await until(lambda edge=edge: edge.health()["state"] == "unreachable")
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def run(folder: Path, work: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        pair = Pair(folder)
+        await pair.partition.start()
+        await pair.serve()
+        try:
+            await work(pair)
+        finally:
+            for edge in pair.edges:
+                await edge.stop()
+            await pair.server.stop()
+            await pair.partition.stop()
+
+    asyncio.run(main())
+
+
+async def declare(broker: RemoteBroker, name: str = "q", session: int = 0) -> int:
+    settings = QueueSettings(exclusive=bool(session))
+    queue: int = (await broker.ask(DeclareQueue("/", name, settings, session))).info.queue
+    return queue
+
+
+async def publish(broker: RemoteBroker, queue: int, *bodies: bytes) -> None:
+    await broker.ask(Publish((queue,), Messages(list(bodies), [b""] * len(bodies))))
+
+
+def test_an_answer_to_a_declare_comes_behind_the_change(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        edge, other = await pair.edge(), await pair.edge()
+        version = edge.topology.version
+        queue = await declare(edge)
+        assert edge.topology.find_queue("/", "q") == pair.local.topology.find_queue("/", "q")
+        assert edge.topology.version > version
+        await edge.ask(DeclareExchange("/", "x", ExchangeSettings(type="topic")))
+        await edge.ask(Bind("/", Binding("x", "queue", "q", "a.*")))
+        assert edge.topology.route("/", "x", "a.b") == (queue,)
+        await edge.ask(PutDocument("things", "one", b"{}"))
+        await edge.ask(CreateVhost("v"))
+        await until(lambda: other.topology.has_vhost("v"))
+        assert other.topology.route("/", "x", "a.b") == (queue,) and other.topology.documents("things") == {
+            "one": b"{}"
+        }
+        gone: list[str] = []
+        other.topology.on_vhost_deleted(gone.append)
+        await edge.ask(DeleteVhost("v"))
+        await edge.ask(DeleteQueue("/", "q"))
+        await until(lambda: gone == ["v"] and other.topology.queue("/", "q") is None)
+        assert other.topology.route("/", "x", "a.b") == () and other.topology.bindings("/") == []
+
+    run(tmp_path, work)
+
+
+def test_an_edge_that_comes_later_begins_with_all_there_is(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        first = await pair.edge()
+        session = first.open_session(lambda push: None)
+        await declare(first, "mine", session)
+        queue = await declare(first)
+        await first.ask(DeclareExchange("/", "x", ExchangeSettings(type="fanout")))
+        await first.ask(Bind("/", Binding("x", "queue", "q")))
+        await first.ask(CreateVhost("v"))
+        later, mine = await pair.edge(), first.topology.find_queue("/", "mine")
+        assert later.topology.queues(vhost=None) == pair.local.topology.queues(vhost=None)
+        assert later.topology.find_queue("/", "mine") == mine and mine.owner == session
+        assert later.topology.route("/", "x", "") == (queue,) and later.topology.vhosts() == ["/", "v"]
+        assert later.limits == pair.local.limits and later.health()["state"] == "ready"
+
+    run(tmp_path, work)
+
+
+def test_errors_of_the_leader_are_raised_at_the_edge(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        with pytest.raises(QueueNotFound, match="there is no queue 'none'"):
+            await (await pair.edge()).ask(DescribeQueue("/", "none"))
+
+    run(tmp_path, work)
+
+
+def test_what_waits_for_an_answer_hears_that_the_outcome_is_unknown(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        edge = await pair.edge()
+        queue = await declare(edge)
+        answers: list[Any] = []
+        edge.send(Publish((queue,), Messages([b"a"], [b""])), answers.append)
+        await pair.lose_leader()
+        (answer,) = answers
+        assert isinstance(answer, OutcomeUnknown) or answer[0].queue == queue  # it was confirmed before
+        edge.send(Publish((queue,), Messages([b"b"], [b""])), answers.append)
+        assert type(answers[1]) is Unavailable  # nothing was sent: that is known
+
+    run(tmp_path, work)
+
+
+def test_a_lease_that_waits_goes_on_waiting_at_the_next_leader(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        edge = await pair.edge()
+        queue = await declare(edge)
+        lease = asyncio.ensure_future(edge.ask(Lease(queue, 1, wait_ms=20_000)))
+        await until(lambda: pair.partition.waiting)
+        await pair.lose_leader()
+        await until(lambda: not pair.partition.waiting)  # nobody is there to take what it would get
+        await pair.serve()
+        await until(lambda: pair.partition.waiting)
+        await publish(edge, queue, b"a")
+        assert (await lease).bodies == [b"a"]
+
+    run(tmp_path, work)
+
+
+def test_a_wait_that_is_withdrawn_is_over(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        edge = await pair.edge()
+        queue = await declare(edge)
+        answers: list[Any] = []
+        number = edge.send(Lease(queue, 1, wait_ms=20_000), answers.append)
+        await until(lambda: pair.partition.waiting)
+        edge.withdraw(number)
+        await until(lambda: not pair.partition.waiting)
+        again = edge.send(Lease(queue, 1, wait_ms=20_000), answers.append)
+        edge.withdraw(again, answer=True)
+        await until(lambda: answers)
+        assert [len(answer) for answer in answers] == [0]  # of the second; the first gets none
+
+    run(tmp_path, work)
+
+
+def test_messages_that_cross_a_withdrawal_reach_whoever_asked(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        edge = await pair.edge()
+        queue = await declare(edge)
+        await publish(edge, queue, b"a")
+        answers: list[Any] = []
+        number = edge.send(Lease(queue, 1, wait_ms=20_000), answers.append)
+        await until(lambda: pair.partition.engine.state.queues[queue].leased)
+        edge.withdraw(number)  # the answer is on its way: whoever asked has to give the message back
+        await until(lambda: answers)
+        assert answers[0].bodies == [b"a"]
+
+    run(tmp_path, work)
+
+
+def test_a_consumer_is_subscribed_again_behind_its_back(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        edge = await pair.edge()
+        queue = await declare(edge)
+        pushed: list[Delivered] = []
+        session = edge.open_session(pushed.extend)  # type: ignore[arg-type]
+        await edge.ask(Subscribe(session, 1, queue, credit=1))
+        await publish(edge, queue, b"a")
+        await until(lambda: pushed)
+        await pair.lose_leader()
+        await until(lambda: pair.partition.engine.state.queues[queue].ready == 1)  # what it held is given back
+        await pair.serve()
+        await until(lambda: len(pushed) == 2)
+        assert [bytes(push.deliveries.bodies[0]) for push in pushed] == [b"a", b"a"]
+        assert pushed[1].deliveries.receives == [2]
+        old, new = (push.deliveries for push in pushed)
+        edge.send(SettleHeld(session, queue, old.seqs, old.leases, "ack", 1), lambda answer: None)
+        stats = await edge.ask(DescribeQueue("/", "q"))
+        assert stats.leased == 1  # an ack of the old delivery is passed over
+        await publish(edge, queue, b"b")
+        assert (await edge.ask(DescribeQueue("/", "q"))).ready == 1  # nor does it give the consumer credit
+        edge.send(SettleHeld(session, queue, new.seqs, new.leases, "ack", 1), lambda answer: None)
+        await until(lambda: bytes(pushed[-1].deliveries.bodies[0]) == b"b")
+        assert (await edge.ask(DescribeQueue("/", "q"))).totals["acked"] == 1
+
+    run(tmp_path, work)
+
+
+def test_what_an_edge_held_goes_back_when_it_is_gone(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        edge, other = await pair.edge(), await pair.edge()
+        queue = await declare(edge)
+        pushed: list[Delivered] = []
+        session = edge.open_session(pushed.extend)  # type: ignore[arg-type]
+        await declare(edge, "mine", session)
+        await edge.ask(Subscribe(session, 1, queue, credit=5_000))
+        for _ in range(30):  # so much that the settled are looked for
+            await publish(edge, queue, *[b"x"] * 100)
+        await until(lambda: sum(len(push.deliveries) for push in pushed) == 3_000)
+        for push in pushed[:-1]:
+            d = push.deliveries
+            edge.send(SettleHeld(session, queue, d.seqs, d.leases, "ack", 1), lambda answer: None)
+        held = len(pushed[-1].deliveries)
+        assert (await edge.ask(DescribeQueue("/", "q"))).leased == held
+        await publish(edge, queue, b"last")
+        await until(lambda: bytes(pushed[-1].deliveries.bodies[-1]) == b"last")
+        assert edge._link is not None
+        edge._is_stopping = True
+        edge._link.close()
+        await until(lambda: pair.partition.engine.state.queues[queue].ready == held + 1)
+        await until(lambda: other.topology.queue("/", "mine") is None)
+
+    run(tmp_path, work)
+
+
+def test_the_socket_is_its_owners_alone(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        assert stat.S_IMODE(Path(pair.path).stat().st_mode) == 0o600
+
+    run(tmp_path, work)
+
+
+class Recorder(LinkOwner):
+    def __init__(self) -> None:
+        self.came: list[Parcel] = []
+        self.lost = 0
+
+    def parcel_came(self, link: Link, parcel: Parcel) -> None:
+        self.came.append(parcel)
+
+    def link_lost(self, link: Link) -> None:
+        self.lost += 1
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x03abc", b"\x00\x00\x00\x00"], ids=["too large", "unreadable", "empty"]
+)
+def test_a_link_that_brings_nonsense_is_cut(data: bytes, tmp_path: Path) -> None:
+    async def main() -> None:
+        recorder, path = Recorder(), str(tmp_path / "socket")
+        server = await asyncio.get_running_loop().create_unix_server(lambda: Link(recorder), path)
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(data)
+        async with asyncio.timeout(10):
+            try:
+                assert await reader.read() == b""
+            except ConnectionResetError:
+                pass
+        await until(lambda: recorder.lost)
+        assert recorder.came == []
+        writer.close()
+        server.close()
+
+    asyncio.run(main())
+
+
+def test_frames_are_read_in_whatever_pieces_they_come(tmp_path: Path) -> None:
+    async def main() -> None:
+        from laneway.cluster.codec import encode
+
+        recorder = Recorder()
+        link = Link(recorder)
+        frames = [encode([("a", 1), ("b", bytes(5_000))]), encode([("c",)])]
+        stream = b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)
+        for at in range(0, len(stream), 7):
+            link.data_received(stream[at : at + 7])
+        assert recorder.came == [("a", 1), ("b", bytes(5_000)), ("c",)]
+
+    asyncio.run(main())
