@@ -1,10 +1,11 @@
-"""The audit of a long history, as the command line runs it: rows a second, and how much memory all its processes hold
-at most (each page counted once, PSS)."""
+"""The audit of a long history, as the command line runs it: rows a second, what CPU all its processes used, and how
+much memory they held at most (each page counted once, PSS)."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -28,9 +29,11 @@ class Auditing:
         command += ["--conf", "spark.driver.memory=1g"]
         began = time.perf_counter()
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-            peak = 0
+            peak, cpu = 0, dict[int, float]()
             while process.poll() is None:
-                peak = max(peak, sum(map(_pss_bytes, _tree(process.pid))))
+                tree = _tree(process.pid)
+                peak = max(peak, sum(map(_pss_bytes, tree)))
+                cpu.update((one, used) for one in tree if (used := _cpu_seconds(one)))
                 time.sleep(LOOK_EVERY_S)
             said = json.loads(process.stdout.read() if process.stdout is not None else "{}")
         seconds = time.perf_counter() - began
@@ -38,8 +41,11 @@ class Auditing:
         if verdict["verdict"] != "clean":
             raise SystemExit(f"bench: {case}: {verdict['violations']} violations in a history that has none")
         rows = verdict["events"] / seconds
-        self._report.add(case, "Laneway", "rows/s", rows, seconds=seconds, peak_mb=peak / 1e6)
-        print(f"  {case:30} {'Laneway':10} {rows:14,.0f} rows/s, {peak / 1e6:,.0f} MB at most", file=sys.stderr)
+        used, load = sum(cpu.values()), os.getloadavg()[1]
+        notes = {"seconds": seconds, "cpu_seconds": used, "load": load, "peak_mb": peak / 1e6}
+        self._report.add(case, "Laneway", "rows/s", rows, **notes)
+        words = f"{seconds:.0f} s and {used:.0f} s of CPU at a load of {load:.1f}, {peak / 1e6:,.0f} MB at most"
+        print(f"  {case:30} {'Laneway':10} {rows:14,.0f} rows/s, {words}", file=sys.stderr)
 
 
 def _tree(root: int) -> list[int]:
@@ -52,6 +58,15 @@ def _tree(root: int) -> list[int]:
             except OSError:
                 continue
     return found
+
+
+def _cpu_seconds(process: int) -> float:
+    """Of the process itself; its children are counted on their own."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _pss_bytes(process: int) -> int:

@@ -1,8 +1,8 @@
-"""The pipeline: reading a journal with Spark beside Parquet of the same rows, what following a server costs
-it, and the audit.
+"""The pipeline: reading a journal with Spark beside a source in Python that yields ready-made Arrow batches of the same
+rows, what following a server costs it, and the audit.
 
-Both readers get the same cores and the same sink (none), and take turns. The rows of Parquet are those of the journal,
-written by Spark from it before the first round.
+Both sources get the same cores and the same sink (none), and take turns. The ready-made batches are those of the
+journal's own reader, put into files before the first round.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import argparse
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,11 +19,13 @@ from benchmarks.auditing import Auditing
 from benchmarks.following import Following
 from benchmarks.journals import ONE_QUEUE, write_journal
 from benchmarks.machine import assign_cores, describe
+from benchmarks.ready_batches import ReadyBatches, write_ready
 from benchmarks.report import Goal, Report
 from benchmarks.turns import is_chosen
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 CASES = (
     "read, all columns",
@@ -33,6 +35,7 @@ CASES = (
     "audit",
 )
 TWO = ("time", "queue")
+READY = "ready-made"
 
 
 class Reading:
@@ -40,52 +43,53 @@ class Reading:
         self._options = options
         self._report = report
         self._journal = folder / "journal"
-        self._parquet = folder / "parquet"
+        self._ready = folder / "ready"
         self._rows = 0
 
-    def prepare(self, spark: SparkSession) -> None:
+    def prepare(self) -> None:
         began = time.perf_counter()
         self._rows = write_journal(self._journal, self._options.events)
-        written = time.perf_counter()
-        spark.read.format("laneway").load(str(self._journal)).write.parquet(str(self._parquet))
         size = sum(path.stat().st_size for path in self._journal.iterdir())
-        parquet_size = sum(path.stat().st_size for path in self._parquet.glob("*.parquet"))
-        print(
-            f"  {self._rows:,} events: journal {size / 1e6:,.0f} MB in {written - began:.1f} s, Parquet of them "
-            f"{parquet_size / 1e6:,.0f} MB in {time.perf_counter() - written:.1f} s",
-            file=sys.stderr,
-        )
+        seconds = time.perf_counter() - began
+        print(f"  {self._rows:,} events: journal {size / 1e6:,.0f} MB in {seconds:.1f} s", file=sys.stderr)
 
     def run(self, spark: SparkSession) -> None:
+        spark.dataSource.register(ReadyBatches)
         everything, two, one_queue = CASES[:3]
-        ours, theirs = spark.read.format("laneway"), spark.read
-        journal, parquet = str(self._journal), str(self._parquet)
-        narrow = "time timestamp, queue string"
-        cases: dict[str, tuple[Callable[[], DataFrame], Callable[[], DataFrame]]] = {
-            everything: (lambda: ours.load(journal), lambda: theirs.parquet(parquet)),
-            two: (
-                lambda: spark.read.format("laneway").schema(narrow).load(journal),
-                lambda: theirs.parquet(parquet).select(*TWO),
-            ),
+        journal, narrow = str(self._journal), "time timestamp, queue string"
+        ours: dict[str, tuple[Callable[[], DataFrame], tuple[str, ...], dict[str, str]]] = {
+            everything: (lambda: spark.read.format("laneway").load(journal), (), {}),
+            two: (lambda: spark.read.format("laneway").schema(narrow).load(journal), TWO, {}),
             one_queue: (
                 lambda: spark.read.format("laneway").option("queues", ONE_QUEUE).load(journal),
-                lambda: theirs.parquet(parquet).where(f"queue = '{ONE_QUEUE}'"),
+                (),
+                {"queues": ONE_QUEUE},
             ),
         }
-        for case, frames in cases.items():
+        for case, (make_ours, names, wanted) in ours.items():
             if not is_chosen(case, self._options):
                 continue
-            for make in frames:  # once for warming up; and what is read is the same
-                self._drain(make())
-            counts = [make().count() for make in frames] if case == one_queue else [self._rows] * 2
-            if counts[0] != counts[1] or not counts[0]:
-                raise SystemExit(f"bench: {case}: {counts[0]} rows of the journal, {counts[1]} of Parquet")
-            for number in range(self._options.rounds):
-                turns = list(zip(("Laneway", "Parquet"), frames, strict=True))
-                for system, make in turns if number % 2 == 0 else reversed(turns):
-                    seconds = self._drain(make())
-                    self._report.add(case, system, "rows/s", self._rows / seconds, seconds=seconds)
-                    print(f"  {case:30} {system:10} {self._rows / seconds:14,.0f} rows/s", file=sys.stderr, flush=True)
+            shutil.rmtree(self._ready, ignore_errors=True)
+            rows = write_ready(self._ready, self._journal, names, **wanted)
+            schema = make_ours().schema
+
+            def make_ready(schema: StructType = schema) -> DataFrame:
+                return spark.read.format("ready_batches").schema(schema).load(str(self._ready))
+
+            self._take_turns(case, rows, (make_ours, make_ready))
+
+    def _take_turns(self, case: str, rows: int, frames: Sequence[Callable[[], DataFrame]]) -> None:
+        for make in frames:  # once for warming up; and what is read is the same
+            self._drain(make())
+        counts = [make().count() for make in frames]
+        if counts != [rows, rows] or not rows:
+            raise SystemExit(f"bench: {case}: {counts[0]} rows of the journal, {counts[1]} of {rows} ready-made ones")
+        for number in range(self._options.rounds):
+            turns = list(zip(("Laneway", READY), frames, strict=True))
+            for system, make in turns if number % 2 == 0 else reversed(turns):
+                seconds = self._drain(make())
+                self._report.add(case, system, "rows/s", self._rows / seconds, seconds=seconds)
+                print(f"  {case:30} {system:10} {self._rows / seconds:14,.0f} rows/s", file=sys.stderr, flush=True)
 
     def _drain(self, frame: DataFrame) -> float:
         began = time.perf_counter()
@@ -96,8 +100,8 @@ class Reading:
 def goals() -> list[Goal]:
     everything, two, _, followed, _ = CASES
     return [
-        Goal(everything, "Laneway", at_least=0.8, beside="Parquet"),
-        Goal(two, "Laneway", at_least=0.5, beside="Parquet"),
+        Goal(everything, "Laneway", at_least=0.9, beside=READY),
+        Goal(two, "Laneway", at_least=0.9, beside=READY),
         Goal(followed, "followed", at_least=0.9, beside="alone"),
     ]
 
@@ -113,11 +117,11 @@ def measure(options: argparse.Namespace, folder: Path) -> Report:
         spark = session(options.master, "laneway-bench", **{"spark.driver.memory": "2g"})
         try:
             reading = Reading(options, report, folder)
-            reading.prepare(spark)
+            reading.prepare()
             reading.run(spark)
         finally:
             spark.stop()
-            shutil.rmtree(folder / "parquet", ignore_errors=True)
+            shutil.rmtree(folder / "ready", ignore_errors=True)
     if is_chosen(CASES[4], options):
         if not (folder / "journal").exists():
             write_journal(folder / "journal", options.events)

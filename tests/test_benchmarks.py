@@ -23,6 +23,7 @@ from benchmarks.amqp_load import Confirms, Consumer, Deliveries, Publisher, sing
 from benchmarks.http_load import HttpConnection, Script, request
 from benchmarks.load import Load, LoadFailed
 from benchmarks.machine import assign_cores
+from benchmarks.ready_batches import ReadyReader, write_ready
 from benchmarks.report import Goal, Report, percentile
 from benchmarks.servers import LanewayServer, SinkServer
 from benchmarks.turns import Turns, is_chosen, takes_part
@@ -499,6 +500,17 @@ def test_the_journal_of_the_pipeline_s_benchmark_is_a_journal(tmp_path: Path) ->
         kinds[event["kind"]] += len(event.get("seqs", ())) or event.get("count", 1)
     assert kinds.total() == rows and min(kinds["published"], kinds["leased"], kinds["acked"]) > 1_000
     assert {name.name for name in follow.catalogue(str(tmp_path)).values()} > {journals.ONE_QUEUE}
+
+
+def test_ready_made_batches_are_the_rows_that_the_journal_s_reader_yields(tmp_path: Path) -> None:
+    rows = journals.write_journal(tmp_path / "journal", 20_000)
+    assert write_ready(tmp_path / "all", tmp_path / "journal", partitionBytes="1") == rows
+    one = write_ready(tmp_path / "one", tmp_path / "journal", ("time", "queue"), queues=journals.ONE_QUEUE)
+    assert 0 < one < rows / 10
+    reader = ReadyReader(tmp_path / "one")
+    batches = [batch for partition in reader.partitions() for batch in reader.read(partition)]
+    assert sum(batch.num_rows for batch in batches) == one
+    assert {name for batch in batches for name in batch.column("queue").to_pylist()} == {journals.ONE_QUEUE}
 
 
 @pytest.mark.parametrize(
