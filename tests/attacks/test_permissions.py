@@ -3,13 +3,17 @@ nothing: what is there is refused as what is not."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import MagicMock
 
 import httpx
 import pytest
 from botocore.exceptions import ClientError
 
+from laneway.frontends.amqp.channel import _BY_NAME
+from laneway.frontends.sqs.api import _actions
 from tests.amqp.wire import Wire, method, publish
 from tests.attacks.whole_node import WholeNode, may
 from tests.in_thread import wait_for
@@ -31,6 +35,7 @@ def http(verb: str, path: str, body: Any = None) -> Callable[[WholeNode, dict[st
             answer = client.request(verb, path.format(**names), json=filled)
         return f"refused: {_message(answer)}" if answer.status_code == 403 else "done"
 
+    ask.__dict__["asks"] = verb, path.partition("?")[0]
     return ask
 
 
@@ -61,6 +66,7 @@ def sqs(action: str, **parameters: Any) -> Callable[[WholeNode, dict[str, str]],
             return f"refused: {told['Message']}" if told["Code"] == "AccessDenied" else "done"
         return "done"
 
+    ask.__dict__["asks"] = "sqs", action.replace("_", "")
     return ask
 
 
@@ -78,6 +84,7 @@ def amqp(name: str, **fields: Any) -> Callable[[WholeNode, dict[str, str]], str]
                 return f"refused: {answer.fields['text']}"
         return "done"
 
+    ask.__dict__["asks"] = "amqp", name
     return ask
 
 
@@ -94,6 +101,10 @@ TABLE: dict[str, tuple[list[Need], Callable[[WholeNode, dict[str, str]], str]]] 
     "http dequeue": ([("q", READ)], http("POST", "/queues/{q}/dequeue", {})),
     "http acks": ([("q", READ)], http("POST", "/queues/{q}/ack", _HANDLES)),
     "http nacks": ([("q", READ)], http("POST", "/queues/{q}/nack", _HANDLES)),
+    "http visibilities": (
+        [("q", READ)],
+        http("POST", "/queues/{q}/visibility", [{**_HANDLES[0], "visibility_timeout": 5}]),
+    ),
     "http rejects": ([("q", READ)], http("POST", "/queues/{q}/reject", _HANDLES)),
     "http ack": ([("q", READ)], http("DELETE", f"/queues/{{q}}/messages/{_MESSAGE}", _HANDLE)),
     "http nack": ([("q", READ)], http("POST", f"/queues/{{q}}/messages/{_MESSAGE}/nack", _HANDLE)),
@@ -102,6 +113,7 @@ TABLE: dict[str, tuple[list[Need], Callable[[WholeNode, dict[str, str]], str]]] 
         [("q", READ)],
         http("PATCH", f"/queues/{{q}}/messages/{_MESSAGE}/visibility", {**_HANDLE, "visibility_timeout": 5}),
     ),
+    "http consumers": ([("q", READ)], http("GET", "/queues/{q}/consumers")),
     "http redrives": ([("q", READ)], http("GET", "/queues/{q}/redrive")),
     "http publish": ([("q", WRITE)], http("POST", "/queues/{q}/messages", {"payload": 1})),
     "http create": ([("q", CONFIGURE)], http("PUT", "/queues/{q}")),
@@ -147,6 +159,11 @@ TABLE: dict[str, tuple[list[Need], Callable[[WholeNode, dict[str, str]], str]]] 
     ),
     "http unbind": ([("x", READ), ("q", WRITE)], http("DELETE", "/bindings/%2F/e/{x}/q/{q}?routing_key=k")),
     "http bindings": ([("x", READ), ("q", SEE)], http("GET", "/bindings/%2F/e/{x}/q/{q}")),
+    "http bindings of exchange": ([("x", READ), ("other", SEE)], http("GET", "/bindings/%2F/e/{x}/e/{other}")),
+    "http unbind exchange": (
+        [("x", READ), ("other", WRITE)],
+        http("DELETE", "/bindings/%2F/e/{x}/e/{other}?routing_key=k"),
+    ),
     "http stage": (
         [("q", WRITE), ("x", WRITE)],
         http(
@@ -220,6 +237,10 @@ TABLE: dict[str, tuple[list[Need], Callable[[WholeNode, dict[str, str]], str]]] 
     "amqp declare exchange": ([("x", CONFIGURE)], amqp("exchange.declare", exchange="{x}", type="direct", durable=1)),
     "amqp passive exchange": ([("x", SEE)], amqp("exchange.declare", exchange="{x}", type="direct", passive=1)),
     "amqp delete exchange": ([("x", CONFIGURE)], amqp("exchange.delete", exchange="{x}")),
+    "amqp unbind exchange": (
+        [("x", READ), ("other", WRITE)],
+        amqp("exchange.unbind", destination="{other}", source="{x}", key="k"),
+    ),
     "amqp bind exchange": (
         [("x", READ), ("other", WRITE)],
         amqp("exchange.bind", destination="{other}", source="{x}", key="k"),
@@ -282,6 +303,51 @@ def test_what_is_there_is_refused_as_what_is_not(node: WholeNode, kind: str) -> 
     for there, missing in zip(THERE.values(), MISSING.values(), strict=True):
         told[1] = told[1].replace(missing, there)
     assert told[0] == told[1]
+
+
+#: What leads to no one queue or exchange that a permission could name, or is only answered.
+_OF_NONE = {
+    *("basic.ack", "basic.nack", "basic.reject", "basic.recover", "basic.recover-async", "basic.qos", "basic.cancel"),
+    *("confirm.select", "tx.select", "tx.commit", "tx.rollback", "channel.flow", "access.request"),
+    *("listqueues", "cancelmessagemovetask"),  # tested below
+}
+_PATHS = ("/queues/{queue}", "/exchanges/{vhost}/{exchange}", "/bindings/{vhost}/e/{exchange}")
+_NAMES = {"{queue}": "{q}", "{exchange}": "{x}", "{vhost}": "%2F", "{destination}": "{other}", "{message_id}": _MESSAGE}
+
+
+def test_the_table_has_every_kind_there_is(node: WholeNode) -> None:
+    asked = {ask.__dict__["asks"] for _, ask in TABLE.values()}
+    for path, methods in httpx.get(f"{node.url}/openapi.json").json()["paths"].items():
+        if path.startswith(_PATHS):
+            for name, filled in _NAMES.items():
+                path = path.replace(name, filled)
+            missing = {(verb.upper(), path) for verb in methods if verb != "head"} - asked
+            assert not missing, missing
+    actions = _actions(*[MagicMock()] * 3)
+    names = {("sqs", action.lower()) for action in actions} | {("amqp", name) for name in _BY_NAME}
+    assert {one for one in names - asked if one[1] not in _OF_NONE} == set()
+
+
+#: For everybody, or about what is one's own: tested below, and where these are.
+_FOR_ALL = re.compile(
+    r"/(healthz|readyz|ready.*|openapi\.json|whoami)?|/vhosts|/tasks/.*|/producers.*|/connections.*|/(queues|exchanges|bindings)/.*|/queues"
+    r"|/vhosts/\{vhost\}/(queues|exchanges|bindings).*"
+)
+
+
+def test_everything_else_takes_a_role(node: WholeNode) -> None:
+    """Of another account, or of the node: whatever queues one may use."""
+    node.permit("ann", {**may("*", READ, WRITE, CONFIGURE), "vhost": "somewhere"})
+    refused: dict[str, int] = {}
+    with node.http("ann", "pw") as ann:
+        for path, methods in ann.get("/openapi.json").json()["paths"].items():
+            if not _FOR_ALL.fullmatch(path):
+                filled = re.sub(r"\{segment\}", "1", re.sub(r"\{name\}", "root", path))
+                for verb in methods:
+                    answer = ann.request(verb.upper(), re.sub(r"\{.*?\}", "x", filled))
+                    refused[f"{verb} {path}"] = answer.status_code
+    assert len(refused) > 20
+    assert {asked: status for asked, status in refused.items() if status != 403} == {}
 
 
 # --- lists, and what answers say of other things

@@ -420,7 +420,8 @@ def _held(state: State, queue: Queue, s: Settlement, now_ms: int) -> tuple[int, 
         or slab.due_ms[i] <= now_ms
     ):
         raise LeaseStale(
-            "the lease of this receipt handle has ended: it expired, or the message was settled or delivered again",
+            "the lease of this receipt handle has ended: it expired, or the message was settled or delivered again; or "
+            "it is another account's",
             field="token",
         )
     if s.message_id is not None:

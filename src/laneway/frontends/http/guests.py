@@ -1,8 +1,9 @@
 """Who is guest, and the guard that keeps web pages from asking in the name of whoever sits at the browser.
 
-A browser proves by itself who asks: with the password that was typed into its window, with a certificate, by being on
-this machine. It does so for a page of any site. It also says which site's page asks: by Origin or Sec-Fetch-Site.
-What a page must add itself (an API key, a signature) it has to know, so there this does not matter.
+A browser proves by itself who asks: with the password that was typed into its window, and by being on this machine. It
+does so for a page of any site. It also says which site's page asks: by Origin or Sec-Fetch-Site. What a page must add
+itself (an API key, a signature) it has to know, so there this does not matter. A way to log in that a browser adds by
+itself, such as a certificate or a cookie, has to ask cross_site_refusal() as well.
 """
 
 from __future__ import annotations
