@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
+from operator import sub
 
 import msgspec
 
@@ -106,13 +107,15 @@ class ContentCache:
         self._shared.update(map(id, bodies))
 
     def _unshare(self, bodies: Sequence[bytes | None]) -> None:
-        for body in bodies:
-            count = self._shared.get(id(body), 0)
-            if count > 1:
-                self._shared[id(body)] = count - 1
-            elif count and body is not None:
-                del self._shared[id(body)]
-                self._bytes -= len(body)
+        shared, gone = self._shared, Counter(map(id, bodies))
+        numbers = list(gone.keys() & shared.keys())
+        left = list(map(sub, map(shared.__getitem__, numbers), map(gone.__getitem__, numbers)))
+        dict.update(shared, zip(numbers, left, strict=True))
+        if min(left, default=1) <= 0:  # of some this was the last message
+            for body in bodies:
+                if body is not None and shared.get(id(body), 1) <= 0:
+                    del shared[id(body)]
+                    self._bytes -= len(body)
 
     def _drop(self, number: int) -> None:
         slab = self._slabs.pop(number)

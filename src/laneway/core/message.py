@@ -28,7 +28,7 @@ import uuid
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, chain, repeat
-from operator import add, attrgetter
+from operator import add, attrgetter, invert
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -336,7 +336,10 @@ def located(locations: Sequence[int], sizes: Sequence[int], start: int) -> list[
             found.append(location if location > 0 else found[~location])
         return found
     brought = list(places(sizes[:own], start)) if own else []
-    return brought + [location if location > 0 else brought[~location] for location in locations[own:]]
+    others = locations[own:]
+    if max(locations) <= 0:
+        return brought + list(map(brought.__getitem__, map(invert, others)))
+    return brought + [location if location > 0 else brought[~location] for location in others]
 
 
 def record_pieces(seqs: Sequence[int], at_ms: int, props: Sequence[bytes], bodies: Sequence[bytes]) -> list[bytes]:

@@ -210,8 +210,14 @@ def _encode_published(e: Published, offset: int, starts: Sequence[int] = ()) -> 
     count = len(e.sizes)
     seqs: Sequence[int] = range(e.first_seq, e.first_seq + count)
     if starts:
-        offset, own = starts[0], [i for i, location in enumerate(e.locations) if not location]
-        pieces = record_pieces([seqs[i] for i in own], e.at_ms, [e.props[i] for i in own], [e.bodies[i] for i in own])
+        offset, n = starts[0], e.locations.count(0)
+        if any(e.locations[:n]):
+            own = [i for i, location in enumerate(e.locations) if not location]
+            pieces = record_pieces(
+                [seqs[i] for i in own], e.at_ms, [e.props[i] for i in own], [e.bodies[i] for i in own]
+            )
+        else:  # mostly those that it brings come first
+            pieces = record_pieces(seqs[:n], e.at_ms, e.props[:n], e.bodies[:n])
     else:
         pieces = record_pieces(seqs, e.at_ms, e.props, e.bodies)
     if count == 1:
