@@ -203,7 +203,7 @@ def test_a_deleted_virtual_host_ends_its_connections(own_serving: OwnServing) ->
     serving = own_serving()
     serving.call(serving.partition.vhosts.create, "brief")
     with serving.log_in(vhost="brief") as wire:
-        serving.call(serving.partition.vhosts.delete, "brief")
+        serving.run(serving.partition.vhosts.delete("brief"))
         close = wire.expect("connection.close")
         assert (close.fields["code"], close.fields["text"]) == (320, "CONNECTION_FORCED - vhost 'brief' is deleted")
 

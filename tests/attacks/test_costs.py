@@ -5,13 +5,16 @@ other programs on the machine have no part in; the bounds are generous, what was
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 
 import pytest
+from botocore.exceptions import ClientError
 
-from laneway.broker import parts
+from laneway.broker import local, parts, sessions, vhosts
+from laneway.frontends.rest import bindings
+from laneway.frontends.sqs import queues as sqs_queues
 from tests.amqp.wire import Wire, method, publish
 from tests.attacks.whole_node import WholeNode
 from tests.in_thread import wait_for
@@ -122,8 +125,6 @@ def test_publishes_to_many_queues_go_in_parts_in_order(node: WholeNode, monkeypa
             cut += 1
             yield part
 
-    from laneway.broker import local
-
     monkeypatch.setattr(local, "parts", counted)
     with node.amqp("root", "secret", channels=2) as wire:
         queues = _exchange(wire, "fan", "fanout", 100)
@@ -187,3 +188,101 @@ def test_many_methods_of_one_read_leave_others_their_turns(node: WholeNode) -> N
         with no_long_turn(node):
             assert root.get("/healthz").status_code == 200
             _settled(wire)
+
+
+# --- what goes in slices: each turn looks at few, and all are there in the end
+
+
+def test_virtual_host_of_many_queues_goes_in_slices(node: WholeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vhosts, "_SLICE", 10)
+    slices: list[int] = []
+    whole = vhosts.Vhosts._delete_queues
+
+    def counted(self: vhosts.Vhosts, numbers: Sequence[int]) -> None:
+        slices.append(len(numbers))
+        whole(self, numbers)
+
+    monkeypatch.setattr(vhosts.Vhosts, "_delete_queues", counted)
+    with node.http() as root:
+        root.put("/vhosts/many").raise_for_status()
+        with node.amqp("root", "secret", vhost="many") as wire:
+            queues = _exchange(wire, "of-it", "topic", 35)
+            wire.send(b"".join(publish(1, queue, b"x") for queue in queues))
+            _settled(wire)
+            assert root.delete("/vhosts/many").status_code == 204
+            assert wire.expect("connection.close").fields["code"] == 320
+        assert slices == [10, 10, 10, 5]
+        assert root.get("/vhosts/many/queues").status_code == 404
+        root.put("/vhosts/many").raise_for_status()
+        assert root.get("/vhosts/many/queues").json()["queues"] == []
+        assert root.get("/bindings/many").json()["bindings"] == []
+
+
+def test_exclusive_queues_of_a_connection_that_ends_go_in_slices(
+    node: WholeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "OWNED_SLICE", 10)
+    with node.http() as root:
+        with node.amqp("root", "secret") as wire:
+            for i in range(35):
+                assert wire.ask(1, "queue.declare", queue=f"own-{i}", exclusive=True).name == "queue.declare-ok"
+            assert len(root.get("/queues", params={"prefix": "own-"}).json()["queues"]) == 35
+        wait_for(lambda: root.get("/queues", params={"prefix": "own-"}).json()["queues"] == [], "they are gone")
+
+
+def test_listings_over_sqs_look_at_few_queues_in_one_turn(node: WholeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqs_queues, "_LOOKED_AT", 7)
+    sqs = node.sqs(node.key("root", "aws"))
+    dead = sqs.create_queue(QueueName="listed-dead")["QueueUrl"]
+    arn = "arn:aws:sqs:us-east-1:000000000000:listed-dead"
+    policy = {"RedrivePolicy": f'{{"deadLetterTargetArn": "{arn}", "maxReceiveCount": 3}}'}
+    for i in range(20):
+        sqs.create_queue(QueueName=f"listed-{i:02d}", Attributes=policy if i % 5 == 0 else {})
+    names = [url.rpartition("/")[2] for url in sqs.list_queues(QueueNamePrefix="listed-")["QueueUrls"]]
+    assert names == [*(f"listed-{i:02d}" for i in range(20)), "listed-dead"]
+    paged: list[str] = []
+    token: dict[str, str] = {}
+    while True:
+        page = sqs.list_queues(QueueNamePrefix="listed-", MaxResults=6, **token)
+        paged += [url.rpartition("/")[2] for url in page["QueueUrls"]]
+        if "NextToken" not in page:
+            break
+        token = {"NextToken": page["NextToken"]}
+    assert paged == names
+    sources = sqs.list_dead_letter_source_queues(QueueUrl=dead)["queueUrls"]
+    assert [url.rpartition("/")[2] for url in sources] == ["listed-00", "listed-05", "listed-10", "listed-15"]
+    sqs.delete_queue(QueueUrl=dead)
+    with node.http() as root:
+        assert root.get("/queues/listed-05").json()["dead_letter_queue"] is None
+
+
+def test_listing_of_bindings_looks_at_few_of_them_in_one_turn(node: WholeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bindings, "_SLICE", 7)
+    with node.amqp("root", "secret") as wire, node.http() as root:
+        (queue,) = _exchange(wire, "paged", "topic", 1, [f"k{i:02d}" for i in range(40)])
+        path = f"/bindings/%2F/e/paged/q/{queue}"
+        keys: list[str] = []
+        cursor: dict[str, str] = {}
+        while True:
+            page = root.get(path, params={"limit": 6, **cursor}).json()
+            keys += [binding["routing_key"] for binding in page["bindings"]]
+            if page["next_cursor"] is None:
+                break
+            cursor = {"cursor": page["next_cursor"]}
+        assert keys == [f"k{i:02d}" for i in range(40)]
+
+
+# --- sizes
+
+
+def test_large_body_of_a_rare_request_is_refused_before_it_is_looked_at(node: WholeNode) -> None:
+    """Thirty MiB of arguments took ten seconds."""
+    arguments = b'{"arguments": {"a": [' + b"1," * 1_000_000 + b"1]}}"
+    with node.http() as root, no_long_turn(node):
+        for method_, path in (("PUT", "/queues/large"), ("PUT", "/exchanges/%2F/large"), ("PUT", "/accounts/large")):
+            answer = root.request(method_, path, content=arguments, headers={"Content-Type": "application/json"})
+            assert answer.status_code == 413 and answer.json()["error"]["code"] == "body_too_large", answer.text
+    sqs = node.sqs(node.key("root", "aws"))
+    with no_long_turn(node), pytest.raises(ClientError) as refused:
+        sqs.create_queue(QueueName="large", Attributes={"Policy": '{"a": "' + "x" * 4_000_000 + '"}'})
+    assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400

@@ -68,7 +68,6 @@ class LocalBroker:
             i.Bind: lambda r: p.exchanges.bind(r.vhost, r.binding, r.session),
             i.Unbind: lambda r: p.exchanges.unbind(r.vhost, r.binding, r.session),
             i.CreateVhost: lambda r: p.vhosts.create(r.name),
-            i.DeleteVhost: lambda r: p.vhosts.delete(r.name),
             i.PutDocument: lambda r: p.put_document(r.collection, r.key, r.document),
             i.RemoveDocument: lambda r: p.remove_document(r.collection, r.key),
         }
@@ -91,6 +90,7 @@ class LocalBroker:
         }
         # Those that take their time: they wait for something between their steps.
         self._slow: dict[type, Callable[[Any], Awaitable[Any]]] = {
+            i.DeleteVhost: lambda r: p.vhosts.delete(r.name),
             i.Peek: lambda r: p.peek(r.vhost, r.name, r.query),
             i.DeleteDeadLetters: lambda r: p.delete_dead_letters(r.vhost, r.name, r.filter),
             i.FindOrigins: lambda r: p.redrives.origins(p.open_queue(r.vhost, r.name), r.filter),

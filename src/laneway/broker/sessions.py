@@ -6,6 +6,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from laneway.broker.audiences import Audience, Limit, Subscription
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 #: So much is leased together at most, unless it is of one queue; after so many bytes of that, consumers get time to say
 #: that they cannot take more at the moment.
 MAX_DISPATCH_BYTES = 4 * 1024 * 1024
+OWNED_SLICE = 500  # queues of a connection that are deleted in one turn of the loop
 RETRY_MS = 1_000  # a queue that should go with its users and could not be deleted is tried again
 
 log = logging.getLogger("laneway.broker")
@@ -148,8 +150,14 @@ class Sessions:
         for subscription in list(session.subscriptions.values()):
             if not subscription.is_cancelled:
                 self._leave(subscription)
-        for queue in list(session.owned):
-            self._delete_owned(session, queue)
+        self._delete_all_owned(session, list(session.owned))
+
+    def _delete_all_owned(self, session: Session, numbers: list[QueueId]) -> None:
+        """They may be very many, so others have their turns meanwhile."""
+        for number in numbers[:OWNED_SLICE]:
+            self._delete_owned(session, number)
+        if numbers[OWNED_SLICE:]:
+            self._partition.next_turn(partial(self._delete_all_owned, session, numbers[OWNED_SLICE:]))
 
     def _delete_owned(self, session: Session, number: QueueId) -> None:
         queue = self._partition.engine.state.queues.get(number)

@@ -214,7 +214,10 @@ class TopologyView:
     ) -> list[Binding]:
         routing = self._model.routing
         if source == "":
-            names = [name for at, name in self._model.by_name if at == vhost]
+            if destination is None:
+                names = [name for at, name in self._model.by_name if at == vhost]
+            else:
+                names = [destination] if (vhost, destination) in self._model.by_name else []
             found = [Binding("", "queue", name, name) for name in names]
         elif source is not None:
             exchange = routing.find(vhost, source)

@@ -6,12 +6,12 @@ answers for one waits for it to be durable first, as with every other change.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from laneway.broker.topology import DEFAULT_VHOST, VHOSTS, no_vhost
 from laneway.core.events import DocumentPut, DocumentRemoved, Event, QueueDeleted
-from laneway.core.queue import Queue
 from laneway.core.state import queue_document
 from laneway.core.topology_commands import clear_exchanges
 from laneway.errors import Conflict, InvalidInput, LimitExceeded
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from laneway.broker.partition import Partition
 
 MAX_NAME_BYTES = 255
+_SLICE = 500  # queues that are deleted in one turn of the loop
 
 
 class Vhosts:
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
         self.names = {DEFAULT_VHOST}
+        self._going: set[str] = set()  # what they hold is being deleted
         self.on_deleted: list[Callable[[str], None]] = []  # told the name of one that is gone
 
     def start(self) -> None:
@@ -44,6 +46,8 @@ class Vhosts:
 
     def create(self, name: str) -> bool:
         """Whether it is new; one that exists stays as it is."""
+        if name in self._going:
+            raise Conflict(f"virtual host {name!r} is being deleted; create it again when it is gone", field="vhost")
         if name in self.names:
             return False
         check_vhost_name(name)
@@ -56,25 +60,46 @@ class Vhosts:
         self.names.add(name)
         return True
 
-    def delete(self, name: str) -> None:
-        """With its queues and all they hold, its exchanges and bindings, in one step."""
+    async def delete(self, name: str) -> None:
+        """With its queues and all they hold, its exchanges and bindings. Nobody finds it from now on; what it holds
+        goes in slices, as it may be much, and its name last: a crash in between leaves a virtual host with less in it,
+        as nobody was told that it is gone."""
         self.check(name)
         if name == DEFAULT_VHOST:
             raise Conflict("the virtual host '/' always exists and cannot be deleted", field="vhost")
         partition = self._partition
         partition.begin_change(adds=False)
-        queues = [queue for (vhost, _), queue in partition.engine.state.by_name.items() if vhost == name]
-        partition.engine.run(self._deleted(name, queues))
         self.names.discard(name)
+        self._going.add(name)
+        try:
+            for tell in self.on_deleted:
+                tell(name)
+            numbers = [queue.number for (vhost, _), queue in partition.engine.state.by_name.items() if vhost == name]
+            for at in range(0, len(numbers), _SLICE):
+                self._delete_queues(numbers[at : at + _SLICE])
+                await asyncio.sleep(0)
+            partition.begin_change(adds=False)
+            partition.engine.run(self._deleted(name))
+        except BaseException:
+            self.names.add(name)
+            raise
+        finally:
+            self._going.discard(name)
+        await partition.durable()
+
+    def _delete_queues(self, numbers: Sequence[int]) -> None:
+        """Whether one's dead letters go to another does not matter: both go."""
+        partition = self._partition
+        partition.begin_change(adds=False)
+        now_ms = partition.now()
+        found = map(partition.engine.state.queues.get, numbers)
+        queues = [queue for queue in found if queue is not None]  # some went with their connections
+        partition.engine.run(QueueDeleted(queue.number, now_ms, queue_document(queue)) for queue in queues)
         for queue in queues:
             partition.queues.forget(queue)
-        for tell in self.on_deleted:
-            tell(name)
 
-    def _deleted(self, name: str, queues: Sequence[Queue]) -> Iterator[Event]:
+    def _deleted(self, name: str) -> Iterator[Event]:
         now_ms = self._partition.now()
-        # Whether one's dead letters go to another does not matter: both go.
-        yield from (QueueDeleted(queue.number, now_ms, queue_document(queue)) for queue in queues)
         yield from clear_exchanges(self._partition.engine.state, name, now_ms)
         yield DocumentRemoved(now_ms, VHOSTS, name)
 

@@ -72,7 +72,7 @@ class ChunkedBody:
             self._missing = int(digits, 16)
             self._size_bytes += self._missing
             if self._size_bytes > self._limits.body_bytes:
-                raise body_too_large(self._size_bytes, self._limits)
+                raise body_too_large(self._size_bytes, self._limits.body_bytes)
             self._state = _DATA if self._missing else _TRAILER
         elif self._state == _DATA_END:
             if line:

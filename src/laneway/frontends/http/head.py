@@ -161,7 +161,7 @@ def parse_head(raw: bytes, limits: HttpLimits) -> Head | None:
     head = Head(read.method.decode("ascii"), read.target, version, read.keep_alive)
     _take_headers(head, read.headers)
     if head.content_length > limits.body_bytes:
-        raise body_too_large(head.content_length, limits)
+        raise body_too_large(head.content_length, limits.body_bytes)
     return head
 
 
@@ -177,12 +177,12 @@ def check_beginning(raw: bytes, limits: HttpLimits) -> None:
     _check_size(raw, read, limits)
 
 
-def body_too_large(size_bytes: int, limits: HttpLimits) -> HttpError:
+def body_too_large(size_bytes: int, most: int) -> HttpError:
     return HttpError(
         413,
         "body_too_large",
-        f"the body of this request has {size_bytes} bytes or more, {limits.body_bytes} are allowed: send fewer at once",
-        limit=limits.body_bytes,
+        f"the body of this request has {size_bytes} bytes or more, {most} are allowed: send fewer at once",
+        limit=most,
     )
 
 

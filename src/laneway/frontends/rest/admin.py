@@ -20,7 +20,7 @@ from laneway.frontends.rest import wire as w
 from laneway.frontends.rest.cursors import decode_cursor, encode_cursor
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.plan import HeadPlan
-from laneway.frontends.rest.routing import ApiRoute, Reply
+from laneway.frontends.rest.routing import LIST_BYTES, ApiRoute, Reply
 from laneway.frontends.rest.words import milliseconds, name_of
 from laneway.frontends.rest.writing import AnswerWriter
 
@@ -193,6 +193,7 @@ class Administration:
         "POST",
         "{Q}/redrive",
         request=w.RedriveBody,
+        max_body_bytes=LIST_BYTES,
         body_optional=True,
         answers={202: a.TaskAnswer},
         refusals=(404, 429, 507),
@@ -223,6 +224,7 @@ class Administration:
         "{Q}/reprocess",
         short=True,
         request=w.RedriveBody,
+        max_body_bytes=LIST_BYTES,
         body_optional=True,
         answers={202: a.TaskAnswer},
         refusals=(404, 429, 507),
@@ -243,6 +245,7 @@ class Administration:
         "POST",
         "{Q}/dead-letters/delete",
         request=w.DeleteDeadLettersBody,
+        max_body_bytes=LIST_BYTES,
         answers={200: a.DeletedAnswer},
         refusals=(404,),
     )

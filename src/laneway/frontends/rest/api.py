@@ -13,7 +13,7 @@ from laneway.broker.interface import Broker
 from laneway.errors import LanewayError, Unauthenticated, Unavailable
 from laneway.frontends.doors.directory import Directory, LocalDirectory
 from laneway.frontends.http.errors import HttpError
-from laneway.frontends.http.head import Head
+from laneway.frontends.http.head import Head, body_too_large
 from laneway.frontends.http.protocol import Call
 from laneway.frontends.rest import answers as a
 from laneway.frontends.rest.accounts import Accounts
@@ -188,6 +188,9 @@ class RestApi:
             if not plan.is_json and call.body:
                 _check_media_type(plan)
             assert plan.route is not None and plan.route.slow is not None
+            most = plan.route.max_body_bytes
+            if most is not None and len(call.body) > most:
+                raise body_too_large(len(call.body), most)
             reply = await plan.route.slow(call)
             call.answer(reply.status, reply.body, reply.headers, reply.content_type)
         except Exception as error:

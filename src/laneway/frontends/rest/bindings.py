@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Callable, Iterable
+from heapq import nsmallest
+from itertools import chain
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -24,6 +27,7 @@ from laneway.frontends.rest.wire import PageOptions, read_body
 from laneway.frontends.rest.words import exchange_of, name_of
 
 _LIST_PAGE = 100
+_SLICE = 2_000  # bindings that are looked at in one turn of the loop
 
 Kind = Literal["queue", "exchange"]
 _Key = tuple[str, str, str, str, bytes]
@@ -149,7 +153,7 @@ class Bindings:
         found = self._broker.topology.bindings(
             plan.vhost, source=exchange_of(plan.exchange), destination=destination, kind=kind
         )
-        return self._page(plan, [found])
+        return await _page(plan, [found], lambda _: True)
 
     @ApiRoute("GET", "{B}", options=PageOptions, answers={200: BindingsAnswer}, refusals=(404,))
     async def list_bindings(self, call: Call) -> Reply:
@@ -161,32 +165,33 @@ class Bindings:
         self._broker.topology.check_vhost(plan.vhost)
         topology, may_see = self._broker.topology, self._access.may_see
         after = _after(plan)
-        return self._page(
-            plan,
-            (
-                [
-                    binding
-                    for binding in topology.bindings(plan.vhost, source=info.name)
-                    if may_see(call.account, plan.vhost, _shown(binding))
-                ]
-                for info in topology.exchanges(plan.vhost)
-                if info.name and info.name >= after[0] and may_see(call.account, plan.vhost, info.name)
-            ),
+        parts = (
+            topology.bindings(plan.vhost, source=info.name)
+            for info in topology.exchanges(plan.vhost)
+            if info.name and info.name >= after[0] and may_see(call.account, plan.vhost, info.name)
         )
+        return await _page(plan, parts, lambda binding: may_see(call.account, plan.vhost, _shown(binding)))
 
-    def _page(self, plan: HeadPlan, parts: Iterable[list[Binding]]) -> Reply:
-        """The next page of what comes in parts, each of one exchange; no more parts are taken than it needs."""
-        options: PageOptions = plan.options(PageOptions)
-        limit, after = options.limit or _LIST_PAGE, _after(plan)
-        seen: list[tuple[_Key, Binding]] = []
-        for part in parts:
-            keyed = [(_key(binding), binding) for binding in part]
-            seen += sorted((pair for pair in keyed if pair[0] > after), key=itemgetter(0))
-            if len(seen) > limit:
-                break
-        shown = seen[:limit]
-        next_cursor = encode_cursor(shown[-1][0]) if len(seen) > limit else None
-        return Reply(200, encode(BindingsAnswer([_answer(binding) for _, binding in shown], next_cursor)))
+
+async def _page(plan: HeadPlan, parts: Iterable[list[Binding]], sees: Callable[[Binding], bool]) -> Reply:
+    """The next page of what comes in parts, each of one exchange; no more parts are taken than it needs. An exchange
+    may have very many, so others have their turns meanwhile."""
+    options: PageOptions = plan.options(PageOptions)
+    limit, after = options.limit or _LIST_PAGE, _after(plan)
+    seen: list[tuple[_Key, Binding]] = []
+    for part in parts:
+        first: list[tuple[_Key, Binding]] = []
+        for at in range(0, len(part), _SLICE):
+            keyed = [(_key(binding), binding) for binding in part[at : at + _SLICE] if sees(binding)]
+            later = [pair for pair in keyed if pair[0] > after]
+            first = nsmallest(limit + 1 - len(seen), chain(first, later), key=itemgetter(0))
+            await asyncio.sleep(0)
+        seen += first
+        if len(seen) > limit:
+            break
+    shown = seen[:limit]
+    next_cursor = encode_cursor(shown[-1][0]) if len(seen) > limit else None
+    return Reply(200, encode(BindingsAnswer([_answer(binding) for _, binding in shown], next_cursor)))
 
 
 def _destination(plan: HeadPlan) -> tuple[Kind, str]:

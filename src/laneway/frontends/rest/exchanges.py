@@ -176,6 +176,7 @@ class ExchangesApi:
     @ApiRoute(
         "POST",
         "{X}/publish",
+        max_body_bytes=None,
         request=RoutedRequest,
         answers={200: a.RoutedAnswer, 207: a.RoutedAnswer},
         refusals=(404, 409, 429, 507),

@@ -29,7 +29,7 @@ from laneway.frontends.rest.publishing import (
     delay_ms_of,
     ttl_ms_of,
 )
-from laneway.frontends.rest.routing import DEFAULT_VHOST, ApiRoute, Reply
+from laneway.frontends.rest.routing import DEFAULT_VHOST, LIST_BYTES, ApiRoute, Reply
 from laneway.frontends.rest.wire import check_names_once, decoder, read_body
 from laneway.frontends.rest.words import exchange_of, name_of
 from laneway.frontends.rest.writing import AnswerWriter
@@ -164,6 +164,7 @@ class ProducersApi:
         "PUT",
         "/producers/{producer}/stages/{stage}/parts/{part}",
         request=StagedPart,
+        max_body_bytes=None,
         takes_msgpack=True,
         answers={201: a.StagedAnswer},
         refusals=(404, 409, 429, 507),
@@ -199,6 +200,7 @@ class ProducersApi:
         "POST",
         "/producers/{producer}/batches/{batch}/commit",
         request=CommitRequest,
+        max_body_bytes=LIST_BYTES,
         body_optional=True,
         answers={200: a.CommittedAnswer},
         refusals=(404, 409, 429, 507),

@@ -59,6 +59,12 @@ class Each(msgspec.Struct, frozen=True):
     kinds: tuple[Any, ...]
 
 
+#: Settings, arguments, permissions: whoever sends more of them is refused before any of it is looked at.
+SETTINGS_BYTES = 256 * 1024
+#: Names and ids of many things.
+LIST_BYTES = 1024 * 1024
+
+
 class ApiRoute(msgspec.Struct, frozen=True):
     """One method on one path. As a decorator it marks a method as its handler: routes_of() takes the name from the
     method, and the summary from the first line of its docstring. A route that shares its handler with others gives
@@ -73,6 +79,7 @@ class ApiRoute(msgspec.Struct, frozen=True):
     public: bool = False  # no account is needed
     request: Any = None  # type of the body
     body_optional: bool = False
+    max_body_bytes: int | None = SETTINGS_BYTES  # of one that is awaited; None: as many as the server takes
     takes_bytes: bool = False  # a body that is not JSON is fine
     takes_msgpack: bool = False  # the same as MessagePack is fine
     options: type[msgspec.Struct] | None = None  # of the query string

@@ -31,6 +31,10 @@ from laneway.frontends.sqs.queues import QueueActions
 from laneway.frontends.sqs.signing import Signature, SigningKey, is_signed, normal_path, read_signature
 
 _QUEUE_PATH = re.compile(rb"/[0-9]{12}/[^/]+/?")
+#: Of a body: a batch has a MiB at most, which its encoding may make several times as long. What is not about messages
+#: needs far less. Looked at before anything is decoded.
+MOST_BYTES = 16 * 1024 * 1024
+MOST_BYTES_OF_RARE = 256 * 1024
 _SLOW_COUNT = 256  # rare actions worked on at once, over all connections
 _WAY = "an SQS signature"
 _FORM_TYPE = b"application/x-www-form-urlencoded"
@@ -165,14 +169,19 @@ class SqsApi:
         return told.kind.status, body, headers
 
     def _read(self, call: Call, plan: RequestPlan) -> tuple[str, Action, Any]:
+        _check_size(call, MOST_BYTES)
         if plan.action:
             action = self._action(plan.action)
+            if action.slow is not None:
+                _check_size(call, MOST_BYTES_OF_RARE)
             return plan.action, action, self._json.decode(action.request, call.body)
         parameters = self._query.parameters(plan.query, call.body)
         name = parameters.pop("Action", "")
         if not name:
             raise SqsError("MissingParameter", "The request must contain the parameter Action.")
         action = self._action(name)
+        if action.slow is not None:
+            _check_size(call, MOST_BYTES_OF_RARE)
         if "QueueUrl" not in parameters and _QUEUE_PATH.fullmatch(plan.path):
             parameters["QueueUrl"] = plan.path.decode("latin-1")
         return name, action, self._query.decode(action.request, parameters)
@@ -229,6 +238,11 @@ class SqsApi:
         task = asyncio.get_running_loop().create_task(_run(ask, action, asked))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _check_size(call: Call, most: int) -> None:
+    if len(call.body) > most:
+        raise SqsError("InvalidParameterValue", f"The request has {len(call.body)} bytes, {most} are allowed.")
 
 
 async def _run(ask: Ask, action: Action, asked: Any) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import re
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -28,6 +30,7 @@ from laneway.frontends.sqs.errors import SqsError, invalid, no_such_queue, value
 from laneway.frontends.sqs.names import check_new_name
 
 MOST_LISTED = 1000
+_LOOKED_AT = 1000  # queues, in one turn of the loop
 MOST_TAGS = 50
 MOST_STATEMENTS = 20
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,80}")
@@ -134,25 +137,37 @@ class QueueActions:
         return w.QueueUrlResult(QueueUrl=ask.url(asked.QueueName))
 
     async def list_queues(self, ask: Ask, asked: w.ListQueues) -> w.ListQueuesResult:
-        infos = self._visible(ask, asked.QueueNamePrefix, asked.NextToken)
-        page, token = _page([info.name for info in infos], asked.MaxResults)
+        page, token = await _page(self._visible(ask, asked.QueueNamePrefix, asked.NextToken), asked.MaxResults)
         return w.ListQueuesResult(QueueUrls=[ask.url(name) for name in page], NextToken=token)
-
-    def _visible(self, ask: Ask, prefix: str, token: str | None) -> list[QueueInfo]:
-        after = None if token is None else (ask.caller.vhost, _read_token(token))
-        infos = self._topology.queues(
-            vhost=ask.caller.vhost, prefix=prefix, limit=self._broker.limits.max_queues, after=after
-        )
-        may_see, account, vhost = ask.caller.access.may_see, ask.caller.account, ask.caller.vhost
-        return [info for info in infos if may_see(account, vhost, info.name)]
 
     async def list_sources(self, ask: Ask, asked: w.ListDeadLetterSourceQueues) -> w.ListDeadLetterSourceQueuesResult:
         name = ask.queue(asked.QueueUrl, "stats")
         self._info(ask, name)
-        infos = self._visible(ask, "", asked.NextToken)
-        sources = [info.name for info in infos if info.settings.dead_letter_queue == name]
-        page, token = _page(sources, asked.MaxResults)
+        sources = self._visible(ask, "", asked.NextToken, source_of=name)
+        page, token = await _page(sources, asked.MaxResults)
         return w.ListDeadLetterSourceQueuesResult(queueUrls=[ask.url(source) for source in page], NextToken=token)
+
+    async def _visible(
+        self, ask: Ask, prefix: str, token: str | None, source_of: str | None = None
+    ) -> AsyncIterator[str]:
+        """The names of queues that the caller may see."""
+        may_see, account, vhost = ask.caller.access.may_see, ask.caller.account, ask.caller.vhost
+        after = None if token is None else _read_token(token)
+        async for info in self._queues(vhost, prefix, after):
+            if source_of in (None, info.settings.dead_letter_queue) and may_see(account, vhost, info.name):
+                yield info.name
+
+    async def _queues(self, vhost: str, prefix: str = "", after: str | None = None) -> AsyncIterator[QueueInfo]:
+        """All queues of a virtual host, in order. There may be very many, so others have their turns meanwhile."""
+        while True:
+            at = None if after is None else (vhost, after)
+            infos = self._topology.queues(vhost=vhost, prefix=prefix, limit=_LOOKED_AT, after=at)
+            for info in infos:
+                yield info
+            if len(infos) < _LOOKED_AT:
+                return
+            after = infos[-1].name
+            await asyncio.sleep(0)
 
     # --- attributes
 
@@ -184,8 +199,7 @@ class QueueActions:
         it takes the permission to."""
         name, vhost = ask.queue(asked.QueueUrl, "configure"), ask.caller.vhost
         self._info(ask, name)
-        infos = self._topology.queues(vhost=vhost, limit=self._broker.limits.max_queues)
-        sources = [info.name for info in infos if info.settings.dead_letter_queue == name]
+        sources = [info.name async for info in self._queues(vhost) if info.settings.dead_letter_queue == name]
         allowed, account = ask.caller.access.allowed, ask.caller.account
         if not all(allowed(account, vhost, source, "configure") for source in sources):
             raise SqsError(
@@ -288,15 +302,16 @@ def _check_tags(tags: dict[str, str]) -> dict[str, str]:
     return tags
 
 
-def _page(names: list[str], most: int | None) -> tuple[list[str], str | None]:
+async def _page(names: AsyncIterator[str], most: int | None) -> tuple[list[str], str | None]:
     """Without MaxResults the first thousand and no token, as AWS does."""
-    if most is None:
-        return names[:MOST_LISTED], None
-    if not 1 <= most <= MOST_LISTED:
+    if most is not None and not 1 <= most <= MOST_LISTED:
         raise value_invalid(most, "MaxResults", f"Must be an integer between 1 and {MOST_LISTED}.")
-    page = names[:most]
-    token = base64.urlsafe_b64encode(page[-1].encode()).decode() if len(names) > most else None
-    return page, token
+    page: list[str] = []
+    async for name in names:
+        if len(page) == (most or MOST_LISTED):
+            return page, None if most is None else base64.urlsafe_b64encode(page[-1].encode()).decode()
+        page.append(name)
+    return page, None
 
 
 def _read_token(token: str) -> str:
