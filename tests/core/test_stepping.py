@@ -248,6 +248,7 @@ def begun(mark: ClockMark | None, known_ms: int, now_ms: int, uptime_ms: int, bo
         (ClockMark("a", 9_000_000), 9_000_500, 9_009_000 - HOUR_MS, 9_000, "a", -HOUR_MS),
         (ClockMark("a", 1_000_000), 1_000_500, 1_000_500 + HOUR_MS, 9_000, "b", 0),  # the machine was off, nobody knows
         (ClockMark("a", 9_000_000), 9_000_500, 9_000_500 - HOUR_MS, 9_000, "b", -HOUR_MS),  # time does not go back
+        (ClockMark("a", 1_000_000), 1_009_000, 1_009_000, 1_000, "a", 0),  # in a time namespace: uptime begins anew
         (ClockMark("", 1_000_000), 1_000_500, 1_009_000 + HOUR_MS, 9_000, "", 0),  # a system that does not say
     ],
 )

@@ -36,10 +36,10 @@ def set_clock(state: State, now_ms: int, uptime_ms: int, boot: str) -> Iterator[
     the clock. After another boot only the wall clock knows how long that took; a time before the last one known is
     wrong in any case, and then no time has passed."""
     mark = state.clock
+    was_ms = now_ms
     if mark is not None and mark.boot == boot and boot:
         was_ms = mark.ahead_ms + uptime_ms
-    else:
-        was_ms = max(now_ms, state.known_ms)
+    was_ms = max(was_ms, state.known_ms)
     yield ClockSet(now_ms, was_ms if abs(was_ms - now_ms) >= STEP_MS else now_ms, uptime_ms, boot)
 
 
