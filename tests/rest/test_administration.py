@@ -329,3 +329,17 @@ def test_a_node_that_is_not_ready_says_so(own_serving) -> None:  # type: ignore[
             assert (answer.status_code, answer.json()["error"]["state"]) == (503, "starting")
         assert error(http.post("/queues/q/messages", json={"payload": 1}))[:2] == (503, "unavailable")
         serving.partition._phase = "ready"
+
+
+def test_consumers_are_served_by_a_node_that_takes_no_messages(own_serving) -> None:  # type: ignore[no-untyped-def]
+    """So load balancers must not cut them off."""
+    serving = own_serving()
+    with serving.client() as http:
+        serving.partition.is_memory_short = True
+        said = {path: http.get(f"/readyz{path}") for path in ("", "/publish", "/consume")}
+        assert {path: answer.status_code for path, answer in said.items()} == {
+            "": 503,
+            "/publish": 503,
+            "/consume": 200,
+        }
+        assert said["/consume"].json() == {"state": "memory_low"}
