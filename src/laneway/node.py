@@ -63,6 +63,10 @@ LISTENING = ("http", "https", "amqp", "amqps")
 #: What can change of TLS while it is served.
 TLS_SETTINGS = ("tls_cert", "tls_key", "tls_ca", "tls_clients", "tls_min_version")
 
+#: Of messages that were published last, so that they need not be read back; at most this part of max_memory_bytes.
+CACHE_BYTES = 128 * 1024 * 1024
+CACHE_SHARE = 4
+
 
 class InCommon(TypedDict):
     """What all front ends of a node share."""
@@ -121,9 +125,8 @@ class Node:
         largest_bytes = max(config.max_body_bytes, config.max_message_bytes)
         receiving_bytes = max(config.max_receiving_bytes, 2 * largest_bytes)
         self.intake = Intake(most_connections=share.for_connections, most_bytes=receiving_bytes)
-        self._memory = MemoryWatch(
-            config.max_memory_bytes or int(memory.available_bytes() * memory.DEFAULT_SHARE), self._memory_changed
-        )
+        memory_bytes = config.max_memory_bytes or int(memory.available_bytes() * memory.DEFAULT_SHARE)
+        self._memory = MemoryWatch(memory_bytes, self._memory_changed)
         try:
             journal = SegmentJournal(
                 config.data,
@@ -134,7 +137,8 @@ class Node:
             )
         except OSError as trouble:
             raise StartError(f"cannot use the data folder {config.data}: {trouble}; use --data FOLDER") from None
-        engine = Engine(journal, new_tag=lambda: 1 + secrets.randbelow((1 << 26) - 1))
+        cache_bytes = min(CACHE_BYTES, memory_bytes // CACHE_SHARE)
+        engine = Engine(journal, new_tag=lambda: 1 + secrets.randbelow((1 << 26) - 1), cache_bytes=cache_bytes)
         self.partition = Partition(
             engine,
             clock=Clock.of_machine(),
