@@ -286,3 +286,11 @@ def test_large_body_of_a_rare_request_is_refused_before_it_is_looked_at(node: Wh
     with no_long_turn(node), pytest.raises(ClientError) as refused:
         sqs.create_queue(QueueName="large", Attributes={"Policy": '{"a": "' + "x" * 4_000_000 + '"}'})
     assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
+
+
+def test_batch_of_very_many_messages_is_refused_before_they_are_made(node: WholeNode) -> None:
+    body = b"[" + b'{"payload":1},' * 500_000 + b'{"payload":1}]'
+    with node.http() as root, no_long_turn(node):
+        node.new_queue("batches")
+        answer = root.post("/queues/batches/messages", content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 400 and "a batch has 1 to 1000 entries" in answer.text

@@ -63,7 +63,7 @@ def test_a_name_that_comes_twice_is_always_found_and_nothing_else_is(
     repeats = any(len({name for name, _ in message}) < len(message) for message in messages)
     lacks_payload = any("payload" not in dict(message) for message in messages)
     try:
-        decoded = decode_publish(body)
+        decoded = decode_publish(body, 1000)
     except InvalidInput as refused:
         assert ("comes twice" in refused.message and repeats) or ("needs payload" in refused.message and lacks_payload)
         return
@@ -89,7 +89,7 @@ def test_a_name_that_comes_twice_is_always_found_and_nothing_else_is(
 )
 def test_a_name_that_comes_twice_is_found_where_something_else_becomes_longer(body: bytes) -> None:
     with pytest.raises(InvalidInput, match="comes twice"):
-        decode_publish(body)
+        decode_publish(body, 1000)
 
 
 @given(st.binary(max_size=20) | values.map(lambda value: json.dumps(value, ensure_ascii=False).encode()))
@@ -110,7 +110,7 @@ def test_the_shortest_batch_needs_no_second_look(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(publishing, "check_names_once", lambda body: pytest.fail("looked twice"))
     body = b'[{"payload":{"a":":"}},{"priority":10,"payload":1},{"payload":"::","priority":9}]'
-    decoded = decode_publish(body)
+    decoded = decode_publish(body, 1000)
     assert decoded == messages_of([Draft(b'{"a":":"}'), Draft(b"1", 10), Draft(b'"::"', 9)])
 
 

@@ -221,7 +221,7 @@ def draft_of(said: dict[str, Any]) -> Draft:
 def test_messages_decoded_into_columns_are_those_one_by_one(said: list[dict[str, Any]], is_compact: bool) -> None:
     body = json.dumps(said, ensure_ascii=False, separators=(",", ":") if is_compact else (", ", ": ")).encode()
     expected = messages_of([draft_of(one) for one in said])
-    decoded = decode_publish(body)
+    decoded = decode_publish(body, 1000)
     if not is_compact:
         expected.bodies = [json.dumps(one["payload"], ensure_ascii=False).encode() for one in said]
     assert decoded == expected

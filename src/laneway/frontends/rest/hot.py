@@ -24,7 +24,14 @@ from laneway.frontends.rest.answering import answering
 from laneway.frontends.rest.errors import InvalidRequest, encode_error
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.plan import HeadPlan
-from laneway.frontends.rest.publishing import PublishBody, PublishOptions, colons_of, decode_publish, draft_of_bytes
+from laneway.frontends.rest.publishing import (
+    PublishBody,
+    PublishOptions,
+    check_count,
+    colons_of,
+    decode_publish,
+    draft_of_bytes,
+)
 from laneway.frontends.rest.routing import ApiRoute, Each, convert_query
 from laneway.frontends.rest.writing import AnswerWriter
 
@@ -88,10 +95,8 @@ class PublishApi:
         elif plan.query:
             raise InvalidRequest("the body is JSON, so what describes the message belongs into it", field="query")
         else:
-            messages = decode_publish(call.body)
+            messages = decode_publish(call.body, self._limits.batch_count)
             is_list = call.body.lstrip().startswith(b"[")
-        if is_list:
-            _check_count(len(messages.bodies), self._limits.batch_count)
         key = None if head.idempotency_key is None else idempotency_of(call, head.idempotency_key)
         target = self._broker.topology.find_queue(plan.vhost, plan.queue)
         self._broker.send(Publish((target.queue,), messages, key), partial(self._arrived, call, is_list))
@@ -241,12 +246,12 @@ class SettleApi:
     def _settle_many(self, form: SettleForm, call: Call) -> None:
         source, body = self._source(call), call.body
         if form is ACK and (handles := bare_handles(body)) is not None:
-            _check_count(len(handles), self._limits.batch_count)
+            check_count(len(handles), self._limits.batch_count)
             request = Ack(source, handles, call.account.name)
             self._broker.send(request, partial(self._settled_many, call, form, ()))
             return
         requests = form.decode_many(body)
-        _check_count(len(requests), self._limits.batch_count)
+        check_count(len(requests), self._limits.batch_count)
         if colons_of(body) != len(requests):  # there is more than the receipt handles
             w.check_names_once(body)
         settlements = list(map(form.to_settlement, requests))
@@ -276,11 +281,6 @@ class SettleApi:
         if form.time_name and isinstance(result, int):
             shown[form.time_name] = self._writer.times.text(result)
         return a.encode(shown)
-
-
-def _check_count(count: int, most: int) -> None:
-    if not 1 <= count <= most:
-        raise InvalidInput(f"a batch has 1 to {most} entries, this one has {count}", limit=most)
 
 
 def queue_gone(name: str) -> QueueNotFound:

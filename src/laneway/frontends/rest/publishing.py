@@ -145,9 +145,14 @@ def are_json_texts(bodies: Sequence[bytes]) -> bool:
     return True
 
 
-def decode_publish(body: bytes) -> Messages:
-    """One message or a list of them. A list with an entry that makes no sense is refused as a whole; the error names
-    the entry by its index."""
+def check_count(count: int, most: int) -> None:
+    if not 1 <= count <= most:
+        raise InvalidInput(f"a batch has 1 to {most} entries, this one has {count}", limit=most)
+
+
+def decode_publish(body: bytes, most: int) -> Messages:
+    """One message or a list of so many at most. A list with an entry that makes no sense is refused as a whole; the
+    error names the entry by its index."""
     try:
         if not body.isascii():
             body.decode()  # msgspec does not check the UTF-8 inside a payload
@@ -158,8 +163,7 @@ def decode_publish(body: bytes) -> Messages:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise invalid_json(error, body) from None
     requests = decoded if isinstance(decoded, list) else [decoded]
-    if not requests:
-        return Messages([], [])
+    check_count(len(requests), most)
     if type(decoded) is _UsualRequest:
         return _single(decoded, body)
     messages = _columns(requests)
