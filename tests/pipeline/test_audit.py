@@ -449,6 +449,19 @@ def test_what_is_kept_is_not_planned_again(spark: SparkSession, tmp_path: Path) 
     assert spark.sparkContext._jsc.getPersistentRDDs().isEmpty()
 
 
+@pytest.mark.parametrize("tenant", [None, "acme"])
+def test_what_is_skipped_where_no_queue_ended_or_all_have_tenants_is_not_missed(
+    spark: SparkSession, tmp_path: Path, tenant: str | None
+) -> None:
+    history = [
+        *(published(0, number, tenant=tenant) for number in (1, 2, 3)),
+        *(leased(1, 2, 10), leased(2, 1, 11), released(3, 1), leased(4, 3, 12), acked(5, 3, 12), acked(6, 3, 12)),
+    ]
+    with audit(frame(spark, filled(history)), tmp_path) as findings:
+        found = [(one["type"], one["position"], one["message"]) for one in findings.violations.collect()]
+    assert found == [("order", 4, 1), ("order", 7, 1), ("double_end", 9, 3)]
+
+
 def test_each_case_is_judged_as_it_was_by_hand(judged: Judged) -> None:
     told = {name: sorted(one[:3] for one in judged.found[name]) for name in CASES}
     assert told == {name: sorted(wrong) for name, (_, wrong) in CASES.items()}

@@ -107,6 +107,11 @@ def test_a_standalone_cluster_reads_computes_and_writes_each_row_once(
     check(cluster.url, journal, tmp_path)
 
 
+def test_a_command_on_this_machine_says_nothing_but_its_result(journal: Path, tmp_path: Path) -> None:
+    confs = [f"--conf={name}={value}" for name, value in {**QUICK, "spark.driver.memory": "600m"}.items()]
+    check_command("local[1]", journal, tmp_path, *confs)
+
+
 def test_a_command_on_a_standalone_cluster_says_nothing_but_its_result(
     cluster: Cluster, journal: Path, tmp_path: Path
 ) -> None:
