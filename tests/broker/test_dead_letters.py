@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import pytest
+
+from laneway.broker import tasks
 from laneway.broker.interface import Bind, GetTask, Lease, StartRedrive
 from laneway.broker.values import Binding, DeadLetterFilter, RedriveRequest
 from laneway.core.message import Properties
@@ -136,5 +139,33 @@ def test_what_a_waiting_consumer_takes_does_not_fill_its_queue(run: Run) -> None
         await b.publish(b"1", b"2", b"3", b"4")
         assert done == [b"1", b"2"]
         assert [d.body for d in await b.lease()] == [b"4"]
+
+    run(scenario)
+
+
+def test_a_redrive_waits_while_the_disk_has_no_room(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It adds to the journal and frees nothing, so it would use up what acks live on."""
+    looked = asyncio.Event()
+
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        await b.publish(b"one", b"two")
+        await b.settle("reject", await b.lease())
+        task = await b.ask(StartRedrive("/", "q", RedriveRequest()))
+
+        def has_room(need_bytes: int = 0) -> bool:
+            looked.set()
+            return False
+
+        with monkeypatch.context() as full:
+            full.setattr(tasks, "WAIT_FOR_ROOM_S", 0.001)
+            full.setattr(b.journal, "has_room", has_room)
+            for _ in range(3):
+                looked.clear()
+                await asyncio.wait_for(looked.wait(), 5)
+            assert (await b.stats()).ready == 0 and (await b.ask(GetTask(task.task_id))).state == "running"
+        while (await b.ask(GetTask(task.task_id))).state == "running":
+            await asyncio.sleep(0)
+        assert (await b.stats()).ready == 2
 
     run(scenario)

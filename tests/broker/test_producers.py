@@ -45,6 +45,7 @@ from laneway.errors import (
     ProducerNotFound,
     QueueFull,
     QueueNotFound,
+    TooLargeForDisk,
     Unavailable,
     Unroutable,
     VhostNotFound,
@@ -266,6 +267,24 @@ def test_dedup_ids_hold_inside_a_batch_and_before_it_and_are_counted_once(run: R
         assert (done.published, done.duplicates) == (2, 2)
         assert (await b.stats()).totals["deduplicated"] == 2
         assert len(await b.lease()) == 3
+
+    run(scenario)
+
+
+def test_staged_parts_leave_the_disk_what_the_journal_holds_in_reserve(run: Run) -> None:
+    """They are files beside it: what they take of the disk it cannot have."""
+
+    async def scenario(b: Bench) -> None:
+        await b.queue("q")
+        free_bytes = b.journal._files.free_bytes
+        reserve = b.journal._space._reserve_bytes + b.journal._space.snapshot_bytes
+        b.journal._files.free_bytes = lambda path: reserve + 5_000  # type: ignore[method-assign]
+        await stage(b, to("q", bytes(4_000)))
+        with pytest.raises(TooLargeForDisk, match="beside what is held in reserve"):
+            await stage(b, to("q", bytes(6_000)), "1")
+        b.journal._files.free_bytes = free_bytes  # type: ignore[method-assign]
+        await stage(b, to("q", bytes(6_000)), "1")
+        assert (await commit(b, 1, ("0", "1"))).published == 2
 
     run(scenario)
 
