@@ -336,6 +336,7 @@ def test_consumers_are_served_by_a_node_that_takes_no_messages(own_serving) -> N
     serving = own_serving()
     with serving.client() as http:
         serving.partition.is_memory_short = True
+        wait_for(lambda: http.get("/readyz").status_code == 503, "the front end has heard of it")
         said = {path: http.get(f"/readyz{path}") for path in ("", "/publish", "/consume")}
         assert {path: answer.status_code for path, answer in said.items()} == {
             "": 503,
