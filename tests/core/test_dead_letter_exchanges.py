@@ -486,3 +486,29 @@ def test_a_chain_of_full_queues_passes_on_all_that_is_pushed_out(monkeypatch: py
         core.put(name, max_messages=1, overflow="drop_oldest", dead_letter_queue=after)
     core.fill(10)
     assert [core[name].ready for name in ("q", "b", "c", "end")] == [1, 1, 1, 7]
+
+
+@pytest.mark.parametrize("keep_dead", [True, False])
+def test_letters_that_one_step_cannot_copy_stay_where_they_died(
+    monkeypatch: pytest.MonkeyPatch, keep_dead: bool
+) -> None:
+    """Whatever the queue says of dead letters without a place to go: these have one, and can be redriven to it."""
+    monkeypatch.setattr(burial, "MAX_FIRST_COPIES", 7)
+    core = fanned_out("a", "b", "c", keep_dead=keep_dead)
+    core.fill(10)
+    events = reject_all(core)
+    assert sum(len(event.seqs) for event in events if isinstance(event, Copied)) == 6
+    assert [core[name].ready for name in "abc"] == [3, 3, 3]
+    assert len(core["q"].dead) == 7
+    check_invariants(core.state)
+    core.restart()
+    assert len(core["q"].dead) == 7
+
+
+def test_letters_whose_way_is_too_long_stay_where_they_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(burial, "MAX_ROUTE_STEPS", 0)
+    core = fanned_out("a", "b", keep_dead=False)
+    core.fill(3)
+    reject_all(core)
+    assert (len(core["q"].dead), core["a"].ready) == (3, 0)
+    check_invariants(core.state)
