@@ -195,21 +195,19 @@ class LocalBroker:
     # The frequent ones
 
     def _publish(self, request: i.Publish, done: Done) -> int:
-        partition, messages = self._partition, request.messages
+        partition, targets, count = self._partition, request.targets, len(request.messages.bodies)
         size_bytes = _stored_bytes(request)
         if partition.is_memory_short:
             partition.check_memory()
         partition.check_writable(size_bytes)
-        count = len(messages.bodies)
         if not 1 <= count <= MAX_BATCH:
             raise InvalidInput(f"a batch has 1 to {MAX_BATCH} messages, not {count}")
         if request.key is not None:
             if not self.limits.max_idempotency_keys:
                 raise LimitExceeded("this server remembers no idempotency keys; publish without one")
-            targets = request.targets
             if isinstance(targets, list) and targets.count(targets[0]) != len(targets):
                 raise InvalidInput("a batch with an idempotency key goes to the same queues as a whole")
-        if (len(request.targets) != 1 or type(request.targets) is list) and is_long(request.targets, count):
+        if (type(targets) is list or len(targets) != 1) and is_long(targets, count):
             partition.check_writable(sum([_stored_bytes(part) for part, _ in parts(request)]))  # a record in each part
             self._begin(self._publish_in_parts(request), done)
             return IN_PARTS
@@ -341,5 +339,6 @@ class LocalBroker:
 def _stored_bytes(request: i.Publish | i.Transact) -> int:
     """What a publish will take of the journal: a record for each message, and a row for each queue it goes to."""
     props, bodies, targets = request.messages.props, request.messages.bodies, request.targets
-    row_count = sum(map(len, targets)) if type(targets) is list else len(targets) * len(bodies)
-    return sum(map(len, props)) + sum(map(len, bodies)) + RECORD_PREFIX_BYTES * len(bodies) + ROW_BYTES * row_count
+    count = len(bodies)
+    row_count = sum(map(len, targets)) if type(targets) is list else len(targets) * count
+    return sum(map(len, props)) + sum(map(len, bodies)) + RECORD_PREFIX_BYTES * count + ROW_BYTES * row_count

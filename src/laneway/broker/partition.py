@@ -519,10 +519,11 @@ class Partition:
     def check_open(self) -> None:
         if self._phase != "ready":
             raise self._not_ready()
-        if isinstance(self.committer.stuck, DiskFull):
+        stuck = self.committer.stuck
+        if isinstance(stuck, DiskFull):
             raise DiskFull("the disk is full and nothing can be written; free some space, then try again")
-        if self.committer.stuck is not None:
-            raise Unavailable(f"nothing can be written: {self.committer.stuck.message}")
+        if stuck is not None:
+            raise Unavailable(f"nothing can be written: {stuck.message}")
 
     def set_memory_short(self, is_short: bool) -> None:
         """While memory is short nothing is published, and what is kept to be quick goes."""

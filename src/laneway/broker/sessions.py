@@ -62,7 +62,8 @@ class Session:
         subscription = self.subscriptions.get(consumer)
         if subscription is not None:
             subscription.grant(count)
-            self.forget_if_done(subscription)
+            if subscription.is_cancelled:
+                self.forget_if_done(subscription)
 
     def forget_if_done(self, subscription: Subscription) -> None:
         """A cancelled one is known as long as it holds something, which counts for those it shares a limit with."""

@@ -108,7 +108,11 @@ class Lane:
             # They ascend, so that they are neighbours if the last is as far from the first as there are others.
             are_neighbours = chunk[end - 1] - first == count - 1
             parts.append(range(first, first + count) if are_neighbours else chunk[start:end].tolist())
-            self._advance(count)
+            self.entries -= count
+            if end == len(chunk):
+                del self.chunks[0]
+                end = 0
+            self.head = end
             limit -= count
         return parts[0] if len(parts) == 1 else joined(parts) if parts else ()
 

@@ -353,10 +353,13 @@ def refusals_of(answer: list[Arrival] | LanewayError, count: int) -> dict[int, L
         return dict.fromkeys(range(count), answer)
     refusals: dict[int, LanewayError] = {}
     for arrival in answer:
-        places, result = arrival.places, arrival.result
+        result = arrival.result
+        if not isinstance(result, LanewayError) and not result.others:
+            continue
+        places = arrival.places
         if isinstance(result, LanewayError):
             refusals |= dict.fromkeys(range(count) if places is None else places, result)
-        elif result.others:
+        else:
             for i, refusal in result.refusals().items():
                 refusals.setdefault(i if places is None else places[i], refusal)
     return refusals
