@@ -87,6 +87,7 @@ STEPS: dict[str, int] = {
     "delete_dead": 1,
     "fill_disk": 1,
     "sleep": 5,
+    "jump": 2,
     "check": 1,
 }
 
@@ -396,6 +397,15 @@ class Workload:
         for hold in holds:
             hold.latest_ms = max(hold.latest_ms, now_ms + (lease_ms or 20_000))
         self.send(node, i.LeaseAgain(node.id(queue), tokens, holds[0].deadline_ms, lease_ms), done)
+
+    async def _jump(self, node: Node) -> None:
+        """Somebody sets the clock back and at once ahead again: nobody notices, but every time was moved twice."""
+        node.partition.tick_if_due()
+        by_ms = self.random.choice((1_500, 60_000, 3_600_000))
+        for jump_ms in (-by_ms, by_ms):
+            node.clock.offset_ms += jump_ms
+            node.partition.look_at_clock()
+            assert node.partition.clock.look() == 0 or node.engine.closed, "the jump was not followed"
 
     async def _peek(self, node: Node) -> None:
         queue = self._a_queue(node)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway.core.events import ClockSet
-from laneway.core.table import DELAYED, NAMED_TIME, SLAB_BITS, SLAB_MASK, Slab, Table
+from laneway.core.table import DELAYED, NAMED_TIME, SLAB_BITS, Slab, Table
 
 if TYPE_CHECKING:
     from laneway.core.state import State
@@ -104,5 +104,5 @@ def _move_messages(table: Table, by_ms: int, staying: set[int]) -> None:
 def _delayed(slab: Slab) -> Iterator[int]:
     i = slab.state.find(DELAYED)
     while i >= 0:
-        yield i & SLAB_MASK
+        yield i
         i = slab.state.find(DELAYED, i + 1)
