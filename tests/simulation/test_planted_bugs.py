@@ -332,8 +332,8 @@ def acks_of_a_transaction_in_another_commit() -> Plant:
 def copies_for_several_queues_in_several_commits() -> Plant:
     original = Partition.publish
 
-    def publish(self: Any, *args: Any) -> Any:
-        receipts = original(self, *args)
+    def publish(self: Any, shares: Any, messages: Any, now_ms: Any = None, records: Any = None) -> Any:
+        receipts = original(self, shares, messages, now_ms)  # records are shared inside a commit only
         self.committer._flush()
         return receipts
 
@@ -361,8 +361,8 @@ def merged_publishes_reordered() -> Plant:
 def answers_of_merged_publishes_mixed_up() -> Plant:
     original = Inbox._publish_into
 
-    def publish_into(self: Any, numbers: list[int], gathered: Any, messages: Any) -> None:
-        original(self, numbers, gathered, messages)
+    def publish_into(self: Any, numbers: list[int], gathered: Any, *rest: Any) -> None:
+        original(self, numbers, gathered, *rest)
         entries = [entry for entry, _, _ in gathered.parts[numbers[0]]]
         if len({len(entry.request.messages.bodies) for entry in entries}) == 1:
             entries[0].arrivals[-1], entries[-1].arrivals[-1] = entries[-1].arrivals[-1], entries[0].arrivals[-1]
