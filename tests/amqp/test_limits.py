@@ -6,6 +6,7 @@ import struct
 import time
 import tracemalloc
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from laneway.frontends.amqp.incoming import Incoming
 from tests.amqp.serving import Serving
@@ -442,3 +443,69 @@ def test_what_one_connection_has_no_time_for_in_one_turn_is_done_in_the_next_one
             wire.read()
             bodies.append(wire.read().payload)
         assert bodies == [b"0", b"30", b"60", b"last"]
+
+
+def begun(size: int, sent: int = 0) -> bytes:
+    """A publish to the queue q of which so much has come."""
+    return method(1, "basic.publish", key="q") + frame(2, 1, struct.pack(">HHQH", 60, 0, size, 0)) + rest(sent)
+
+
+def rest(size: int) -> bytes:
+    return b"".join(frame(3, 1, bytes(min(4000, size - at))) for at in range(0, size, 4000))
+
+
+def confirming(serving: Serving, stack: ExitStack, count: int) -> list[Wire]:
+    wires = [stack.enter_context(serving.log_in(frame_max=4096)) for _ in range(count)]
+    wires[0].ask(1, "queue.declare", queue="q")
+    for wire in wires:
+        wire.ask(1, "confirm.select")
+    return wires
+
+
+def test_large_message_that_does_not_come_keeps_its_room_for_a_while(own_serving: OwnServing) -> None:
+    limits = {"frame_bytes": 4096, "receiving_bytes": 20_000, "receive_timeout_ms": 300}
+    serving = own_serving(**limits)
+    with ExitStack() as stack:
+        silent, other = confirming(serving, stack, 2)
+        silent.send(begun(12_000, 4000))
+        other.send(begun(12_000, 12_000))
+        close = silent.expect("connection.close")
+        assert (close.fields["code"], "did not come whole in time" in close.fields["text"]) == (506, True)
+        other.expect("basic.ack")
+
+
+def test_who_waits_for_room_is_not_overtaken(own_serving: OwnServing) -> None:
+    serving = own_serving(frame_bytes=4096, receiving_bytes=20_000)
+    with ExitStack() as stack:
+        first, second, third = confirming(serving, stack, 3)
+        first.send(begun(12_000))
+        wait_for(lambda: serving.server.shared.intake.byte_count == 12_000, "the first has begun")
+        second.send(begun(10_000, 10_000))
+        wait_for(lambda: serving.server.shared.intake.is_waited_for, "the second waits")
+        third.send(method(1, "queue.declare", queue="q") + begun(6_000, 6_000))
+        third.expect("queue.declare-ok")
+        first.send(rest(12_000))
+        for wire in (first, second, third):
+            wire.expect("basic.ack")
+        sizes = []
+        for _ in range(3):
+            first.send(method(1, "basic.get", queue="q", no_ack=1))
+            first.expect("basic.get-ok")
+            sizes.append(first.read().fields["size"])
+            for _ in range(-(-sizes[-1] // (4096 - 8))):
+                first.read()
+        assert sizes == [12_000, 10_000, 6_000]
+
+
+def test_many_who_wait_for_room_get_it_one_after_the_other(own_serving: OwnServing) -> None:
+    serving = own_serving(frame_bytes=4096, receiving_bytes=10_000)
+    with ExitStack() as stack:
+        first, *others = confirming(serving, stack, 150)
+        first.send(begun(8_000, 4_000))
+        wait_for(lambda: serving.server.shared.intake.byte_count == 8_000, "the first has begun")
+        for wire in others:
+            wire.send(begun(8_000, 8_000))
+        first.send(rest(4_000))
+        for wire in (first, *others):
+            wire.expect("basic.ack")
+        assert serving.server.shared.intake.byte_count == 0

@@ -126,7 +126,11 @@ def test_wrong_signatures_are_counted_by_key(tmp_path: Path) -> None:
 
         told = Counter(list_queues(keys[0], "wrong") for _ in range(30))
         assert told["InvalidSignatureException"] + told["SignatureDoesNotMatch"] >= 20 and told["RequestThrottled"] >= 5
-        assert list_queues(keys[1], keys[1]["key"]) == "listed"
+        for i in range(110):  # more than an address may fail; these cost nothing to refuse
+            assert ask(server, "/whoami", basic(f"n{i}", "x" * 2000), "127.0.0.1")[0] == 401
+        assert list_queues(keys[0], "wrong") == "RequestThrottled"
+        for key in keys:  # whoever else is at this address, or knows the id of the key
+            assert list_queues(key, key["key"]) == "listed"
 
 
 def _start(wire: Wire, mechanism: str, response: str) -> Any:
@@ -256,6 +260,19 @@ def test_failures_are_forgiven_and_forgotten() -> None:
     now_ms += 200_000
     failures.check(neighbour, "ann")
     assert not failures.used
+
+
+def test_who_failed_far_too_often_waits_no_longer_than_who_failed_too_often() -> None:
+    now_ms = 0
+    limits = AccessLimits()
+    failures = FailedLogins(limits, FloodLog(), lambda: now_ms)
+    neighbour = Origin("x", "p", "10.0.0.1")
+    for _ in range(10_000):
+        failures.failed(neighbour, "guest", "from elsewhere")
+    with pytest.raises(TooManyLogins):
+        failures.check(neighbour, "ann")
+    now_ms = limits.failure_of_address_ms
+    failures.check(neighbour, "ann")
 
 
 def test_one_network_of_ipv6_is_one_address_and_there_are_not_too_many() -> None:

@@ -79,6 +79,14 @@ def test_proxy_that_speaks_for_itself_is_known_by_its_own_address(header: bytes,
         assert address_of(node).startswith("127.0.0.1:")
 
 
+@pytest.mark.parametrize("header", [b"PROXY UNKNOWN\r\n", version_2(0x20, 0, b""), version_2(0x21, 0, b"")])
+def test_client_whom_the_proxy_does_not_name_cannot_name_itself(header: bytes, tmp_path: Path) -> None:
+    settings = {"trusted_proxies": networks("127.0.0.1"), "proxy_protocol": "http"}
+    with WholeNode(tmp_path, is_new=True, **settings) as new, new.http_wire() as wire:
+        wire.send(header)
+        assert wire.ask("GET", "/whoami", headers="X-Forwarded-For: 127.0.0.1\r\n").status == 401
+
+
 def test_client_who_is_said_to_be_here_is_not_guest(node: WholeNode) -> None:
     """What is loopback to a proxy may be another machine's, and a proxy on this machine speaks for anybody."""
     for header in (V1.replace(b"192.0.2.7", b"127.0.0.1"), b"PROXY UNKNOWN\r\n"):

@@ -187,6 +187,17 @@ def test_a_client_that_takes_no_answers_is_read_no_further_and_cut_in_the_end(ow
         assert http.get("/healthz").status_code == 200
 
 
+def test_a_client_that_leaves_a_few_answers_untaken_is_cut_in_the_end(own_serving: Start) -> None:
+    """Fewer than it is no longer read for: it is closed as silent, and does not take the rest even then."""
+    serving = own_serving(unsent_bytes=1 << 26, idle_timeout_ms=100, send_timeout_ms=200)
+    with serving.client() as http:
+        http.put("/queues/q", json={"max_message_bytes": 200_000})
+        publish(http, "/queues/q", "x" * 150_000)
+    with serving.connect() as wire:
+        wire.send(request("GET", "/queues/q/messages") * 120)  # more than the kernel takes
+        wait_for(lambda: serving.server.connection_count == 0, "the connection is cut")
+
+
 def test_large_answers_to_pipelined_requests_are_made_a_few_at_a_time(own_serving: Start) -> None:
     serving = own_serving(unsent_bytes=100_000, pipelined_count=1000)
     with serving.client() as http:

@@ -22,6 +22,8 @@ log = logging.getLogger("laneway.access")
 _MOST_BUDGETS = 20_000
 _SHOWN_CHARS = 100
 
+_Key = tuple[str, str | None]  # an address with a name, or with all names
+
 
 class Origin(msgspec.Struct, frozen=True):
     """Where a login comes from, and how."""
@@ -36,19 +38,13 @@ class FailedLogins:
         self._limits = limits
         self._floods = floods
         self._elapsed_ms = elapsed_ms
-        self.used: dict[
-            tuple[str, str | None], tuple[float, int]
-        ] = {}  # failures, and when that was so; not empty if any failed lately
+        self.used: dict[_Key, tuple[float, int]] = {}  # failures, and when that was so
 
     def check(self, origin: Origin, name: str) -> None:
         """Raise if this address may not try this name now; nothing was done for it then."""
         while self.used and not self._now_used(next(iter(self.used))):  # forgiven
             del self.used[next(iter(self.used))]
-        limits, source = self._limits, _source(origin.address)
-        for key, most in (
-            ((source, name[:_SHOWN_CHARS]), limits.failures_per_name),
-            ((source, None), limits.failures_per_address),
-        ):
+        for key, most in self._budgets(origin, name):
             if key in self.used and self._now_used(key) > most - 1:
                 self._log(origin, "logins not looked at", name, "too many failed before it")
                 raise TooManyLogins(
@@ -82,16 +78,21 @@ class FailedLogins:
         )
 
     def _count(self, origin: Origin, name: str, change: int) -> None:
-        source = _source(origin.address)
-        for key in ((source, name[:_SHOWN_CHARS]), (source, None)):
-            used = max(0.0, self._now_used(key) + change)
+        for key, most in self._budgets(origin, name):
+            # Not more than there is: who went on failing is let in as soon as who stopped.
+            used = min(float(most), max(0.0, self._now_used(key) + change))
             self.used.pop(key, None)  # to its end, so that the oldest stand in front
             if used:
                 if len(self.used) >= _MOST_BUDGETS:
                     del self.used[next(iter(self.used))]
                 self.used[key] = used, self._elapsed_ms()
 
-    def _now_used(self, key: tuple[str, str | None]) -> float:
+    def _budgets(self, origin: Origin, name: str) -> tuple[tuple[_Key, int], tuple[_Key, int]]:
+        """Those that a login is counted in, with how much there is of each."""
+        limits, source = self._limits, _source(origin.address)
+        return ((source, name[:_SHOWN_CHARS]), limits.failures_per_name), ((source, None), limits.failures_per_address)
+
+    def _now_used(self, key: _Key) -> float:
         used, at_ms = self.used.get(key, (0.0, 0))
         forgiven_ms = self._limits.failure_of_address_ms if key[1] is None else self._limits.failure_of_name_ms
         return max(0.0, used - (self._elapsed_ms() - at_ms) / forgiven_ms) if used else 0.0

@@ -43,6 +43,11 @@ class Intake:
         self.byte_count += byte_count
         return True
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody who came earlier waits for room."""
+        return bool(self._waiting)
+
     def take_later(self, byte_count: int, then: Callable[[], None]) -> Waits:
         """Take so many bytes for a known caller and call `then` once there is room, after all who wait already."""
         waits = (byte_count, then)

@@ -296,7 +296,7 @@ class AmqpConnection(asyncio.Protocol):
 
     def on_large_content(self, size: int, *, is_alone: bool) -> None:
         intake = self.shared.intake
-        if intake.take(size, is_known=True):
+        if not (is_alone and intake.is_waited_for) and intake.take(size, is_known=True):
             return
         if not is_alone:  # to wait for room while others wait for what is held here would be to wait for ever
             raise AmqpError(506, "too many large messages are being received at once; publish them one after the other")
@@ -305,7 +305,7 @@ class AmqpConnection(asyncio.Protocol):
 
     def _room(self) -> None:
         self._waits_for_room = None
-        self.release()
+        asyncio.get_running_loop().call_soon(self.release)  # what it read already may make room for the next, and so on
 
     def on_large_content_end(self, size: int) -> None:
         if self._waits_for_room is None:
@@ -609,6 +609,8 @@ class AmqpConnection(asyncio.Protocol):
         elif not self._is_running():
             if self._age > limits.handshake_ms / 1000 * sweeps_a_second:
                 self._transport.abort()
+        elif not self._holds and self._incoming.is_overdue(limits.receive_timeout_ms / 1000 * sweeps_a_second):
+            self.end(AmqpError(506, "a large message did not come whole in time", method=_PUBLISH))
         elif self.is_writing_paused:
             unsent, self._unsent = self._unsent, self._transport.get_write_buffer_size()
             self._stuck = self._stuck + 1 if self._unsent >= unsent else 0  # a slow client is not a dead one

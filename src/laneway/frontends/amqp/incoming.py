@@ -21,6 +21,8 @@ ACK = 60 << 16 | 80
 _WITH_CONTENT = (PUBLISH, 60 << 16 | 50, 60 << 16 | 60, 60 << 16 | 71)
 _CONTENT_HEAD_BYTES = 14  # class, weight, body size, and the first flags of the properties
 
+_MIB = 1 << 20
+
 _FRAME = struct.Struct(">BHI")
 _METHOD_FRAME = struct.Struct(">BHII")
 _U32 = struct.Struct(">I")
@@ -63,7 +65,7 @@ class Sink(Protocol):
 class _Content:
     """A message that is not all here."""
 
-    __slots__ = ("body", "frame_count", "large_bytes", "method", "missing", "properties")
+    __slots__ = ("body", "frame_count", "large_bytes", "method", "missing", "properties", "ticks")
 
     def __init__(self, method: bytes) -> None:
         self.method = method
@@ -72,6 +74,7 @@ class _Content:
         self.frame_count = 0  # of the body
         self.missing = 0
         self.large_bytes = 0  # its size, if that takes several frames
+        self.ticks = 0  # since it began
 
     def add(self, payload: bytes) -> None:
         """Joined as they come: a list of them would take many times the memory of a body that is sent in crumbs."""
@@ -198,6 +201,15 @@ class Incoming:
         """The connection ends: what all channels began to publish is not published."""
         for channel in list(self._contents):
             self._drop(channel)
+
+    def is_overdue(self, ticks_a_mib: float) -> bool:
+        """Called at every tick: whether a large message takes longer than it may."""
+        for content in self._contents.values():
+            if content.large_bytes:
+                content.ticks += 1
+                if content.ticks > ticks_a_mib * -(-content.large_bytes // _MIB):
+                    return True
+        return False
 
     def _frame(self, kind: int, channel: int, payload: bytes) -> None:
         if kind == METHOD and len(payload) >= 4:

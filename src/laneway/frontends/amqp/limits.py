@@ -25,6 +25,7 @@ class AmqpLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     )
     unconfirmed_bytes: int = 32 * 1024 * 1024  # of one connection's publishes on their way to the disk
     unfinished_bytes: int = 64 * 1024 * 1024  # of messages of one connection that have not come whole yet
+    receive_timeout_ms: int = 30_000  # for each MiB of a large message, to come whole: room is kept for all of it
     transaction_bytes: int = 64 * 1024 * 1024  # of one connection's uncommitted publishes
     transaction_count: int = 100_000  # … and of its publishes and acknowledgements
     unsent_bytes: int = 4 * 1024 * 1024  # of one connection, before its consumers are paused

@@ -132,9 +132,8 @@ async def _peer(accepted: socket.socket, proxies: TrustedProxies | None) -> tupl
     if proxies is None or not peer.is_proxy:
         return peer, None
     client = await read_client(accepted)
-    if client is None:
-        return peer, None
-    told = proxies.announced(*client)
+    # Where it names nobody, what comes may still be anybody's: no header of it is taken for the proxy's own.
+    told = Peer(peer.address, peer.port, False, False) if client is None else proxies.announced(*client)
     return told, told
 
 

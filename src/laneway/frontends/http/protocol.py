@@ -777,9 +777,13 @@ class HttpConnection(asyncio.Protocol):
         elif self._is_receiving:
             if self._ticks > ticks.receive:
                 self._refuse_slow()
+        elif self.is_closing():  # its last answers are not taken, and too few for _is_writing_paused
+            if self._ticks > ticks.send:
+                self._transport.abort()
         elif self._slots:
             self._ticks = 0
         elif self._ticks > ticks.idle:
+            self._ticks = 0
             self._transport.close()
 
     def _refuse_slow(self) -> None:

@@ -198,12 +198,10 @@ class SqsApi:
         signature: Signature | None = call.head.own
         caller, key = self._who(call, plan)
         if signature is not None and key is not None:
-            if self._failures.used:
-                self._failures.check(call.origin(_WAY), signature.credential.access_key)
             try:
                 signature.check(key, call.body, self._now_s())
             except SqsError as error:
-                self._failures.failed(call.origin(_WAY), signature.credential.access_key, error.message)
+                self._count_failure(call, signature, error.message)
                 raise
             if self._callers.found is not None:
                 self._callers.remember()
@@ -221,12 +219,18 @@ class SqsApi:
         # Whoever needs no key may have any: clients that insist on one are given a made-up one.
         caller = self._callers.guest(call, plan.region)
         if caller is None and signature is not None:
-            self._failures.check(call.origin(_WAY), signature.credential.access_key)
-            self._failures.failed(call.origin(_WAY), signature.credential.access_key, "no such access key")
+            self._count_failure(call, signature, "no such access key")
             raise SqsError("InvalidClientTokenId", "The security token included in the request is invalid.")
         if caller is None:
             raise SqsError("MissingAuthenticationToken", "Request is missing Authentication Token.")
         return caller, None
+
+    def _count_failure(self, call: Call, signature: Signature, why: str) -> None:
+        """Raises if there were too many before it. Checking a signature costs little, so whoever signs rightly never
+        waits, whatever others at the same address or with the same key id do."""
+        origin, key_id = call.origin(_WAY), signature.credential.access_key
+        self._failures.check(origin, key_id)
+        self._failures.failed(origin, key_id, why)
 
     # --- what is awaited
 
