@@ -466,6 +466,26 @@ def test_what_a_transaction_settles_may_be_gone(run: Run) -> None:
     run(scenario)
 
 
+def test_a_transaction_that_fails_is_no_business_of_the_one_before_it(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        settled = b.partition.sessions.settled
+
+        def fails(request: i.SettleHeld) -> None:
+            if request.session == 99:
+                raise RuntimeError("a mistake")
+            settled(request)
+
+        b.partition.sessions.settled = fails  # type: ignore[method-assign]
+        good = b.send(i.Transact([(b.id(),)], messages_of([Draft(b"x")]), []))
+        bad = b.send(i.Transact([], Messages([], []), [i.SettleHeld(99, b.id(), [], [], "ack")]))
+        await b.durable()
+        assert [type(answer) for answer in bad] == [LanewayError]
+        assert len(good) == 1 and isinstance(good[0][0].result, Receipts) and (await b.stats()).ready == 1
+
+    run(scenario)
+
+
 # Waiting and withdrawing
 
 
@@ -703,6 +723,31 @@ def test_a_mistake_in_the_program_is_told_to_those_whose_requests_it_hits(
         await b.publish(b"x")
         assert [len(answers) for answers in waits] == [1, 1] and (await b.stats()).ready == 1
         assert "a mistake" in caplog.text
+
+    run(scenario)
+
+
+def test_a_long_publish_takes_no_room_that_others_have_used_meanwhile(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(b: Bench) -> None:
+        for at in range(30):
+            await b.queue(f"q{at}")
+        monkeypatch.setattr("laneway.broker.parts.MAX_COST", 210)
+        monkeypatch.setattr("laneway.broker.parts._FEW", 10)
+        staged = b.staged()
+        numbers = tuple(b.id(f"q{at}") for at in range(30))
+        answers = b.send(i.Publish(numbers, messages_of([Draft(b"x")])))
+        await asyncio.sleep(0)  # the first part is on its way
+        has_room = b.journal.has_room
+        b.journal.has_room = lambda need_bytes=0: False  # type: ignore[method-assign]
+        while not answers:
+            await b.durable()
+        assert [len(event.queues) for event in staged] == [10]  # type: ignore[union-attr]
+        arrivals = answers[0]
+        assert [arrival.queue for arrival in arrivals] == list(numbers)
+        assert [isinstance(arrival.result, DiskFull) for arrival in arrivals] == [False] * 10 + [True] * 20
+        b.journal.has_room = has_room  # type: ignore[method-assign]
 
     run(scenario)
 

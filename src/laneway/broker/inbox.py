@@ -295,16 +295,23 @@ class Inbox:
         return True
 
     def _transact(self, entries: list[Entry]) -> None:
-        """All that a transaction does is staged without letting anything else in between: it is in one commit."""
+        """Each on its own."""
         for entry in entries:
-            request: Transact = entry.request
-            inner = Entry(Publish(request.targets, request.messages), _ignore)
-            refusals: list[LanewayError] = []
-            self._publish([inner])
-            self._settle_held([Entry(settlement, refusals.append) for settlement in request.settlements])
-            for settlement in request.settlements:
-                self._partition.sessions.settled(settlement)
-            self._partition.committer.when_durable(entry.done, refusals[0] if refusals else inner.arrivals)
+            try:
+                answer = self._carry_out_transaction(entry.request)
+            except Exception as trouble:
+                answer = _told_of(trouble)
+            self._partition.committer.when_durable(entry.done, answer)
+
+    def _carry_out_transaction(self, request: Transact) -> list[Arrival] | LanewayError:
+        """All that it does is staged without letting anything else in between: it is in one commit."""
+        inner = Entry(Publish(request.targets, request.messages), _ignore)
+        refusals: list[LanewayError] = []
+        self._publish([inner])
+        self._settle_held([Entry(settlement, refusals.append) for settlement in request.settlements])
+        for settlement in request.settlements:
+            self._partition.sessions.settled(settlement)
+        return refusals[0] if refusals else inner.arrivals
 
     # Leasing
 

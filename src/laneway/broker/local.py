@@ -215,11 +215,18 @@ class LocalBroker:
         return 0
 
     async def _publish_in_parts(self, request: i.Publish) -> list[Arrival]:
-        """One after the other, each in a turn of its own and durable before the next."""
+        """One after the other, each in a turn of its own and durable before the next. Others may have used the room
+        that there was when it began: what there is none for any more is refused, like any other publish."""
         arrivals: list[Arrival] = []
         for part, places in parts(request):
+            size_bytes = _stored_bytes(part)
+            try:
+                self._partition.check_writable(size_bytes)
+            except LanewayError as refusal:
+                arrivals += placed(refusal, part, places)
+                continue
             answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            self._partition.inbox.add(Entry(part, answer.set_result), _stored_bytes(part))
+            self._partition.inbox.add(Entry(part, answer.set_result), size_bytes)
             arrivals += placed(await answer, part, places)
         return arrivals
 
