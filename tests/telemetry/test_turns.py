@@ -55,3 +55,18 @@ def test_what_a_function_works_with_is_asked_what_it_stands_for(monkeypatch: pyt
     work = [_Work(), _Work()]
     text = turns._what(sys._getframe())
     assert work and text.startswith("PurgeQueue of somebody and 1 more (in some.module.test_what_a_function")
+
+
+def test_what_a_turn_did_that_was_not_slow_in_the_end_is_not_said_of_the_next(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        watch = TurnWatch(LoopTurns())
+        watch.start()
+        watch._seen["innocent"] += 1  # it was about to become slow
+        watch._stamp()
+        watch._stamped_s -= 1
+        watch._stamp()
+        watch.stop()
+
+    asyncio.run(main())
+    (line,) = [text for text in caplog.messages if "a turn of the loop took" in text]
+    assert "innocent" not in line

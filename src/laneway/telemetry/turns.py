@@ -67,18 +67,18 @@ class TurnWatch:
         """On the loop. How late this is says how long the turn before it took."""
         now_s, busy_s = time.monotonic(), time.thread_time()
         late_ms = int((now_s - self._stamped_s - _STAMP_S) * 1000)
+        seen, self._seen = self._seen, Counter()  # also of a turn that was not slow in the end
         if late_ms >= SLOW_MS:
-            self._note(late_ms, int((busy_s - self._busy_s) * 1000))
+            self._note(late_ms, int((busy_s - self._busy_s) * 1000), seen)
         self._stamped_s, self._busy_s = now_s, busy_s
         self._timer = self._loop.call_later(_STAMP_S, self._stamp)
 
-    def _note(self, took_ms: int, busy_ms: int) -> None:
+    def _note(self, took_ms: int, busy_ms: int, seen: Counter[str]) -> None:
         turns = self._turns
         turns.slow_count += 1
         turns.slow_ms += took_ms
         turns.longest_ms = max(turns.longest_ms, took_ms)
         turns.longest_busy_ms = max(turns.longest_busy_ms, busy_ms)
-        seen, self._seen = self._seen, Counter()
         what = seen.most_common(1)[0][0] if seen else "what it did was over before it was seen"
         log.warning("a turn of the loop took %d ms, %d ms of it computing: %s", took_ms, busy_ms, what)
 
