@@ -14,6 +14,7 @@ from laneway.broker.clock import Clock
 from laneway.broker.engine import Engine
 from laneway.broker.interface import (
     Bind,
+    ConsumerEnded,
     CreateVhost,
     DeclareExchange,
     DeclareQueue,
@@ -21,6 +22,8 @@ from laneway.broker.interface import (
     DeleteVhost,
     Delivered,
     DescribeQueue,
+    EndSession,
+    Flow,
     Lease,
     Publish,
     PutDocument,
@@ -31,10 +34,10 @@ from laneway.broker.local import LocalBroker
 from laneway.broker.partition import Partition
 from laneway.broker.values import Binding, ExchangeSettings, QueueSettings
 from laneway.cluster.link import Link, LinkOwner, Parcel
-from laneway.cluster.remote import RemoteBroker
+from laneway.cluster.remote import RETRY_S, RemoteBroker
 from laneway.cluster.serving import PartitionServer
 from laneway.core.message import Messages
-from laneway.errors import OutcomeUnknown, QueueNotFound, Unavailable
+from laneway.errors import OutcomeUnknown, QueueInUse, QueueNotFound, Unavailable
 from laneway.journal.segments.journal import SegmentJournal
 
 NOW_MS = 1_800_000_000_000
@@ -241,6 +244,111 @@ def test_a_consumer_is_subscribed_again_behind_its_back(tmp_path: Path) -> None:
         edge.send(SettleHeld(session, queue, new.seqs, new.leases, "ack", 1), lambda answer: None)
         await until(lambda: bytes(pushed[-1].deliveries.bodies[0]) == b"b")
         assert (await edge.ask(DescribeQueue("/", "q"))).totals["acked"] == 1
+
+    run(tmp_path, work)
+
+
+def test_a_consumer_that_was_refused_is_not_made_one_by_the_next_leader(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        edge = await pair.edge()
+        queue = await declare(edge)
+        pushed: list[Any] = []
+        other, session = edge.open_session(lambda pushes: None), edge.open_session(pushed.extend)
+        await edge.ask(Subscribe(other, 1, queue, exclusive=True))
+        with pytest.raises(QueueInUse):
+            await edge.ask(Subscribe(session, 1, queue))
+        edge.send(EndSession(other), lambda answer: None)
+        await pair.lose_leader()
+        with pytest.raises(Unavailable):
+            await edge.ask(Subscribe(session, 2, queue))
+        await pair.serve()
+        await until(lambda: edge.health()["state"] == "ready")
+        await publish(edge, queue, b"a")
+        stats = await edge.ask(DescribeQueue("/", "q"))
+        assert (stats.subscribers, stats.ready, pushed) == (0, 1, [])
+
+    run(tmp_path, work)
+
+
+def test_a_consumer_whose_queue_went_while_the_leader_was_away_hears_of_it(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        edge = await pair.edge()
+        gone, there = await declare(edge, "gone"), await declare(edge, "there")
+        pushed: list[Any] = []
+        session = edge.open_session(pushed.extend)
+        await edge.ask(Subscribe(session, 1, gone))
+        await edge.ask(Subscribe(session, 2, there))
+        await pair.lose_leader()
+        await pair.local.ask(DeleteQueue("/", "gone"))
+        await pair.serve()
+        await until(lambda: pushed)
+        assert pushed == [ConsumerEnded(1)]
+        await edge.ask(DeleteQueue("/", "there"))
+        await until(lambda: pushed[1:] == [ConsumerEnded(2)])
+        assert not edge._sessions[session].subscriptions, "nothing is left to be told again"
+
+    run(tmp_path, work)
+
+
+def test_a_client_that_takes_nothing_is_pushed_nothing_when_its_link_does_again(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        edge = await pair.edge()
+        queue = await declare(edge)
+        pushed: list[Any] = []
+        session = edge.open_session(pushed.extend)
+        await edge.ask(Subscribe(session, 1, queue))
+        (leaders,) = pair.server._edges.values()
+        flow: list[bool] = []
+        pause = pair.partition.sessions.pause
+        pair.partition.sessions.pause = lambda session, paused: (flow.append(paused), pause(session, paused))[1]  # type: ignore[method-assign]
+        edge.send(Flow(session, True), lambda answer: None)
+        await edge.ask(DescribeQueue("/", "q"))
+        leaders.hold_back(True)
+        leaders.hold_back(False)
+        assert flow == [True, True, True]
+        leaders.hold_back(True)
+        edge.send(Flow(session, False), lambda answer: None)
+        await publish(edge, queue, b"a")
+        assert flow[3:] == [True, True] and not pushed, "its link takes nothing yet"
+        leaders.hold_back(False)
+        await until(lambda: pushed)
+
+    run(tmp_path, work)
+
+
+def test_an_edge_that_is_not_welcome_does_not_knock_all_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(pair: Pair) -> None:
+        slept: list[float] = []
+        sleep = asyncio.sleep
+
+        async def counted(seconds: float) -> None:
+            if seconds in RETRY_S:
+                slept.append(seconds)
+            await sleep(0)
+
+        monkeypatch.setattr("laneway.cluster.remote.asyncio.sleep", counted)
+        monkeypatch.setattr("laneway.cluster.serving.image_of", lambda model: 1 // 0)  # whatever is wrong with it
+        edge = RemoteBroker(pair.path, 1, lambda: NOW_MS)
+        starting = asyncio.ensure_future(edge.start())
+        pair.edges.append(edge)
+        await until(lambda: len(slept) > len(RETRY_S))
+        assert slept[: len(RETRY_S) + 1] == [*RETRY_S, RETRY_S[-1]]
+        starting.cancel()
+
+    run(tmp_path, work)
+
+
+def test_only_what_may_be_overtaken_says_so(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        edge = await pair.edge()
+        queue = await declare(edge)
+        messages = Messages([b"x"], [b""])
+        answers: list[Any] = []
+        assert edge.send(Publish((queue,), messages), answers.append) == 0
+        assert edge.send(Publish(tuple(range(queue, 2_000)), messages), answers.append) != 0
+        await until(lambda: len(answers) == 2)
 
     run(tmp_path, work)
 

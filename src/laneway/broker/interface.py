@@ -558,7 +558,7 @@ class Broker(Protocol):
     limits: BrokerLimits
 
     def now(self) -> int:
-        """Milliseconds since 1970 on this node; never goes back."""
+        """Milliseconds since 1970 on this node; goes back only where somebody set the clock back."""
 
     def health(self) -> dict[str, object]: ...
 

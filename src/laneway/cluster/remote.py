@@ -13,10 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 from laneway.broker.interface import (
+    ConsumerEnded,
     EndSession,
     Flow,
     Lease,
     LimitPool,
+    Publish,
     Push,
     Request,
     SessionId,
@@ -24,6 +26,7 @@ from laneway.broker.interface import (
     Topology,
     Unsubscribe,
 )
+from laneway.broker.parts import is_long
 from laneway.broker.topology import TopologyView
 from laneway.broker.values import BrokerLimits
 from laneway.cluster import parcels as p
@@ -34,7 +37,7 @@ from laneway.errors import LanewayError, OutcomeUnknown, Unavailable
 
 log = logging.getLogger("laneway.cluster")
 
-RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5)  # between attempts to reach the leader; the last one again and again
+RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5)  # between attempts to be welcomed; the last one again and again
 
 Done = Callable[[Any], None]
 
@@ -74,18 +77,19 @@ class RemoteBroker(LinkOwner):
     def __init__(self, path: str, edge: int, now_ms: Callable[[], int]) -> None:
         self._path = path
         self._edge = edge
-        self._now_ms = now_ms
-        self._last_ms = 0
+        self.now = now_ms
         self._model = FollowedTopology()
         self.topology: Topology = TopologyView(self._model)
         self._link: Link | None = None  # one over which a welcome came
         self._health: dict[str, object] = {"state": "starting"}
         self._last_number = 0
         self._pending: dict[int, tuple[Request, Done]] = {}
+        self._again: dict[int, Subscribe] = {}  # by number: consumers that a new leader has not answered for yet
         self._withdrawn: set[int] = set()  # of those that are pending: an answer may be on its way all the same
         self._sessions: dict[SessionId, RemoteSession] = {}
         self._last_session = edge << p.SESSION_BITS
         self._is_stopping = False
+        self._attempts = 0  # to reach the leader, since it last welcomed this edge
         self._reached = asyncio.Event()
         self._reaching: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop
@@ -110,21 +114,23 @@ class RemoteBroker(LinkOwner):
             self._reaching.cancel()
         if self._link is not None:
             self._link.close()
+        else:
+            self._fail(list(self._pending), _stopping())
 
     def _reach(self) -> None:
         self._reaching = self._loop.create_task(self._try_to_reach())
 
     async def _try_to_reach(self) -> None:
-        attempt = 0
         while True:
+            if self._attempts:
+                await asyncio.sleep(RETRY_S[min(self._attempts, len(RETRY_S)) - 1])
+            self._attempts += 1
             try:
                 await self._loop.create_unix_connection(lambda: Link(self), self._path)
                 return
             except OSError as trouble:
-                if attempt == len(RETRY_S):
+                if self._attempts == len(RETRY_S) + 1:
                     log.warning("the leader at %s is not there: %s; trying again", self._path, trouble)
-            await asyncio.sleep(RETRY_S[min(attempt, len(RETRY_S) - 1)])
-            attempt += 1
 
     # The link
 
@@ -140,23 +146,29 @@ class RemoteBroker(LinkOwner):
 
     def _welcome(self, link: Link, limits: BrokerLimits, image: TopologyImage, health: dict[str, object]) -> None:
         self._link = link
+        self._attempts = 0
         self.limits = limits
         self._health = health
         self._model.begin(image)
         for number, session in self._sessions.items():
             link.post((p.OPEN, number))
             for request in session.to_repeat():
-                link.post((p.ASK, 0, request))
+                asked = 0
+                if isinstance(request, Subscribe):
+                    asked = self._next_number()
+                    self._again[asked] = request
+                link.post((p.ASK, asked, request))
         for number, (again, _) in self._pending.items():
             link.post((p.ASK, number, again))
         self._reached.set()
 
     def link_lost(self, link: Link) -> None:
         if self._is_stopping:
-            self._fail(list(self._pending), Unavailable("the node is stopping; try again later"))
+            self._fail(list(self._pending), _stopping())
             return
         log.warning("the link to the leader at %s is lost", self._path)
         self._link = None
+        self._again.clear()
         self._health = {**self._health, "state": "unreachable"}
         for number in self._withdrawn:
             del self._pending[number]
@@ -167,11 +179,29 @@ class RemoteBroker(LinkOwner):
 
     def _fail(self, numbers: list[int], error: LanewayError) -> None:
         for number in numbers:
-            _, done = self._pending.pop(number)
+            request, done = self._pending.pop(number)
+            self._note_refusal(request)
             _tell(done, error)
 
+    def _note_refusal(self, request: Request) -> None:
+        """Who was told that it is no consumer is not made one behind its back."""
+        session = self._sessions.get(getattr(request, "session", 0))
+        if session is not None and isinstance(request, Subscribe):
+            session.subscriptions.pop(request.consumer, None)
+
+    def _next_number(self) -> int:
+        self._last_number += 1
+        return self._last_number
+
     def _answered(self, number: int, answer: Any) -> None:
-        _, done = self._pending.pop(number)
+        again = self._again.pop(number, None)
+        if again is not None:
+            if isinstance(answer, LanewayError):  # its queue is gone, perhaps
+                self._pushed(again.session, [ConsumerEnded(again.consumer)])
+            return
+        request, done = self._pending.pop(number)
+        if isinstance(answer, LanewayError):
+            self._note_refusal(request)
         if number in self._withdrawn:
             self._withdrawn.discard(number)
             if not isinstance(answer, Deliveries) or not len(answer):
@@ -181,16 +211,15 @@ class RemoteBroker(LinkOwner):
     def _pushed(self, number: SessionId, pushes: list[Push]) -> None:
         session = self._sessions.get(number)
         if session is not None:
+            for push in pushes:
+                if isinstance(push, ConsumerEnded):
+                    session.subscriptions.pop(push.consumer, None)
             session.push(pushes)
 
     def _told_health(self, health: dict[str, object]) -> None:
         self._health = health
 
     # The broker's calls
-
-    def now(self) -> int:
-        self._last_ms = max(self._last_ms, self._now_ms())
-        return self._last_ms
 
     def health(self) -> dict[str, object]:
         return dict(self._health)
@@ -205,15 +234,16 @@ class RemoteBroker(LinkOwner):
             if self._link is not None:
                 self._link.post((p.ASK, 0, request))
             return 0
-        self._last_number += 1
-        number = self._last_number
+        number = self._next_number()
         if self._link is None and not _may_be_repeated(request):
+            self._note_refusal(request)
             _tell(done, Unavailable("the process that has the queue is not there; try again in a moment"))
             return 0
         self._pending[number] = (request, done)
         if self._link is not None:
             self._link.post((p.ASK, number, request))
-        return number
+        may_be_overtaken = isinstance(request, Publish) and is_long(request.targets, len(request.messages.bodies))
+        return number if may_be_overtaken or isinstance(request, Lease) else 0
 
     async def ask(self, request: Request) -> Any:
         answer: asyncio.Future[Any] = self._loop.create_future()
@@ -248,6 +278,10 @@ class RemoteBroker(LinkOwner):
 
     def call_soon(self, call: Callable[[], None]) -> None:
         self._loop.call_soon(call)
+
+
+def _stopping() -> Unavailable:
+    return Unavailable("the node is stopping; try again later")
 
 
 def _may_be_repeated(request: Request) -> bool:

@@ -128,6 +128,7 @@ class Edge:
         self._first_lease = broker.next_lease()
         self._is_full = False
         self._sessions: dict[int, Holdings] = {}
+        self._paused: set[int] = set()  # sessions whose clients take nothing for now
         self._waits: dict[int, int] = {}  # the broker's number of each request that it may withdraw
         self._takers: dict[int, Callable[..., None]] = {
             p.ASK: self._ask,
@@ -152,6 +153,10 @@ class Edge:
             request.settlements = list(map(self._settled, request.settlements))
         elif isinstance(request, EndSession):
             self._sessions.pop(request.session, None)
+            self._paused.discard(request.session)
+        elif isinstance(request, Flow):
+            self._pause(request.session, request.paused)
+            return
         elif isinstance(request, Lease):
             self._lease(number, request)
             return
@@ -211,10 +216,17 @@ class Edge:
         return request
 
     def hold_back(self, is_full: bool) -> None:
-        """It does not take what it is pushed: push no more, or go on."""
+        """It does not take what it is pushed: push no more, or go on with those whose clients take something."""
         self._is_full = is_full
         for session in self._sessions:
-            self._broker.send(Flow(session, is_full), _ignore)
+            self._broker.send(Flow(session, is_full or session in self._paused), _ignore)
+
+    def _pause(self, session: int, is_paused: bool) -> None:
+        if is_paused:
+            self._paused.add(session)
+        else:
+            self._paused.discard(session)
+        self._broker.send(Flow(session, is_paused or self._is_full), _ignore)
 
     def end(self) -> None:
         """The edge is gone, and so are its clients."""
