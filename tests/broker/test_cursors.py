@@ -238,6 +238,18 @@ def test_history_that_is_kept_by_time_is_within_the_limit_too(run: Run) -> None:
     run(scenario, snapshot_events=100, history_ms=3_600_000, history_limit_bytes=3_000_000)
 
 
+def test_history_of_before_a_jump_of_the_clock_is_within_the_limit_too(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.queue()
+        await work(b, 25)
+        b.jumped_ms = 2 * 86_400_000
+        b.partition.look_at_clock()
+        await work(b, 18)
+        assert 2_000_000 < sum(one.byte_count for one in b.journal.held()) < 3_000_000 + (1 << 19)
+
+    run(scenario, snapshot_events=100, history_ms=3_600_000, history_limit_bytes=3_000_000)
+
+
 def test_survivors_of_segments_that_are_held_are_not_copied(run: Run) -> None:
     """It would free nothing; and what they pin counts as held, or a few of them would undo the limit."""
 

@@ -160,10 +160,11 @@ class Cursors:
 
     def _hold(self) -> int:
         """Tell the journal what to keep; the first position of the history that is there."""
-        since_ms = None
-        if self._history_ms:
-            since_ms = max(self._partition.now() - self._history_ms - self._jumped_ms, self._since_ms)
+        since_ms = self._wanted_since_ms() if self._history_ms else None
         return self._partition.engine.journal.hold(min(self._holding.values(), default=None), since_ms)
+
+    def _wanted_since_ms(self) -> int:
+        return max(self._partition.now() - self._history_ms - self._jumped_ms, self._since_ms)
 
     def keep(self, limit_bytes: int, history_ms: int) -> None:
         """Change how much is kept for readers."""
@@ -252,7 +253,7 @@ class Cursors:
 
     def _cut_time(self, since_ms: int) -> bool:
         """Keep less than history_seconds asks for; False if that would change nothing."""
-        if since_ms <= max(self._partition.now() - self._history_ms, self._since_ms):
+        if since_ms <= self._wanted_since_ms():
             return False
         self._since_ms = since_ms
         self._raise(
