@@ -141,6 +141,18 @@ def test_proxies_are_trusted_and_history_is_kept_as_the_file_says_now(file: Path
         assert httpx.get(f"{url}/queues", headers=said).status_code == 200
 
 
+def test_proxies_are_not_taken_from_the_proxy_protocol(tmp_path: Path) -> None:
+    """What a start refuses is refused here: their headers would be read as what clients say."""
+    file = tmp_path / "laneway.toml"
+    file.write_text('proxy_protocol = "amqp"\ntrusted_proxies = "127.0.0.1"\n')
+    with Server(tmp_path / "data", "--config", str(file)) as server:
+        file.write_text('proxy_protocol = "amqp"\n')
+        refused = httpx.post(
+            f"http://127.0.0.1:{server.port}/config/reload", headers={"X-Forwarded-For": "127.0.0.1"}
+        )
+        assert refused.status_code == 409 and refused.json()["error"]["field"] == "trusted_proxies"
+
+
 def test_only_administrators_reload(tmp_path: Path) -> None:
     with Server(tmp_path / "data") as server, httpx.Client(base_url=f"http://127.0.0.1:{server.port}") as http:
         assert http.put("/accounts/ann", json={"password": "pw", "roles": ["admin"]}).status_code == 201

@@ -207,7 +207,7 @@ class Node:
             self.reloading.on(TLS_SETTINGS, self._prepare_certificates)
         on, keep = self.reloading.on, self.partition.cursors.keep
         on(("log_level", "log_format"), lambda c: partial(set_up_logging, c.log_level, c.log_format))
-        on(("trusted_proxies",), lambda c: partial(proxies.trust, c.trusted_proxies.networks))
+        on(("trusted_proxies",), partial(_prepare_proxies, proxies))
         on(("history_limit_bytes", "history_seconds"), lambda c: partial(keep, *_history(c)))
         on(("shutdown_grace_seconds",), lambda c: lambda: None)  # is looked up when it is needed
         # What recovery built stays: the collector need not walk it again and again.
@@ -332,6 +332,11 @@ def proxied_settings(config: Config) -> frozenset[str]:
     if names and not config.trusted_proxies.networks:
         raise ConfigInvalid("proxy_protocol needs trusted_proxies: whose word counts", field="trusted_proxies")
     return names
+
+
+def _prepare_proxies(proxies: TrustedProxies, config: Config) -> PutInForce:
+    proxied_settings(config)
+    return partial(proxies.trust, config.trusted_proxies.networks)
 
 
 def tls_context(config: Config) -> ssl.SSLContext | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from laneway.config import Config, Networks, load_config
+from laneway.config import Address, Config, Networks, load_config
 from laneway.errors import ConfigInvalid
 from laneway.node import Node, proxied_settings
-from tests.amqp.wire import HEADER
+from tests.amqp.test_tls import external
+from tests.amqp.wire import HEADER, Wire
 from tests.attacks.whole_node import WholeNode
+from tests.certificates import Certificates
 from tests.in_thread import wait_for
 
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
@@ -93,6 +96,21 @@ def test_client_who_is_said_to_be_here_is_not_guest(node: WholeNode) -> None:
         with node.amqp_wire() as wire, pytest.raises(AssertionError, match=r"connection\.close"):
             wire.send(header)
             wire.log_in("guest", "guest")
+
+
+@pytest.mark.parametrize(("name", "method_expected"), [("guest", "connection.close"), ("root", "connection.tune")])
+def test_certificate_of_guest_is_good_on_this_machine_only(
+    name: str, method_expected: str, certificates: Certificates, tmp_path: Path
+) -> None:
+    certificates.sign(name, name)
+    settings: dict[str, Any] = certificates.settings(tls_ca=certificates.ca)
+    proxied = {"trusted_proxies": networks("127.0.0.1"), "proxy_protocol": "amqps"}
+    with WholeNode(tmp_path, amqps=Address("127.0.0.1", 0), **proxied, **settings) as node:
+        plain = socket.create_connection(node.address("amqps"), timeout=10)
+        plain.sendall(V1)
+        with Wire(("", 0), certificates.client(name).wrap_socket(plain, server_hostname="localhost")) as wire:
+            external(wire)
+            assert wire.read().name == method_expected
 
 
 @pytest.mark.parametrize(

@@ -174,13 +174,7 @@ class Access:
         self, name: str, password: str, *, from_loopback: bool, origin: Origin = _INSIDE
     ) -> Account:
         """The account, if the password is right. An unknown name takes as long as a wrong password."""
-        if name == GUEST and not from_loopback:
-            raise self.refused(
-                origin,
-                name,
-                "guest can be used from this machine only, and not through a proxy: create an account to come from "
-                "elsewhere",
-            )
+        self._check_guest(name, from_loopback, origin)
         if len(password) > self._limits.password_bytes:
             raise self.refused(origin, name, _WRONG)
         known = self.password_cached(name, password, from_loopback=from_loopback)
@@ -214,6 +208,23 @@ class Access:
             self._verifications_waiting -= 1
             del self._verifications[digest]
             done.set_result(refused)
+
+    def authenticate_certificate(self, name: str, *, from_loopback: bool, origin: Origin = _INSIDE) -> Account:
+        """The account of this name, of whoever has proved to have it by a certificate."""
+        self._check_guest(name, from_loopback, origin)
+        held = self._accounts.get(name)
+        if held is None:
+            raise self.refused(origin, name, "there is no account of the certificate's name")
+        return held.account
+
+    def _check_guest(self, name: str, from_loopback: bool, origin: Origin) -> None:
+        if name == GUEST and not from_loopback:
+            raise self.refused(
+                origin,
+                name,
+                "guest can be used from this machine only, and not through a proxy: create an account to come from "
+                "elsewhere",
+            )
 
     async def _verify(self, name: str, password: str) -> Account | None:
         held = self._accounts.get(name)

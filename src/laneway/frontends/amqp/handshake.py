@@ -73,9 +73,11 @@ class Handshake:
         """The certificate was checked when the connection was made; its common name is the account."""
         name = self._connection.peer_name() or ""
         try:
-            account = self._shared.access.account(name)
+            account = self._shared.access.authenticate_certificate(
+                name, from_loopback=self._connection.peer.is_here, origin=self._origin()
+            )
         except LanewayError as refused:
-            self._refuse(self._shared.access.refused(self._origin(), name, refused.message))
+            self._refuse(refused)
         else:
             self._logged_in(account, "certificate")
 
