@@ -147,9 +147,7 @@ def test_proxies_are_not_taken_from_the_proxy_protocol(tmp_path: Path) -> None:
     file.write_text('proxy_protocol = "amqp"\ntrusted_proxies = "127.0.0.1"\n')
     with Server(tmp_path / "data", "--config", str(file)) as server:
         file.write_text('proxy_protocol = "amqp"\n')
-        refused = httpx.post(
-            f"http://127.0.0.1:{server.port}/config/reload", headers={"X-Forwarded-For": "127.0.0.1"}
-        )
+        refused = httpx.post(f"http://127.0.0.1:{server.port}/config/reload", headers={"X-Forwarded-For": "127.0.0.1"})
         assert refused.status_code == 409 and refused.json()["error"]["field"] == "trusted_proxies"
 
 

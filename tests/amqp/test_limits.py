@@ -509,3 +509,11 @@ def test_many_who_wait_for_room_get_it_one_after_the_other(own_serving: OwnServi
         for wire in (first, *others):
             wire.expect("basic.ack")
         assert serving.server.shared.intake.byte_count == 0
+
+
+def test_mistake_in_a_later_turn_ends_the_connection_as_well(own_serving: OwnServing) -> None:
+    with own_serving(turn_ms=1, transaction_count=1_000).log_in() as wire:
+        wire.ask(1, "queue.declare", queue="q")
+        wire.ask(1, "tx.select")
+        wire.send(publish(1, "q", b"x", expiration="60000") * 1_001)
+        assert wire.expect("connection.close").fields["code"] == 506

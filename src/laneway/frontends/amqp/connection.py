@@ -451,7 +451,8 @@ class AmqpConnection(asyncio.Protocol):
     def _end_channel(self, number: int, error: AmqpError) -> None:
         """The channel made a mistake: it is told, and ignored until it confirms that it ended."""
         if error.ends_connection:
-            raise error
+            self.end(error)  # not raised: nobody is there to catch it in a callback, or in a later turn
+            return
         self._incoming.forget(number)
         method = self.method if error.method is None else error.method
         text = error.text
