@@ -185,6 +185,31 @@ def test_a_partition_looks_by_itself_and_wakes_up_with_the_machine(tmp_path: Pat
     asyncio.run(main())
 
 
+def test_what_was_made_up_for_little_by_little_is_no_jump_at_the_next_start(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(b: Bench) -> None:
+        b.boot = "one"
+        await b.restart()
+        await b.queue()
+        events = b.staged()
+        for _ in range(500):
+            b.jumped_ms += SLEW_MS
+            b.clock.ms += 1_000
+            b.partition.look_at_clock()
+        assert 5 <= len(events) <= 12, "that is noted now and then"
+        await b.publish(b"late", delay_ms=60_000)
+        b.clock.ms += 30_000  # in which it is down
+        await b.restart()
+        assert b.recovery.jumped_ms == 0 and "jumped" not in caplog.text
+        b.pass_time(29_000)
+        assert not await b.lease()
+        b.pass_time(1_001)
+        assert bodies(await b.lease()) == [b"late"]
+
+    run(scenario)
+
+
 @jumps
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_a_restart_keeps_what_was_left_although_the_clock_was_set_meanwhile(

@@ -39,7 +39,7 @@ from laneway.core.events import ClockSet, DocumentPut, DocumentRemoved, Event, E
 from laneway.core.message import Glimpse, Messages, Receipts
 from laneway.core.queue import Queue
 from laneway.core.runs import runs
-from laneway.core.stepping import jump_in_words
+from laneway.core.stepping import STEP_MS, jump_in_words
 from laneway.core.table import SLAB_BITS, SLAB_MASK
 from laneway.errors import (
     DiskFull,
@@ -375,15 +375,27 @@ class Partition:
     def look_at_clock(self) -> None:
         """Notice a jump of the wall clock; and that a suspended machine is awake again, which timers do not."""
         by_ms = self.clock.look()
-        if by_ms:
-            try:
+        try:
+            if by_ms:
                 self._step(by_ms)
-            except LanewayError as refusal:
-                log.warning("the wall clock jumped, which is looked at again soon: %s", refusal)
-                return
+            elif self._has_drifted():
+                self._mark_clock()
+        except LanewayError as refusal:
+            log.warning("what the wall clock did is looked at again soon: %s", refusal)
+            return
         if self._timer is not None and self._timer_ms <= self.now():
             self._timer.cancel()
             self._on_timer()
+
+    def _has_drifted(self) -> bool:
+        """Whether the next start would take for a jump what was made up for little by little."""
+        mark = self._state.clock
+        return mark is not None and abs(self.now() - self.clock.uptime_ms() - mark.ahead_ms) >= STEP_MS // 2
+
+    def _mark_clock(self) -> None:
+        now_ms = self.now()
+        self.engine.run(iter([ClockSet(now_ms, now_ms, self.clock.uptime_ms(), self.clock.boot)]))
+        self.committer.touch_later()
 
     def _step(self, by_ms: int) -> None:
         self.inbox.drain()  # what came before the jump
