@@ -8,11 +8,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
+from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
 from laneway.broker import local, parts, sessions, vhosts
+from laneway.broker.topology import TopologyView
+from laneway.broker.values import QueueInfo
 from laneway.frontends.rest import bindings
 from laneway.frontends.sqs import queues as sqs_queues
 from tests.amqp.wire import Wire, method, publish
@@ -232,6 +235,15 @@ def test_exclusive_queues_of_a_connection_that_ends_go_in_slices(
 
 def test_listings_over_sqs_look_at_few_queues_in_one_turn(node: WholeNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqs_queues, "_LOOKED_AT", 7)
+    looked_at: list[int] = []
+    whole = TopologyView.queues
+
+    def counted(self: TopologyView, **which: Any) -> list[QueueInfo]:
+        found = whole(self, **which)
+        looked_at.append(len(found))
+        return found
+
+    monkeypatch.setattr(TopologyView, "queues", counted)
     sqs = node.sqs(node.key("root", "aws"))
     dead = sqs.create_queue(QueueName="listed-dead")["QueueUrl"]
     arn = "arn:aws:sqs:us-east-1:000000000000:listed-dead"
@@ -251,7 +263,9 @@ def test_listings_over_sqs_look_at_few_queues_in_one_turn(node: WholeNode, monke
     assert paged == names
     sources = sqs.list_dead_letter_source_queues(QueueUrl=dead)["queueUrls"]
     assert [url.rpartition("/")[2] for url in sources] == ["listed-00", "listed-05", "listed-10", "listed-15"]
+    assert sqs.start_message_move_task(SourceArn=arn)["TaskHandle"]
     sqs.delete_queue(QueueUrl=dead)
+    assert looked_at and max(looked_at) <= 7
     with node.http() as root:
         assert root.get("/queues/listed-05").json()["dead_letter_queue"] is None
 

@@ -25,7 +25,6 @@ KEY_PREFIX = "lw_"
 _SHOWN_PROPERTIES, _SHOWN_TEXT = 16, 200  # of a client: so many, of so many characters
 
 _START_OK = BY_NAME["connection.start-ok"].number
-_SECURE_OK = BY_NAME["connection.secure-ok"].number
 _TUNE_OK = BY_NAME["connection.tune-ok"].number
 _OPEN = BY_NAME["connection.open"].number
 

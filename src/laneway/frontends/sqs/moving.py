@@ -11,6 +11,7 @@ from laneway.errors import TaskNotFound
 from laneway.frontends.sqs import wire as w
 from laneway.frontends.sqs.ask import Ask
 from laneway.frontends.sqs.errors import SqsError, invalid, value_invalid
+from laneway.frontends.sqs.queues import queues_of
 
 MOST_A_SECOND = 500
 MOST_LISTED = 10
@@ -35,8 +36,10 @@ class Moving:
 
     async def start(self, ask: Ask, asked: w.StartMessageMoveTask) -> w.TaskHandleResult:
         name = self._source(ask, asked.SourceArn)
-        infos = self._topology.queues(vhost=ask.caller.vhost, limit=self._broker.limits.max_queues)
-        if not any(info.settings.dead_letter_queue == name for info in infos):
+        async for info in queues_of(self._topology, ask.caller.vhost):
+            if info.settings.dead_letter_queue == name:
+                break
+        else:
             raise invalid("Source queue must be configured as a Dead Letter Queue.")
         target = None
         if asked.DestinationArn is not None:

@@ -20,6 +20,7 @@ from laneway.broker.interface import (
     DeleteQueue,
     DescribeQueue,
     PurgeQueue,
+    Topology,
 )
 from laneway.broker.values import QueueDeclared, QueueInfo, QueueSettings, QueueStats
 from laneway.errors import Forbidden
@@ -153,21 +154,9 @@ class QueueActions:
         """The names of queues that the caller may see."""
         may_see, account, vhost = ask.caller.access.may_see, ask.caller.account, ask.caller.vhost
         after = None if token is None else _read_token(token)
-        async for info in self._queues(vhost, prefix, after):
+        async for info in queues_of(self._topology, vhost, prefix, after):
             if source_of in (None, info.settings.dead_letter_queue) and may_see(account, vhost, info.name):
                 yield info.name
-
-    async def _queues(self, vhost: str, prefix: str = "", after: str | None = None) -> AsyncIterator[QueueInfo]:
-        """All queues of a virtual host, in order. There may be very many, so others have their turns meanwhile."""
-        while True:
-            at = None if after is None else (vhost, after)
-            infos = self._topology.queues(vhost=vhost, prefix=prefix, limit=_LOOKED_AT, after=at)
-            for info in infos:
-                yield info
-            if len(infos) < _LOOKED_AT:
-                return
-            after = infos[-1].name
-            await asyncio.sleep(0)
 
     # --- attributes
 
@@ -199,7 +188,9 @@ class QueueActions:
         it takes the permission to."""
         name, vhost = ask.queue(asked.QueueUrl, "configure"), ask.caller.vhost
         self._info(ask, name)
-        sources = [info.name async for info in self._queues(vhost) if info.settings.dead_letter_queue == name]
+        sources = [
+            info.name async for info in queues_of(self._topology, vhost) if info.settings.dead_letter_queue == name
+        ]
         allowed, account = ask.caller.access.allowed, ask.caller.account
         if not all(allowed(account, vhost, source, "configure") for source in sources):
             raise SqsError(
@@ -300,6 +291,21 @@ def _check_tags(tags: dict[str, str]) -> dict[str, str]:
                 key, "Tag", "Keys have 1 to 128 characters and do not begin with aws:, values up to 256."
             )
     return tags
+
+
+async def queues_of(
+    topology: Topology, vhost: str, prefix: str = "", after: str | None = None
+) -> AsyncIterator[QueueInfo]:
+    """All queues of a virtual host, in order. There may be very many, so others have their turns meanwhile."""
+    while True:
+        at = None if after is None else (vhost, after)
+        infos = topology.queues(vhost=vhost, prefix=prefix, limit=_LOOKED_AT, after=at)
+        for info in infos:
+            yield info
+        if len(infos) < _LOOKED_AT:
+            return
+        after = infos[-1].name
+        await asyncio.sleep(0)
 
 
 async def _page(names: AsyncIterator[str], most: int | None) -> tuple[list[str], str | None]:
