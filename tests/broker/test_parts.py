@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from laneway.broker.interface import Publish
-from laneway.broker.parts import MAX_ATOMIC_COST, MAX_COST, QUEUE_COST, check_atomic, is_long, parts, placed
+from laneway.broker.parts import (
+    MAX_ATOMIC_COST,
+    MAX_COST,
+    QUEUE_COST,
+    check_atomic,
+    is_long,
+    parts,
+    placed,
+    stored_bytes,
+    stored_bytes_in_parts,
+)
 from laneway.broker.values import Arrival, Messages
 from laneway.errors import BatchTooLarge, QueueNotFound
 
@@ -52,6 +63,7 @@ def test_parts_are_small_and_together_they_are_the_whole_in_order(request_: Publ
         for number, bodies in _arrived(part).items():
             found.setdefault(number, []).extend(bodies)
     assert count > 1 and found == _arrived(request_)
+    assert stored_bytes_in_parts(request_) == sum(stored_bytes(part) for part, _ in parts(request_))
 
 
 def test_small_publishes_are_not_cut() -> None:
@@ -76,3 +88,20 @@ def test_what_cannot_be_cut_is_refused() -> None:
     assert MAX_ATOMIC_COST > MAX_COST
     with pytest.raises(BatchTooLarge, match="publish fewer, or to fewer queues"):
         check_atomic([tuple(range(100))] * 5_000, 5_000)
+
+
+def test_it_costs_little_to_see_how_large_a_publish_is() -> None:
+    """However many copies it makes: all of that is done in one turn of the loop."""
+    looked = 0
+
+    class Route(tuple[int, ...]):
+        def __iter__(self) -> Iterator[int]:
+            nonlocal looked
+            looked += len(self)
+            return super().__iter__()
+
+    request = _publish([Route(range(1_000))] * 5_000, 5_000)
+    assert is_long(request.targets, 5_000) and stored_bytes_in_parts(request) > 64 * 5_000 * 1_000
+    with pytest.raises(BatchTooLarge):
+        check_atomic(request.targets, 5_000)
+    assert looked <= MAX_ATOMIC_COST

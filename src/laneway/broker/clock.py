@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-STEP_MS = 1000
+from laneway.core.stepping import STEP_MS
+
 SLEW_MS = 10  # made up for at one look
 LOOK_EVERY_MS = 1000
 

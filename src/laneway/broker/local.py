@@ -11,14 +11,12 @@ from typing import Any
 from laneway.broker import interface as i
 from laneway.broker.inbox import Entry, tell
 from laneway.broker.partition import Partition
-from laneway.broker.parts import check_atomic, is_long, parts, placed
+from laneway.broker.parts import check_atomic, is_long, parts, placed, stored_bytes, stored_bytes_in_parts
 from laneway.broker.topology import Change, Owned, PartitionModel, TopologyModel, TopologyView
 from laneway.broker.values import Arrival, BatchOutcome, HistoryInfo, QueueName, Task
 from laneway.core import lease_commands
 from laneway.core.deliveries import Deliveries
 from laneway.core.digits import own_tokens
-from laneway.core.message import RECORD_PREFIX_BYTES
-from laneway.core.rows import ROW_BYTES
 from laneway.core.state import SESSION_LEASE
 from laneway.errors import InvalidInput, LanewayError, LimitExceeded
 
@@ -196,7 +194,7 @@ class LocalBroker:
 
     def _publish(self, request: i.Publish, done: Done) -> int:
         partition, targets, count = self._partition, request.targets, len(request.messages.bodies)
-        size_bytes = _stored_bytes(request)
+        size_bytes = stored_bytes(request)
         if partition.is_memory_short:
             partition.check_memory()
         partition.check_writable(size_bytes)
@@ -208,7 +206,7 @@ class LocalBroker:
             if isinstance(targets, list) and targets.count(targets[0]) != len(targets):
                 raise InvalidInput("a batch with an idempotency key goes to the same queues as a whole")
         if (type(targets) is list or len(targets) != 1) and is_long(targets, count):
-            partition.check_writable(sum([_stored_bytes(part) for part, _ in parts(request)]))  # a record in each part
+            partition.check_writable(stored_bytes_in_parts(request))
             self._begin(self._publish_in_parts(request), done)
             return IN_PARTS
         partition.inbox.add(Entry(request, done), size_bytes)
@@ -219,7 +217,7 @@ class LocalBroker:
         that there was when it began: what there is none for any more is refused, like any other publish."""
         arrivals: list[Arrival] = []
         for part, places in parts(request):
-            size_bytes = _stored_bytes(part)
+            size_bytes = stored_bytes(part)
             try:
                 self._partition.check_writable(size_bytes)
             except LanewayError as refusal:
@@ -236,7 +234,7 @@ class LocalBroker:
         size_bytes = 0
         if request.messages.bodies:
             check_atomic(request.targets, len(request.messages.bodies))
-            size_bytes = _stored_bytes(request)
+            size_bytes = stored_bytes(request)
             self._partition.check_memory()
             self._partition.check_writable(size_bytes)
         else:
@@ -341,11 +339,3 @@ class LocalBroker:
     async def _name_queues(self, request: i.NameQueues) -> dict[int, QueueName]:
         async with self._naming:
             return await asyncio.to_thread(self._partition.engine.journal.history.catalogue)
-
-
-def _stored_bytes(request: i.Publish | i.Transact) -> int:
-    """What a publish will take of the journal: a record for each message, and a row for each queue it goes to."""
-    props, bodies, targets = request.messages.props, request.messages.bodies, request.targets
-    count = len(bodies)
-    row_count = sum(map(len, targets)) if type(targets) is list else len(targets) * count
-    return sum(map(len, props)) + sum(map(len, bodies)) + RECORD_PREFIX_BYTES * count + ROW_BYTES * row_count
