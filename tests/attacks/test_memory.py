@@ -7,11 +7,14 @@ import os
 import socket
 import struct
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 
 from laneway.resources.intake import Intake
 from tests.amqp.wire import HEADER, Wire, frame, method
+from tests.attacks.whole_node import WholeNode
 from tests.crash.server import Connection, Server, eventually
+from tests.in_thread import wait_for
 
 MIB = 1 << 20
 
@@ -179,6 +182,30 @@ def test_unfinished_heads_count_too(tmp_path: Path) -> None:
                 refused += stream.recv(2000).startswith(b"HTTP/1.1 503")
         assert 10 < refused < 40
         assert server.connect().call("GET", "/healthz")[0] == 200
+
+
+def test_what_is_broken_off_counts_no_longer(tmp_path: Path) -> None:
+    post = "POST /queues/q/messages HTTP/1.1\r\nHost: x\r\n"
+    begun = [
+        post + "Content-Length: 90000\r\n\r\n" + "x" * 9_000,
+        post + "Transfer-Encoding: chunked\r\n\r\nffff\r\n" + "x" * 9_000,
+        post + "Expect: 100-continue\r\nContent-Length: 9000\r\n\r\n",
+        "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" + post + "X: " + "x" * 9_000,
+        post.replace("messages", "dequeue") + "Content-Length: 20\r\n\r\n",  # its body comes apart
+    ]
+    with WholeNode(tmp_path) as node:
+        node.new_queue("q")
+        credentials = ["", "Authorization: Bearer lw_none\r\n", f"Authorization: Bearer {node.key('root')[1]}\r\n"]
+        intake = node.node.intake
+        for number, (data, said) in enumerate(list(product(begun, credentials)) * 10):
+            with socket.create_connection(node.address("http"), timeout=10) as stream:
+                stream.sendall(data.replace("Host: x\r\n", f"Host: x\r\n{said}").encode())
+                if "dequeue" in data:
+                    stream.sendall(b'{"wait_seconds": 20}')
+                if number % 2:  # torn off, not closed
+                    stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        wait_for(lambda: intake.connection_count == 0, "they are gone")
+        assert intake.byte_count == 0 and intake.take(128 * MIB, is_known=False), "strangers have their whole half"
 
 
 def test_who_waits_for_room_gets_it_in_turn() -> None:
