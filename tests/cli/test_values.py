@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laneway.cli import kinds, show
+from laneway.cli.session import Failure
 
 
 @pytest.mark.parametrize(
@@ -141,3 +142,9 @@ def test_a_long_line_is_not_wrapped_into_a_pipe(capsys: pytest.CaptureFixture[st
 )
 def test_payloads_in_one_line(payload: object, content_type: str, text: str) -> None:
     assert show.payload_text(payload, content_type) == text
+
+
+def test_failure_that_names_what_others_chose_leaves_the_terminal_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    Failure("there is no queue 'orders': did you mean orders\x1b[2J\u202e?").show()
+    shown = capsys.readouterr().err
+    assert shown == "laneway: there is no queue 'orders': did you mean orders\\x1b[2J\\u202e?\n"

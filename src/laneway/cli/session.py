@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from laneway.cli.show import printable
+
 if TYPE_CHECKING:
     from laneway.client import Client, ClientError
 
@@ -124,7 +126,8 @@ class Failure(click.ClickException):
             click.echo(json.dumps({"error": {"code": self.code, "message": self.message, **self.shown}}), err=True)
             return
         advice = ADVICE.get(self.code)
-        click.echo(f"laneway: {self.message}" + (f" ({advice})" if advice else ""), err=True)
+        # It may name what others chose: a queue, say.
+        click.echo(f"laneway: {printable(self.message)}" + (f" ({advice})" if advice else ""), err=True)
 
 
 class Unreachable(Failure):
