@@ -190,6 +190,11 @@ class Node:
         if self._first_admin is not None and await self._first_admin.create(access):
             log.info("created the first account, %r with the role admin, and deleted guest", self._first_admin.name)
         self._refuse_open_doors(access)
+        if access.guest_only and self.config.trusted_proxies.networks:
+            log.warning(
+                "guest is the only account and does not come through trusted_proxies, so nobody can log in there. %s",
+                self._first_account_advice(),
+            )
         limits = self._rest_limits()
         sqs = SqsApi(self.broker, access, self._sqs)
         proxies = TrustedProxies(self.config.trusted_proxies.networks)
@@ -251,6 +256,12 @@ class Node:
             raise StartError(f"cannot listen on {address}: {why}; {hint}") from None
         self.addresses[setting] = Address(*bound)
 
+    def _first_account_advice(self) -> str:
+        return (
+            f"Create an account first: `laneway account create NAME --role admin --data {self.config.data}` while no "
+            f"server runs on it, or {USER} and {PASSWORD} (or a file of each: …_FILE) in the environment"
+        )
+
     def _refuse_open_doors(self, access: Access) -> None:
         c = self.config
         listening = {"http": c.http, "https": c.https, "amqp": c.amqp, "amqps": c.tls_cert and c.amqps}
@@ -260,9 +271,7 @@ class Node:
             reasons = []
             if access.guest_only:
                 reasons.append(
-                    "the only account is guest, whose password everybody knows. Create an account first: "
-                    f"`laneway account create NAME --role admin --data {c.data}`, or {USER} and {PASSWORD} "
-                    "(or a file of each: …_FILE) in the environment"
+                    f"the only account is guest, whose password everybody knows. {self._first_account_advice()}"
                 )
             if setting in ("http", "amqp") and not c.plain_beyond_loopback:
                 reasons.append(
@@ -330,7 +339,7 @@ def proxied_settings(config: Config) -> frozenset[str]:
     for name in sorted(names - set(LISTENING)):
         raise ConfigInvalid(f"proxy_protocol is any of {', '.join(LISTENING)}, not {name!r}", field="proxy_protocol")
     if names and not config.trusted_proxies.networks:
-        raise ConfigInvalid("proxy_protocol needs trusted_proxies: whose word counts", field="trusted_proxies")
+        raise ConfigInvalid("proxy_protocol needs trusted_proxies, the addresses of proxies", field="trusted_proxies")
     return names
 
 
@@ -344,7 +353,7 @@ def tls_context(config: Config) -> ssl.SSLContext | None:
     if config.tls_cert is None:
         for setting in ("https", "tls_key", "tls_ca"):
             if getattr(config, setting) is not None:
-                raise ConfigInvalid(f"{setting} needs a tls_cert to go with", field="tls_cert")
+                raise ConfigInvalid(f"{setting} needs tls_cert, the file of the certificate", field="tls_cert")
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}[config.tls_min_version]

@@ -211,6 +211,10 @@ def test_the_variable_is_used_when_nothing_else_is_said() -> None:
         (("stats", "--url", "ftp://host"), "is no address of a server"),
         (("stats", "--url", "http://host:port"), "is no address of a server"),
         (("completion", "powershell"), "powershell"),
+        (("send", "q", "x", "--priority"), "`laneway send --help` explains"),
+        (("queue", "create", "q", "--lease"), "`laneway queue create --help` explains"),
+        (("serve", "--http"), "`laneway serve --help` explains"),
+        (("--url",), "`laneway --help` explains"),
     ],
 )
 def test_wrong_usage_is_exit_code_2_and_explained(arguments: tuple[str, ...], says: str) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from laneway.config import Address, Config
+from laneway.config import Address, Config, Networks
 from laneway.errors import ConfigInvalid
 from laneway.node import Node
 from tests.certificates import Certificates
@@ -53,3 +54,18 @@ def test_tls_beyond_loopback_needs_an_account_and_no_permission(tmp_path: Path, 
 def test_guest_alone_is_not_let_out_by_a_setting(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match="guest"):
         serve(tmp_path, None, http=EVERYWHERE, plain_beyond_loopback=True)
+
+
+@pytest.mark.parametrize(("account", "warns"), [(None, True), ("root", False)])
+def test_start_warns_that_nobody_can_log_in_through_the_proxies(
+    account: str | None, warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    serve(tmp_path, account, trusted_proxies=Networks((ip_network("127.0.0.1"),)))
+    said = [record.getMessage() for record in caplog.records if "trusted_proxies" in record.getMessage()]
+    assert bool(said) == warns
+    assert all(f"account create NAME --role admin --data {tmp_path / 'data'}" in line for line in said)
+
+
+def test_tls_without_a_certificate_names_the_setting_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match="https needs tls_cert"):
+        serve(tmp_path, https=HERE)

@@ -166,6 +166,11 @@ class FailingGroup(click.Group):
         except (click.Abort, click.exceptions.Exit):
             raise
         except Exception as error:
+            name = ctx.invoked_subcommand
+            if isinstance(error, click.UsageError) and error.ctx is None and name is not None:
+                # click's parser does not say which command's option lacks its value.
+                command = self.get_command(ctx, name)
+                error.ctx = click.Context(command, ctx, name) if command is not None else ctx
             failure = as_failure(error)
             if failure is None:
                 raise
