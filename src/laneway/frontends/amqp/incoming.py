@@ -22,6 +22,8 @@ _WITH_CONTENT = (PUBLISH, 60 << 16 | 50, 60 << 16 | 60, 60 << 16 | 71)
 _CONTENT_HEAD_BYTES = 14  # class, weight, body size, and the first flags of the properties
 
 _MIB = 1 << 20
+_SMALL_BYTES = 1 << 20  # of messages that have not come whole, before small ones count as large ones do
+_PUBLISH_BYTES = 1024  # its method has half of that at most
 
 _FRAME = struct.Struct(">BHI")
 _METHOD_FRAME = struct.Struct(">BHII")
@@ -46,8 +48,8 @@ class Sink(Protocol):
         """Raises if that is too much."""
 
     def on_large_content(self, size: int, *, is_alone: bool) -> None:
-        """A message of several frames begins; `is_alone`: on this connection. Raises if it can not be taken, and may
-        hold the connection until it can."""
+        """A message of several frames begins, or one more of many; `is_alone`: on this connection. Raises if it can not
+        be taken, and may hold the connection until it can."""
 
     def on_large_content_end(self, size: int) -> None:
         """… it is all here, or will not be."""
@@ -65,7 +67,7 @@ class Sink(Protocol):
 class _Content:
     """A message that is not all here."""
 
-    __slots__ = ("body", "frame_count", "large_bytes", "method", "missing", "properties", "ticks")
+    __slots__ = ("body", "frame_count", "large_bytes", "method", "missing", "properties", "small_bytes", "ticks")
 
     def __init__(self, method: bytes) -> None:
         self.method = method
@@ -73,7 +75,8 @@ class _Content:
         self.body: bytes | bytearray = b""
         self.frame_count = 0  # of the body
         self.missing = 0
-        self.large_bytes = 0  # its size, if that takes several frames
+        self.large_bytes = 0  # its size, if it counts as large
+        self.small_bytes = 0  # … or as small
         self.ticks = 0  # since it began
 
     def add(self, payload: bytes) -> None:
@@ -101,6 +104,7 @@ class Incoming:
         self._turn_s = turn_ms / 1000
         self._most_unfinished_bytes = most_unfinished_bytes
         self._unfinished_bytes = 0  # of the bodies in _contents
+        self._small_bytes = 0  # of the small messages there, when they will be whole
         self.is_held = False
         self._acks = Acks()
         self._rest = b""
@@ -231,6 +235,8 @@ class Incoming:
             raise _out_of_place(content)
         number = _U32.unpack_from(payload)[0]
         if number in _WITH_CONTENT and channel:
+            if len(payload) > _PUBLISH_BYTES:
+                raise _frame_error(METHOD, payload, f"{{method_too_large,{len(payload)},{_PUBLISH_BYTES}}}")
             if self._sink.takes(channel, number):
                 self._contents[channel] = _Content(payload)
             return
@@ -264,10 +270,16 @@ class Incoming:
             raise AmqpError(505, explanation, method=content.number)
         content.properties = payload[12:]
         self._sink.on_content_size(channel, content.missing)
-        if content.missing > self.frame_bytes and self._contents.get(channel) is content:
+        if not content.missing or self._contents.get(channel) is not content:
+            return
+        size = content.missing + len(payload)
+        if content.missing <= self.frame_bytes and self._small_bytes + size <= _SMALL_BYTES:
+            self._small_bytes += size
+            content.small_bytes = size
+        else:
             is_alone = not any(other.large_bytes for other in self._contents.values())
-            self._sink.on_large_content(content.missing, is_alone=is_alone)
-            content.large_bytes = content.missing
+            self._sink.on_large_content(size, is_alone=is_alone)
+            content.large_bytes = size
 
     def _complete(self, channel: int, content: _Content) -> None:
         # The channel may have been closed by what its size said.
@@ -282,6 +294,7 @@ class Incoming:
         content = self._contents.pop(channel, None)
         if content is not None:
             self._unfinished_bytes -= len(content.body)
+            self._small_bytes -= content.small_bytes
             if content.large_bytes:
                 self._sink.on_large_content_end(content.large_bytes)
         return content
