@@ -712,7 +712,9 @@ def test_cursors_are_set_listed_and_deleted(run: Run, queue: str) -> None:
         (("send", "q", "x", "--priority", "high"), ("--priority", "'high' is no priority", "0 to 255")),
         (("receive", "q", "--lease", "13h"), ("--lease", "13h is too long", "12h")),
         (("extend", "q", "r", "--lease", "13h"), ("--lease", "13h is too long", "12h")),
-        (("queue", "create", "q", "--retention", "15d"), ("--retention", "15d is too long", "2w")),
+        (("queue", "create", "q", "--retention", "15d"), ("--retention", "15d is too long", "14d")),
+        (("queue", "create", "q", "--durable", "perhaps"), ("--durable", "'perhaps' is neither true nor false")),
+        (("queue", "create", ""), ("'QUEUE'", "it is empty")),
     ],
 )
 def test_values_that_do_not_fit_are_told_in_words_of_the_flag(
@@ -726,7 +728,10 @@ def test_what_only_the_server_knows_is_told_in_words_of_the_flag_too(run: Run, q
     assert run("send", queue, "x", "--priority", "200", code=1).stderr.startswith("laneway: --priority: ")
     far = run("send", queue, "x", "--at", "2999-01-01T00:00:00Z", code=1).stderr
     assert far == "laneway: --at: the time is more than 90 days ahead\n"
-    assert run("queue", "create", "x", "--max-priority", "999", code=1).stderr.startswith("laneway: --max-priority: ")
+    assert (
+        run("queue", "create", "x", "--max-priority", "999", code=1).stderr == "laneway: --max-priority: at most 255\n"
+    )
+    assert run("queue", "create", "x", "--max-receives", "0", code=1).stderr == "laneway: --max-receives: at least 1\n"
 
 
 def test_a_misspelt_queue_is_guessed(run: Run, queue: str) -> None:

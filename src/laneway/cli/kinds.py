@@ -26,21 +26,13 @@ def duration(text: str) -> float:
     return float(match[1]) * SECONDS[match[2]]
 
 
-def shown(seconds: float) -> str:
-    """A duration as people write it: 15m, 12h."""
-    for unit in ("w", "d", "h", "m"):
-        if seconds >= SECONDS[unit] and seconds % SECONDS[unit] == 0:
-            return f"{seconds / SECONDS[unit]:g}{unit}"
-    return f"{seconds:g}s"
-
-
 class DurationUpTo(click.ParamType[float | str]):
     """A duration with a longest value. The API has the same limit; an error here names the flag."""
 
     name = "duration"
 
     def __init__(self, most: str, *, otherwise: str = "", or_none: bool = False) -> None:
-        self._most = duration(most)
+        self._most = most
         self._otherwise = otherwise  # what to use for more
         self._or_none = or_none
 
@@ -51,10 +43,28 @@ class DurationUpTo(click.ParamType[float | str]):
             seconds = duration(value)
         except click.BadParameter as wrong:
             self.fail(wrong.message, param, ctx)
-        if seconds > self._most:
+        if seconds > duration(self._most):
             more = f"; {self._otherwise}" if self._otherwise else ""
-            self.fail(f"{value} is too long, the most is {shown(self._most)}{more}", param, ctx)
+            self.fail(f"{value} is too long, the most is {self._most}{more}", param, ctx)
         return seconds
+
+
+class Boolean(click.types.BoolParamType):
+    """click's, with an error that names the two values people use."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool:
+        if self.str_to_bool(value) is None:
+            self.fail(f"{value!r} is neither true nor false", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+boolean = Boolean()
+
+
+def name(text: str) -> str:
+    if not text:
+        raise click.BadParameter("it is empty: give a name")
+    return text
 
 
 def priority(text: str) -> int:

@@ -42,7 +42,7 @@ SETTINGS: tuple[tuple[str, str, Any, str], ...] = (
     ("--dead-letter-queue", "dead_letter_queue", str, "Where dead letters go, or none: they stay here."),
     ("--dead-letter-exchange", "dead_letter_exchange", kinds.name_or_none, "Exchange dead letters go to, or none."),
     ("--dead-letter-routing-key", "dead_letter_routing_key", kinds.name_or_none, "Theirs from then on, or none: kept."),
-    ("--keep-dead", "keep_dead", click.BOOL, "Whether dead letters that have no place to go stay here."),
+    ("--keep-dead", "keep_dead", kinds.boolean, "Whether dead letters that have no place to go stay here."),
     ("--max-messages", "max_messages", kinds.number_or_none, "Most waiting messages, or none."),
     ("--max-bytes", "max_bytes", kinds.size_or_none, "Most waiting bytes, or none."),
     (
@@ -58,12 +58,17 @@ SETTINGS: tuple[tuple[str, str, Any, str], ...] = (
         "How long a dedup id is remembered, up to 1d.",
     ),
     ("--max-message-bytes", "max_message_bytes", kinds.size, "Largest message."),
-    ("--durable", "durable", click.BOOL, "Whether it outlives a restart of the server."),
-    ("--auto-delete", "auto_delete", click.BOOL, "Whether it goes with its last consumer."),
+    ("--durable", "durable", kinds.boolean, "Whether it outlives a restart of the server."),
+    ("--auto-delete", "auto_delete", kinds.boolean, "Whether it goes with its last consumer."),
     ("--expires", "expires_seconds", kinds.duration_or_none, "It goes when nobody used it for so long, or none."),
-    ("--single-active-consumer", "single_active_consumer", click.BOOL, "Whether one consumer alone gets messages."),
+    (
+        "--single-active-consumer",
+        "single_active_consumer",
+        kinds.boolean,
+        "Whether one consumer alone gets messages.",
+    ),
     ("--tier", "tier", click.Choice(["critical", "normal", "low"]), "How soon its messages are meant to be done."),
-    ("--fair", "fair", click.BOOL, "Whether a tenant that holds much lets quieter ones go first."),
+    ("--fair", "fair", kinds.boolean, "Whether a tenant that holds much lets quieter ones go first."),
 )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from laneway.cli import kinds
 from laneway.cli.show import printable
 
 if TYPE_CHECKING:
@@ -319,4 +320,4 @@ def queue_names(session: CliSession, prefix: str, most: int) -> list[str]:
         return []
 
 
-queue_argument = click.argument("queue", metavar="QUEUE", shell_complete=complete_queue)
+queue_argument = click.argument("queue", metavar="QUEUE", type=kinds.name, shell_complete=complete_queue)

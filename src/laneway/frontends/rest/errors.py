@@ -98,6 +98,8 @@ INTERNAL = LanewayError("something went wrong inside the server; its log says mo
 
 _AT = re.compile(r"^(?P<text>.*?)(?: - at `(?P<key>key` in `)?\$(?P<path>.*)`)?$", re.DOTALL)
 _CHOICE = re.compile(r"Expected str matching regex '\^\((?P<choices>[a-z_|]+)\)(?P<more>\(,\((?P=choices)\)\)\*)?\$'")
+_BOUND = re.compile(r"Expected (?:int|float) (?P<sign>[<>]=?) (?P<number>\S+)")
+_BOUNDS = {"<=": "at most", ">=": "at least", "<": "less than", ">": "more than"}
 _NAME_AND_VALUE = "Expected str matching regex '^[^:]+:'"
 _NAMED = re.compile(r"(?:unknown|required) field `(?P<name>.*)`$", re.DOTALL)
 
@@ -135,4 +137,7 @@ def _invalid_value(sentence: str) -> InvalidRequest:
         return InvalidRequest(f"{path} is {text}", field=path)
     if text == _NAME_AND_VALUE:
         return InvalidRequest(f"{path} is name:value", field=path)
+    bound = _BOUND.fullmatch(text)
+    if bound is not None:
+        return InvalidRequest(f"{path}: {_BOUNDS[bound['sign']]} {bound['number']}", field=path)
     return InvalidRequest(f"{path}: {text[:1].lower()}{text[1:]}", field=path)
