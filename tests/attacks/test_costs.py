@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from laneway.broker import local, parts, sessions, vhosts
+from laneway.broker import local, parts
+from laneway.broker.queues import Queues
 from laneway.broker.topology import TopologyView
 from laneway.broker.values import QueueInfo
+from laneway.core import purging
 from laneway.frontends.rest import bindings
 from laneway.frontends.sqs import queues as sqs_queues
 from tests.amqp.wire import Wire, method, publish
@@ -197,15 +199,17 @@ def test_many_methods_of_one_read_leave_others_their_turns(node: WholeNode) -> N
 
 
 def test_virtual_host_of_many_queues_goes_in_slices(node: WholeNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vhosts, "_SLICE", 10)
-    slices: list[int] = []
-    whole = vhosts.Vhosts._delete_queues
+    monkeypatch.setattr(purging, "SLICE", 200)
+    slices = 0
+    whole = Queues.delete_all
 
-    def counted(self: vhosts.Vhosts, numbers: Sequence[int]) -> None:
-        slices.append(len(numbers))
-        whole(self, numbers)
+    def counted(self: Queues, numbers: Sequence[int]) -> Iterator[None]:
+        nonlocal slices
+        for _ in whole(self, numbers):
+            slices += 1
+            yield
 
-    monkeypatch.setattr(vhosts.Vhosts, "_delete_queues", counted)
+    monkeypatch.setattr(Queues, "delete_all", counted)
     with node.http() as root:
         root.put("/vhosts/many").raise_for_status()
         with node.amqp("root", "secret", vhost="many") as wire:
@@ -214,7 +218,7 @@ def test_virtual_host_of_many_queues_goes_in_slices(node: WholeNode, monkeypatch
             _settled(wire)
             assert root.delete("/vhosts/many").status_code == 204
             assert wire.expect("connection.close").fields["code"] == 320
-        assert slices == [10, 10, 10, 5]
+        assert slices == 3
         assert root.get("/vhosts/many/queues").status_code == 404
         root.put("/vhosts/many").raise_for_status()
         assert root.get("/vhosts/many/queues").json()["queues"] == []
@@ -224,7 +228,7 @@ def test_virtual_host_of_many_queues_goes_in_slices(node: WholeNode, monkeypatch
 def test_exclusive_queues_of_a_connection_that_ends_go_in_slices(
     node: WholeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "OWNED_SLICE", 10)
+    monkeypatch.setattr(purging, "SLICE", 200)
     with node.http() as root:
         with node.amqp("root", "secret") as wire:
             for i in range(35):

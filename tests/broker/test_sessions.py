@@ -851,7 +851,7 @@ def test_a_queue_that_goes_with_its_users_does_so_as_soon_as_the_disk_has_room_a
         b.partition.committer.stuck = DiskFull("no space")
         tries: list[str] = []
         delete = b.partition.queues.delete
-        monkeypatch.setattr(b.partition.queues, "delete", lambda *names: (tries.append(names[1]), delete(*names)))
+        monkeypatch.setattr(b.partition.queues, "delete", lambda *names: (tries.append(names[1]), delete(*names))[1])
         connection.end()
         async with asyncio.timeout(5):
             while len(tries) < 3:

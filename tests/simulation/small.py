@@ -17,6 +17,7 @@ SMALL: dict[str, dict[str, object]] = {
     "laneway.core.snapshot": {"SLABS_PER_CHUNK": 2},
     "laneway.core.tenants": {"STALE_HEADS": 3},
     "laneway.core.clockwork": {"TICK_MESSAGES": 7},
+    "laneway.core.purging": {"SLICE": 12, "_SLAB_COST": 2, "_QUEUE_COST": 1},
     "laneway.broker.upkeep": {
         "DEAD_EXTENTS": 2,
         "LOOK_EVERY_COMMITS": 6,

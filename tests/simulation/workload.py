@@ -13,6 +13,7 @@ import msgspec
 from laneway.broker import interface as i
 from laneway.broker import peeking
 from laneway.broker.values import Arrival, DeadLetterFilter, Deliveries, PeekQuery, Receipts, RedriveRequest
+from laneway.core import purging
 from laneway.core.digits import Tokens
 from laneway.core.exchanges import Binding, ExchangeSettings
 from laneway.core.message import Draft, Glimpse, Properties, Settlement, messages_of
@@ -181,7 +182,8 @@ class Workload:
         if isinstance(answer, DiskFull):
             assert node.partition.committer.stuck, "it was refused, though acks can be written"
             return True
-        return isinstance(answer, Unavailable)
+        is_going = isinstance(answer, QueueNotFound) and bool(node.partition.queues.going)
+        return is_going or isinstance(answer, Unavailable)
 
     def in_background(self, node: Node, work: Awaitable[None]) -> None:
         async def run() -> None:
@@ -189,6 +191,8 @@ class Workload:
                 await work
             except (Unavailable, DiskFull, TooLargeForDisk, QueueNotFound):
                 pass  # stopping, stuck, or deleted in the meantime
+            except Conflict:
+                assert node.partition.queues.going  # just this queue
             except AssertionError as wrong:
                 self.failures.append(str(wrong))
 
@@ -206,6 +210,9 @@ class Workload:
             kind = i.PutQueue if node.has(name) or self.random.random() < 0.5 else i.DeclareQueue
             await node.broker.ask(kind("/", name, settings))
         except InvalidInput:  # its dead-letter queue was deleted a moment ago
+            self.ledger.queues.withdraw(name, ticket)
+        except Conflict:  # one of them is being deleted
+            assert node.partition.queues.going
             self.ledger.queues.withdraw(name, ticket)
         except (DiskFull, TooLargeForDisk, Unavailable, QueueNotFound):
             pass  # perhaps only after it had been changed: in doubt until the next start
@@ -625,11 +632,16 @@ class Workload:
         states = (READY, DELAYED, LEASED) if leased else (READY, DELAYED)
 
         async def purge() -> None:
-            doomed = self._leaving(node, lambda: node.seqs(queue, *states))
+            goes_in_slices = len(node.seqs(queue)) > purging.SLICE
+            # Meanwhile some that wait are leased, and stay; some that are leased come back, and go.
+            doomed = self._leaving(node, lambda: node.seqs(queue, *(() if goes_in_slices else states)))
             try:
                 count = await node.broker.ask(i.PurgeQueue("/", queue, leased=leased))
             except (DiskFull, TooLargeForDisk):
                 return self._spared(doomed)
+            if goes_in_slices:
+                self.counts["purged in slices"] += 1
+                return None
             assert count == len(doomed), f"{queue}: {count} purged, there were {len(doomed)}"
             return self._ended(doomed)
 
@@ -660,6 +672,11 @@ class Workload:
 
         async def delete() -> None:
             doomed = self._leaving(node, lambda: node.seqs(queue))
+            goes_in_slices = len(node.seqs(queue)) > purging.SLICE
+            if goes_in_slices:
+                # What is published meanwhile goes with it, and so do dead letters that get there.
+                letters = (name for name, its in self.settings.items() if its.dead_letter_exchange is not None)
+                self.ledger.unacked.update((queue, *letters))
             ticket = self.ledger.queues.ask(queue, None)
             try:
                 await node.broker.ask(i.DeleteQueue("/", queue))
@@ -667,7 +684,10 @@ class Workload:
                 self._spared(doomed)
                 self.ledger.queues.withdraw(queue, ticket)
                 return
-            self._ended(doomed)
+            if goes_in_slices:  # some were leased meanwhile, and may have gone elsewhere
+                self.counts["deleted in slices"] += 1
+            else:
+                self._ended(doomed)
             self.ledger.queues.answer(queue, ticket)
 
         self.in_background(node, delete())

@@ -10,15 +10,15 @@ behind all that is there. So order is arrival by construction.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import chain, groupby, repeat
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from laneway.broker.interface import Ack, IdempotencyKey, Lease, Publish, Settle, SettleHeld, Targets, Transact
 from laneway.broker.values import Arrival
 from laneway.broker.waiting import Waiter
-from laneway.core import commands, lease_commands
+from laneway.core import commands, lease_commands, purging
 from laneway.core.events import Event
 from laneway.core.message import Messages, Receipt, Receipts, Settlement, joined_messages, parse_message_id
 from laneway.core.publishing import SharedRecords
@@ -55,6 +55,17 @@ class Entry:
 
     def doing(self) -> str:
         return str(self.request.doing())
+
+
+class _HeldBatch(NamedTuple):
+    """Messages that sessions hold, to be settled alike: so many of each queue."""
+
+    entries: list[Entry]
+    queues: list[tuple[int, int]]
+    seqs: Sequence[int]
+    leases: Sequence[int]
+    action: str
+    lease_ms: int
 
 
 class _Gathered:
@@ -163,7 +174,7 @@ class Inbox:
         try:
             self._carry_out.get(kind, self._change)(group)
         except Exception as trouble:
-            answer = _told_of(trouble)
+            answer = told_of(trouble)
             for entry in group:
                 done, entry.done = entry.done, _ignore  # some of them may be answered with a commit
                 tell(done, answer)
@@ -174,8 +185,11 @@ class Inbox:
             try:
                 answer = self._partition.carry_out(entry.request)
             except Exception as trouble:
-                answer = _told_of(trouble)
-            tell(entry.done, answer)
+                answer = told_of(trouble)
+            if isinstance(answer, Generator):
+                self._partition.in_slices(answer, entry.done)
+            else:
+                tell(entry.done, answer)
 
     # Publishing
 
@@ -300,7 +314,7 @@ class Inbox:
             try:
                 answer = self._carry_out_transaction(entry.request)
             except Exception as trouble:
-                answer = _told_of(trouble)
+                answer = told_of(trouble)
             self._partition.committer.when_durable(entry.done, answer)
 
     def _carry_out_transaction(self, request: Transact) -> list[Arrival] | LanewayError:
@@ -308,7 +322,7 @@ class Inbox:
         inner = Entry(Publish(request.targets, request.messages), _ignore)
         refusals: list[LanewayError] = []
         self._publish([inner])
-        self._settle_held([Entry(settlement, refusals.append) for settlement in request.settlements])
+        self._settle_held([Entry(settlement, refusals.append) for settlement in request.settlements], at_once=True)
         for settlement in request.settlements:
             self._partition.sessions.settled(settlement)
         return refusals[0] if refusals else inner.arrivals
@@ -409,11 +423,14 @@ class Inbox:
         partition.after(events)
         return results
 
-    def _settle_held(self, entries: list[Entry]) -> None:
+    def _settle_held(self, entries: list[Entry], *, at_once: bool = False) -> None:
+        """What very many messages are given back by goes in slices, unless it must be `at_once`."""
         partition = self._partition
         state = partition.engine.state
         if partition.engine.closed:
             return  # the last commit is under way, and the next start gives them back
+        spent = 0
+        later: list[_HeldBatch] = []
         for (action, lease_ms), same in groupby(entries, key=_SETTLES):
             group = [entry for entry in same if entry.request.queue in state.queues]  # else they went with it
             for some in [group] if action == "ack" else _by_queue(group).values():
@@ -421,15 +438,43 @@ class Inbox:
                 if not requests:
                     continue
                 queues = _counts(requests)
-                seqs, leases = joined([r.seqs for r in requests]), joined([r.leases for r in requests])
                 usual_ms = state.queues[queues[0][0]].settings.lease_ms
                 again_ms = usual_ms if lease_ms is None else lease_ms
-                command = lease_commands.settle_held(state, queues, seqs, leases, action, partition.now(), again_ms)
-                try:
-                    partition.run_now(command)
-                except LanewayError as refusal:  # the journal takes no more: they stay leased
-                    for entry in some:
-                        tell(entry.done, refusal)
+                seqs, leases = joined([r.seqs for r in requests]), joined([r.leases for r in requests])
+                held = _HeldBatch(some, queues, seqs, leases, action, again_ms)
+                if action != "ack" and not at_once:
+                    spent += len(seqs)
+                    if spent > purging.SLICE:
+                        later.append(held)
+                        continue
+                self._settle_all(held)
+        if later:
+            partition.in_slices(self._settle_in_slices(later), _ignore)
+
+    def _settle_all(self, held: _HeldBatch) -> None:
+        partition = self._partition
+        command = lease_commands.settle_held(
+            partition.engine.state, held.queues, held.seqs, held.leases, held.action, partition.now(), held.lease_ms
+        )
+        try:
+            partition.run_now(command)
+        except LanewayError as refusal:  # the journal takes no more: they stay leased
+            for entry in held.entries:
+                tell(entry.done, refusal)
+
+    def _settle_in_slices(self, several: list[_HeldBatch]) -> Generator[None, None, None]:
+        engine = self._partition.engine
+        for held in several:
+            ((number, count),) = held.queues
+            for at in range(0, count, purging.SLICE):
+                if number not in engine.state.queues or engine.closed:
+                    break
+                seqs = held.seqs[at : at + purging.SLICE]
+                part = held._replace(
+                    queues=[(number, len(seqs))], seqs=seqs, leases=held.leases[at : at + purging.SLICE]
+                )
+                self._settle_all(part)
+                yield
 
 
 def shares(targets: list[Targets]) -> Iterable[tuple[int, Sequence[int] | None]]:
@@ -453,7 +498,7 @@ def _go_to_several(targets: Any) -> bool:
     return max(map(len, targets)) > 1 if type(targets) is list else len(targets) > 1
 
 
-def _told_of(trouble: Exception) -> LanewayError:
+def told_of(trouble: Exception) -> LanewayError:
     """What a caller is told of an exception."""
     if isinstance(trouble, LanewayError):
         return trouble

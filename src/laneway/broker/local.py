@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any
 
 from laneway.broker import interface as i
@@ -161,15 +161,20 @@ class LocalBroker:
         if slow is not None:
             return await slow(request)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def done(given: Any) -> None:
+            if not answer.done():  # whoever asked may be gone
+                answer.set_result(given)
+
         if type(request) in self._frequent:
-            number = self.send(request, lambda given: None if answer.done() else answer.set_result(given))
+            number = self.send(request, done)
             try:
                 given = await answer
             except asyncio.CancelledError:
                 self.withdraw(number)
                 raise
         else:
-            self._partition.inbox.add_now(Entry(request, answer.set_result))
+            self._partition.inbox.add_now(Entry(request, done))
             given = await answer
         if isinstance(given, LanewayError):
             raise given
@@ -301,7 +306,7 @@ class LocalBroker:
         partition.tick_if_due()
         return partition.lease_again(queue, request.tokens, request.deadline_ms, request.lease_ms)
 
-    def _delete_queue(self, r: i.DeleteQueue) -> int:
+    def _delete_queue(self, r: i.DeleteQueue) -> Generator[None, None, int]:
         return self._partition.queues.delete(
             r.vhost, r.name, r.session, if_empty=r.if_empty, if_none_ready=r.if_none_ready, if_unused=r.if_unused
         )

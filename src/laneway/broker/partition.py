@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ from laneway.broker.committer import Committer, NewWriter, WriterThread
 from laneway.broker.cursors import Cursors
 from laneway.broker.engine import Engine, Recovery
 from laneway.broker.exchanges import Exchanges
-from laneway.broker.inbox import Inbox
+from laneway.broker.inbox import Inbox, tell, told_of
 from laneway.broker.interface import SessionId
 from laneway.broker.producers import Producers
 from laneway.broker.queues import Queues
@@ -189,6 +190,17 @@ class Partition:
 
     def next_turn(self, call: Callable[[], None]) -> None:
         self._loop.call_soon(call)
+
+    def in_slices(self, work: Generator[None, None, Any], done: Callable[[Any], None]) -> None:
+        """Do work as far as it goes in one turn of the loop now, the rest in the next ones; then tell its result."""
+        try:
+            next(work)
+        except StopIteration as end:
+            tell(done, end.value)
+        except Exception as trouble:
+            tell(done, told_of(trouble))
+        else:
+            self.next_turn(partial(self.in_slices, work, done))
 
     def call_soon(self, call: Callable[[], None]) -> None:
         """Soon, when more of the same may have come together."""
@@ -495,7 +507,7 @@ class Partition:
         """A queue that this session may change; 0: any caller without one."""
         self.check_open()
         self.inbox.drain()
-        queue = commands.find_queue(self._state, vhost, name)
+        queue = self.find_number(commands.find_queue(self._state, vhost, name).number)
         self.check_owner(queue, session)
         return queue
 
@@ -515,7 +527,7 @@ class Partition:
 
     def find_number(self, number: int) -> Queue:
         queue = self._state.queues.get(number)
-        if queue is None:
+        if queue is None or number in self.queues.going:
             raise QueueNotFound("the queue was deleted meanwhile", field="queue")
         return queue
 

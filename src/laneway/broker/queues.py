@@ -6,15 +6,18 @@ What a call does takes effect at once; whoever answers for it waits for it to be
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from laneway.broker.interface import SessionId
 from laneway.broker.values import QueueDeclared, QueueInfo, QueueStats, Rates
-from laneway.core import commands
+from laneway.core import commands, purging
+from laneway.core.events import QueueDeleted
 from laneway.core.queue import RATED, TOTALS, Queue
 from laneway.core.settings import QueueSettings
+from laneway.core.state import queue_document
 from laneway.core.table import SLAB_BITS, SLAB_MASK
 from laneway.errors import Conflict, QueueInUse, Unavailable
 
@@ -26,6 +29,7 @@ class Queues:
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
         self.names: list[tuple[str, str]] = []  # in order, for listing
+        self.going: set[int] = set()  # numbers of those that are being emptied, to be deleted then
 
     def start(self) -> None:
         self._state = self._partition.engine.state
@@ -48,6 +52,7 @@ class Queues:
             self._partition.sessions.used(self._partition.find_queue(vhost, name))
             return msgspec.structs.replace(declared, info=self._partition.info(self._state.by_name[vhost, name]))
         self._partition.inbox.drain()
+        self.check_stays(vhost, name)
         self._partition.sessions.used(known)
         return self._declared(known, is_new=False)
 
@@ -57,6 +62,8 @@ class Queues:
         partition.check_writable()
         partition.vhosts.check(vhost)
         partition.inbox.drain()
+        self.check_stays(vhost, name)
+        self.check_stays(vhost, settings.dead_letter_queue)
         known = self._state.by_name.get((vhost, name))
         if known is not None:
             partition.check_owner(known)
@@ -101,19 +108,60 @@ class Queues:
         if_empty: bool = False,
         if_none_ready: bool = False,
         if_unused: bool = False,
-    ) -> int:
-        """How many ready messages went with it."""
+    ) -> Generator[None, None, int]:
+        """How many ready messages went with it. What is much goes in slices, before the queue does."""
         partition = self._partition
         queue = partition.open_queue(vhost, name, session)
         if if_unused and queue.number in partition.sessions.audiences:
             raise QueueInUse(f"queue {name!r} has consumers", field="if_unused")
         if if_none_ready and queue.ready:
             raise Conflict(f"queue {name!r} is not empty", field="if_empty")
+        commands.check_deletion(self._state, queue, if_empty=if_empty)
         ready = queue.ready
-        partition.engine.run(commands.delete_queue(self._state, queue, partition.now(), if_empty=if_empty))
-        partition.committer.touch_later()
-        self.forget(queue)
+        if purging.weight(queue) > purging.SLICE:
+            yield from self._empty(queue)
+        if self._state.queues.get(queue.number) is queue:  # else it went with its virtual host
+            partition.engine.run(commands.delete_queue(self._state, queue, partition.now(), if_empty=False))
+            partition.committer.touch_later()
+            self.forget(queue)
         return ready
+
+    def delete_all(self, numbers: Iterable[int]) -> Generator[None, None, None]:
+        """Whether one's dead letters go to another does not matter: both go."""
+        partition, spent = self._partition, 0
+        for number in numbers:
+            if spent > purging.SLICE:
+                yield
+                partition.begin_change(adds=False)
+                spent = 0
+            queue = self._state.queues.get(number)
+            if queue is None:
+                continue  # it went with its connection
+            if purging.weight(queue) > purging.SLICE:
+                yield from self._empty(queue)
+            if self._state.queues.get(number) is queue:
+                spent += purging.deletion_cost(queue)
+                partition.engine.run(iter([QueueDeleted(number, partition.now(), queue_document(queue))]))
+                partition.committer.touch_later()
+                self.forget(queue)
+
+    def _empty(self, queue: Queue) -> Generator[None, None, None]:
+        """What begins a deletion that takes long: for everybody the queue is gone, but for its name."""
+        self.going.add(queue.number)
+        try:
+            self._partition.waiting.end(queue.number)
+            self._partition.sessions.end_consumers(queue.number)
+            while self._state.queues.get(queue.number) is queue and purging.weight(queue) > purging.SLICE:
+                yield from self._purge(queue, leased=True, dead=True)
+                yield
+                self._partition.begin_change(adds=False)
+        finally:
+            self.going.discard(queue.number)
+
+    def check_stays(self, vhost: str, name: str | None) -> None:
+        queue = self._state.by_name.get((vhost, name or ""))
+        if queue is not None and queue.number in self.going:
+            raise Conflict(f"queue {name!r} is being deleted; create it again when it is gone", field="queue")
 
     def forget(self, queue: Queue) -> None:
         """A queue was just deleted: nothing here knows it any more, and those who wait for it are told."""
@@ -121,14 +169,27 @@ class Queues:
         self._partition.waiting.end(queue.number)
         self._partition.sessions.queue_gone(queue.number)
 
-    def purge(self, vhost: str, name: str, session: SessionId = 0, *, leased: bool = False) -> int:
-        """How many messages went: those that wait, and with `leased` also those that consumers hold."""
-        partition = self._partition
-        queue = partition.open_queue(vhost, name, session)
-        before = queue.ready + queue.delayed + queue.leased
-        partition.engine.run(commands.purge_queue(self._state, queue, partition.now(), leased=leased))
-        partition.committer.touch_later()
-        return before - queue.ready - queue.delayed - queue.leased
+    def purge(self, vhost: str, name: str, session: SessionId = 0, *, leased: bool) -> Generator[None, None, int]:
+        """How many messages went: those that wait, and with `leased` also those that consumers hold. What is much goes
+        in slices; what comes meanwhile stays."""
+        return (yield from self._purge(self._partition.open_queue(vhost, name, session), leased=leased))
+
+    def _purge(self, queue: Queue, *, leased: bool, dead: bool = False) -> Generator[None, None, int]:
+        partition, state = self._partition, self._state
+        count = 0
+        for span in purging.spans(state, queue):
+            if span[0]:
+                yield
+                partition.begin_change(adds=False)
+                if state.queues.get(queue.number) is not queue:
+                    break  # it was deleted meanwhile
+            before = purging.weight(queue)
+            partition.engine.run(
+                commands.purge_queue(state, queue, partition.now(), leased=leased, dead=dead, span=span)
+            )
+            partition.committer.touch_later()
+            count += before - purging.weight(queue)
+        return count
 
     # Looking
 

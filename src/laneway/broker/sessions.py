@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from laneway.broker.interface import (
     Subscribe,
 )
 from laneway.broker.values import ConsumerState
+from laneway.core import purging
 from laneway.core.deliveries import NOTHING, Deliveries
 from laneway.core.events import Event, Leased
 from laneway.core.lease_commands import settle_held
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 #: So much is leased together at most, unless it is of one queue; after so many bytes of that, consumers get time to say
 #: that they cannot take more at the moment.
 MAX_DISPATCH_BYTES = 4 * 1024 * 1024
-OWNED_SLICE = 500  # queues of a connection that are deleted in one turn of the loop
 RETRY_MS = 1_000  # a queue that should go with its users and could not be deleted is tried again
 
 log = logging.getLogger("laneway.broker")
@@ -151,23 +151,25 @@ class Sessions:
         for subscription in list(session.subscriptions.values()):
             if not subscription.is_cancelled:
                 self._leave(subscription)
-        self._delete_all_owned(session, list(session.owned))
+        self._partition.in_slices(self._delete_owned(list(session.owned)), lambda _: None)
 
-    def _delete_all_owned(self, session: Session, numbers: list[QueueId]) -> None:
+    def _delete_owned(self, numbers: list[QueueId]) -> Generator[None, None, None]:
         """They may be very many, so others have their turns meanwhile."""
-        for number in numbers[:OWNED_SLICE]:
-            self._delete_owned(session, number)
-        if numbers[OWNED_SLICE:]:
-            self._partition.next_turn(partial(self._delete_all_owned, session, numbers[OWNED_SLICE:]))
+        spent = 0
+        for number in numbers:
+            if spent > purging.SLICE:
+                yield
+                spent = 0
+            queue = self._partition.engine.state.queues.get(number)
+            if queue is not None and not self._is_stopped:
+                spent += purging.deletion_cost(queue)
+                try:
+                    yield from self._partition.queues.delete(queue.vhost, queue.name, self.owners.get(number, 0))
+                except LanewayError:  # a full disk: tried again until there is space
+                    self._partition.call_later(RETRY_MS, self._retry, number)
 
-    def _delete_owned(self, session: Session, number: QueueId) -> None:
-        queue = self._partition.engine.state.queues.get(number)
-        if queue is None or self._is_stopped:
-            return
-        try:
-            self._partition.queues.delete(queue.vhost, queue.name, self.owners.get(number, 0))
-        except LanewayError:  # a full disk: tried again until there is space
-            self._partition.call_later(RETRY_MS, self._delete_owned, session, number)
+    def _retry(self, number: QueueId) -> None:
+        self._partition.in_slices(self._delete_owned([number]), lambda _: None)
 
     # Queues
 
@@ -208,6 +210,9 @@ class Sessions:
         owner = self._sessions.get(self.owners.pop(number, 0))
         if owner is not None:
             owner.owned.pop(number, None)
+        self.end_consumers(number)
+
+    def end_consumers(self, number: int) -> None:
         timer = self._expiries.pop(number, None)
         if timer is not None:
             timer.cancel()
@@ -236,11 +241,15 @@ class Sessions:
         if number in self._partition.waiting:
             self.used(queue)
             return
-        try:
-            self._partition.queues.delete(queue.vhost, queue.name, self.owners.get(number, 0))
-        except LanewayError:  # not now: a full disk, or another queue's dead letters go there
+        deletion = self._partition.queues.delete(queue.vhost, queue.name, self.owners.get(number, 0))
+        self._partition.in_slices(deletion, partial(self._expired, queue))
+
+    def _expired(self, queue: Queue, answer: int | LanewayError) -> None:
+        number = queue.number
+        if isinstance(answer, LanewayError) and number in self._partition.engine.state.queues and not self._is_stopped:
+            # Not now: a full disk, or another queue's dead letters go there.
             self.used(queue)
-            if queue.settings.auto_delete and number not in self._expiries and not self._is_stopped:
+            if queue.settings.auto_delete and number not in self._expiries:
                 self._expiries[number] = self._partition.call_later(RETRY_MS, self._expire, number)
 
     # Subscriptions

@@ -7,12 +7,11 @@ answers for one waits for it to be durable first, as with every other change.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from laneway.broker.topology import DEFAULT_VHOST, VHOSTS, no_vhost
-from laneway.core.events import DocumentPut, DocumentRemoved, Event, QueueDeleted
-from laneway.core.state import queue_document
+from laneway.core.events import DocumentPut, DocumentRemoved, Event
 from laneway.core.topology_commands import clear_exchanges
 from laneway.errors import Conflict, InvalidInput, LimitExceeded
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from laneway.broker.partition import Partition
 
 MAX_NAME_BYTES = 255
-_SLICE = 500  # queues that are deleted in one turn of the loop
 
 
 class Vhosts:
@@ -75,8 +73,7 @@ class Vhosts:
             for tell in self.on_deleted:
                 tell(name)
             numbers = [queue.number for (vhost, _), queue in partition.engine.state.by_name.items() if vhost == name]
-            for at in range(0, len(numbers), _SLICE):
-                self._delete_queues(numbers[at : at + _SLICE])
+            for _ in partition.queues.delete_all(numbers):
                 await asyncio.sleep(0)
             partition.begin_change(adds=False)
             partition.engine.run(self._deleted(name))
@@ -86,17 +83,6 @@ class Vhosts:
         finally:
             self._going.discard(name)
         await partition.durable()
-
-    def _delete_queues(self, numbers: Sequence[int]) -> None:
-        """Whether one's dead letters go to another does not matter: both go."""
-        partition = self._partition
-        partition.begin_change(adds=False)
-        now_ms = partition.now()
-        found = map(partition.engine.state.queues.get, numbers)
-        queues = [queue for queue in found if queue is not None]  # some went with their connections
-        partition.engine.run(QueueDeleted(queue.number, now_ms, queue_document(queue)) for queue in queues)
-        for queue in queues:
-            partition.queues.forget(queue)
 
     def _deleted(self, name: str) -> Iterator[Event]:
         now_ms = self._partition.now()

@@ -7,7 +7,7 @@ event of the same command sees what the earlier one did.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -24,7 +24,7 @@ from laneway.core.events import (
 from laneway.core.queue import Queue
 from laneway.core.settings import DAY_MS, RANGES, QueueSettings, check_queue_name, check_settings
 from laneway.core.state import QueueDocument, State, queue_document
-from laneway.core.table import LEASED
+from laneway.core.table import DEAD, LEASED
 from laneway.errors import (
     Conflict,
     IdempotencyConflict,
@@ -93,21 +93,37 @@ def changed_settings(queue: Queue, changes: dict[str, Any]) -> QueueSettings:
         raise InvalidInput(str(wrong), field=field) from None
 
 
-def delete_queue(state: State, queue: Queue, now_ms: int, *, if_empty: bool) -> Iterator[Event]:
+def check_deletion(state: State, queue: Queue, *, if_empty: bool) -> None:
     if if_empty and (queue.ready or queue.leased or queue.delayed or queue.dead):
         raise Conflict(f"queue {queue.name!r} is not empty", field="if_empty")
     if (queue.vhost, queue.name) in state.senders:  # which ones, not everybody may know
         raise QueueInUse(f"dead letters of other queues go to {queue.name!r}; change those queues first", field="queue")
+
+
+def delete_queue(state: State, queue: Queue, now_ms: int, *, if_empty: bool) -> Iterator[Event]:
+    check_deletion(state, queue, if_empty=if_empty)
     yield QueueDeleted(queue.number, now_ms, queue_document(queue))
 
 
-def purge_queue(state: State, queue: Queue, now_ms: int, *, leased: bool = False) -> Iterator[Event]:
-    """Delete what waits; with `leased`, also what consumers hold, who can no longer settle it."""
+def purge_queue(
+    state: State,
+    queue: Queue,
+    now_ms: int,
+    *,
+    leased: bool = False,
+    dead: bool = False,
+    span: tuple[int, int] | None = None,
+) -> Iterator[Event]:
+    """Delete what waits; with `leased`, also what consumers hold, who can no longer settle it; with `dead`, also the
+    dead letters. `span`: one step of a purge, from a number to the one behind the last; nothing is left below."""
+    first, end = span or (0, state.table.next_seq)
     if queue.ready or queue.delayed:
-        yield QueuePurged(queue.number, now_ms, state.table.next_seq)
-    if leased and queue.leased:
-        held = list(islice(state.table.find(queue.number, LEASED), queue.leased))
-        yield Removed(queue.number, now_ms, held, Cause.DELETED)
+        yield QueuePurged(queue.number, now_ms, end)
+    others = (LEASED,) * leased + (DEAD,) * dead
+    found = (state.table.find(queue.number, other, max(first - 1, 0), end - 1) for other in others)
+    gone = [seq for seq in chain.from_iterable(found) if seq < end]
+    if gone:
+        yield Removed(queue.number, now_ms, gone, Cause.DELETED)
 
 
 # Idempotency keys

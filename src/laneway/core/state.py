@@ -230,76 +230,55 @@ class State:
         queue.totals[q_.PURGED] += self._purge(queue, e.before_seq)
 
     def _purge(self, queue: Queue, before_seq: int) -> int:
-        purged = queue.ready + queue.delayed
+        """What waits below a number goes. It is taken off the front of what is in order, so that several purges over
+        rising numbers cost no more than one."""
+        waited = queue.ready + queue.delayed
         for lane in queue.lanes.values():
-            for chunk in lane.chunks:
-                self._purge_whole_slabs(queue, chunk, before_seq)
-            for seq in list(lane.after(0, self.table)):
+            while 0 < (seq := lane.peek(self.table)) < before_seq:
+                self._purge_from(queue, seq, before_seq)
+        tenants = queue.tenants
+        for priority in list(tenants.ready) if tenants is not None else ():
+            while (head := tenants.first(priority, self.table)) is not None and head[0] < before_seq:  # type: ignore[union-attr]
+                self._purge_from(queue, head[0], before_seq)
+        # All that is ready below the number now has a group.
+        for state, count in ((READY, sum(queue.grouped_ready.values())), (DELAYED, queue.delayed)):
+            for seq in list(islice(self.table.find(queue.number, state, upto=before_seq - 1), count)):
                 if seq < before_seq:
                     self.leave(queue, seq)
                     self.forget(seq)
-            lane.tidy(self.table)
-        if queue.tenants is not None:
-            self._purge_whole_slabs_of_tenants(queue, queue.tenants, before_seq)
-        if queue.tenants is not None:
-            for lane in [lane for _, lane in queue.tenants.lanes() if lane.count]:
-                for seq in list(lane.after(0, self.table)):
-                    if seq < before_seq:
-                        self.leave(queue, seq)
-                        self.forget(seq)
-        for seq in [s for s in queue.group_of if s < before_seq and self.table.state(s) == READY]:
+        return waited - queue.ready - queue.delayed
+
+    def _purge_from(self, queue: Queue, seq: int, before_seq: int) -> None:
+        """The next ready message of a lane goes, and with it its slab, if that holds nothing but messages like it."""
+        number = seq >> SLAB_BITS
+        slab = self.table.slabs[number]
+        flags = self.table.goes_whole(number, queue.number) if slab.live == SLAB_ROWS else None
+        if flags is None or (number + 1) << SLAB_BITS > before_seq:
             self.leave(queue, seq)
             self.forget(seq)
-        for seq in list(islice(self.table.find(queue.number, DELAYED), queue.delayed)):
-            if seq < before_seq:
-                self.leave(queue, seq)
-                self.forget(seq)
-        return purged - queue.ready - queue.delayed
-
-    def _purge_whole_slabs(self, queue: Queue, chunk: array[int], before_seq: int) -> None:
-        """A deep backlog goes slab by slab: those that hold nothing but this queue's plain, ready messages."""
-        i = 0
-        whole = bytes((READY,)) * SLAB_ROWS
-        while i + SLAB_ROWS <= len(chunk):
-            first = chunk[i]
-            if first & SLAB_MASK or chunk[i + SLAB_ROWS - 1] != first + SLAB_ROWS - 1:
-                i += 1 if first & SLAB_MASK else SLAB_ROWS
-                continue
-            number = first >> SLAB_BITS
-            slab = self.table.slabs.get(number)
-            i += SLAB_ROWS
-            if slab is None or slab.state != whole or any(slab.flags) or first + SLAB_ROWS > before_seq:
-                continue
-            extent = min(slab.location) >> 32
-            if max(slab.location) >> 32 != extent:
-                continue
-            priority = slab.priority[0]
-            queue.ready -= SLAB_ROWS
-            queue.bytes_waiting -= sum(slab.size)
-            lane = queue.lanes[priority]
-            lane.count -= SLAB_ROWS
-            if not lane.count:
-                queue.bitmap &= ~(1 << priority)
-            self._extent_loses(extent, SLAB_ROWS)
-            self.table.free_slab(number)
-
-    def _purge_whole_slabs_of_tenants(self, queue: Queue, tenants: Tenants, before_seq: int) -> None:
-        """As _purge_whole_slabs, those that hold nothing but messages with a tenant."""
-        whole, tenanted = bytes((READY,)) * SLAB_ROWS, bytes((TENANTED,)) * SLAB_ROWS
-        for number, slab in list(self.table.slabs.items()):
-            if slab.flags != tenanted or slab.state != whole or (number + 1) << SLAB_BITS > before_seq:
-                continue
-            extent = min(slab.location) >> 32
-            if slab.queue.count(queue.number) != SLAB_ROWS or max(slab.location) >> 32 != extent:
-                continue
+            return
+        self.table.free_slab(number)
+        first = number << SLAB_BITS
+        queue.ready -= SLAB_ROWS
+        queue.bytes_waiting -= sum(slab.size)
+        if flags:
             for (tenant, priority), count in Counter(zip(slab.tenant, slab.priority, strict=True)).items():
-                tenants.forget_ready(tenant, priority, count)
-            queue.ready -= SLAB_ROWS
-            queue.bytes_waiting -= sum(slab.size)
+                _tenants(queue).forget_ready(tenant, priority, count, first, self.table)
+            if not _tenants(queue).by_number:
+                queue.tenants = None
+        else:
+            for priority, count in Counter(slab.priority).items():
+                lane = queue.lanes[priority]
+                lane.count -= count
+                lane.skip(first, SLAB_ROWS, self.table)
+                if not lane.count:
+                    queue.bitmap &= ~(1 << priority)
+        extent = min(slab.location) >> 32
+        if max(slab.location) >> 32 == extent:
             self._extent_loses(extent, SLAB_ROWS)
-            self.table.free_slab(number)
-        if not tenants.by_number:
-            queue.tenants = None
+        else:
+            for extent, count in Counter(location >> 32 for location in slab.location).items():
+                self._extent_loses(extent, count)
 
     # Exchanges and bindings
 

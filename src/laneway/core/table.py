@@ -181,17 +181,26 @@ class Table:
         """Forget a full slab all of whose messages go at once."""
         del self.slabs[number]
 
+    def goes_whole(self, number: int, queue: int) -> int | None:
+        """The flags of all rows of a slab that holds nothing but ready messages of one queue which are plain, or which
+        all have tenants; None for any other."""
+        slab = self.slabs[number]
+        if slab.state.count(READY) != SLAB_ROWS or slab.queue.tobytes() != array("I", (queue,)).tobytes() * SLAB_ROWS:
+            return None
+        flags = slab.flags[0]
+        return flags if flags in (0, TENANTED) and slab.flags.count(flags) == SLAB_ROWS else None
+
     def find(self, queue: int, state: int, after: int = 0, upto: int | None = None) -> Iterator[int]:
         """Numbers above `after` of a queue's messages in a state, ascending: a C-speed search of the state bytes. It
         ends with the slab of `upto`, if that is given."""
-        wanted = bytes((state,))
+        wanted, its = bytes((state,)), array("I", (queue,)).tobytes()
         for number in sorted(n for n in self.slabs if n >= (after + 1) >> SLAB_BITS):
             if upto is not None and number > upto >> SLAB_BITS:
                 return
             slab = self.slabs[number]
             base = number << SLAB_BITS
             i = slab.state.find(wanted, max(0, after + 1 - base))
-            if i >= 0 and queue not in slab.queue:
+            if i >= 0 and its not in slab.queue.tobytes():
                 continue  # most slabs hold messages of few queues
             while i >= 0:
                 if slab.queue[i] == queue:

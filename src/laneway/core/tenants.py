@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 
 from laneway.core.lane import Lane
-from laneway.core.table import Table
+from laneway.core.table import SLAB_ROWS, Table
 
 #: A tenant is noisy while it holds so many messages, and more than this share of all that are leased.
 NOISY_LEASES = 30
@@ -102,12 +102,11 @@ class Tenants:
         lane.tidy(table)
         self.count_ready(priority, -1)
 
-    def forget_ready(self, number: int, priority: int, count: int) -> None:
-        """So many ready messages of a lane are gone; their entries are passed over, or go with the last of them."""
+    def forget_ready(self, number: int, priority: int, count: int, first: int, table: Table) -> None:
+        """So many ready messages of a lane are gone with their slab, which began with `first`."""
         lane = self.by_number[number].lanes[priority]
         lane.count -= count
-        if not lane.count:
-            lane.clear()
+        lane.skip(first, SLAB_ROWS, table)
         self.count_ready(priority, -count)
         self.part(number, count)
 
