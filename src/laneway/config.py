@@ -179,7 +179,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: Annotated[
         int, Meta(ge=1, le=1_000_000, description="most open connections, over all protocols")
     ] = 10_000
-    max_body_bytes: Annotated[int, Meta(ge=KIB, le=GIB, description="largest request body")] = 64 * MIB
+    max_body_bytes: Annotated[int, Meta(ge=KIB, le=GIB, description="largest request body")] = 32 * MIB
     max_memory_bytes: Annotated[
         int,
         Meta(

@@ -17,6 +17,7 @@ from laneway.broker import local, parts
 from laneway.broker.queues import Queues
 from laneway.broker.topology import TopologyView
 from laneway.broker.values import QueueInfo
+from laneway.config import Config
 from laneway.core import purging
 from laneway.frontends.rest import bindings
 from laneway.frontends.sqs import queues as sqs_queues
@@ -312,3 +313,41 @@ def test_batch_of_very_many_messages_is_refused_before_they_are_made(node: Whole
         node.new_queue("batches")
         answer = root.post("/queues/batches/messages", content=body, headers={"Content-Type": "application/json"})
         assert answer.status_code == 400 and "a batch has 1 to 1000 entries" in answer.text
+
+
+def test_largest_plain_body_that_is_taken_is_decoded_in_a_short_turn(node: WholeNode) -> None:
+    size = Config(data=node.node.config.data).max_body_bytes
+    payload = b"[" + b"1," * (size // 2_100) + b"1]"
+    body = b"[" + b",".join([b'{"payload":' + payload + b"}"] * 1_000) + b"]"
+    assert size * 0.9 < len(body) <= size
+    with node.http() as root:
+        node.new_queue("heavy")
+        with no_long_turn(node):
+            answer = root.post("/queues/heavy/messages", content=body, headers={"Content-Type": "application/json"})
+            assert answer.status_code == 201, answer.text
+        answer = root.post(
+            "/queues/heavy/messages", content=body + b" " * size, headers={"Content-Type": "application/json"}
+        )
+        assert answer.status_code == 413
+        assert root.delete("/queues/heavy").status_code == 204
+
+
+def test_deep_queues_are_purged_and_deleted_in_slices_over_each_protocol(
+    node: WholeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(purging, "SLICE", 1_000)
+    sqs = node.sqs(node.key("root", "aws"))
+    with node.http() as root, node.amqp("root", "secret") as wire:
+        for purge in ("http", "amqp", "sqs"):
+            node.new_queue("deep")
+            for _ in range(4):
+                batch = [{"payload": n, "group": str(n % 9)} for n in range(1_000)]
+                root.post("/queues/deep/messages", json=batch).raise_for_status()
+            if purge == "http":
+                assert root.post("/queues/deep/purge").json() == {"purged": 4_000}
+                assert root.delete("/queues/deep").status_code == 204
+            elif purge == "amqp":
+                assert wire.ask(1, "queue.delete", queue="deep").fields["messages"] == 4_000
+            else:
+                sqs.delete_queue(QueueUrl=sqs.get_queue_url(QueueName="deep")["QueueUrl"])
+            assert root.get("/queues/deep").status_code == 404
