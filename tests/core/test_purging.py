@@ -104,3 +104,18 @@ def test_no_step_costs_more_than_others_however_deep_the_queue_is(kind: str, mon
 def test_slabs_of_messages_that_are_alike_go_whole(kind: str, lines: int) -> None:
     short, deep = lines_of_the_steps(kind, 3 * SLAB_ROWS), lines_of_the_steps(kind, 9 * SLAB_ROWS)
     assert sum(deep) - sum(short) < 6 * lines * SLAB_ROWS, "one by one it would be some forty lines a message"
+
+
+@pytest.mark.parametrize("fair", [False, True])
+def test_what_comes_between_two_steps_stays(fair: bool, either_size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(purging, "SLICE", 12)
+    core = Core()
+    core.put(fair=fair)
+    core.publish(*[draft(group="g")] * 20, *[draft(delay_ms=500)] * 20)
+    first, *rest = purging.spans(core.state, core["q"])
+    core.run(commands.purge_queue(core.state, core["q"], core.now_ms, span=first))
+    core.publish(draft(), draft(group="g"), draft(delay_ms=500), Draft(b"x", None, Properties(tenant="a")))
+    for span in rest or [first]:
+        core.run(commands.purge_queue(core.state, core["q"], core.now_ms, span=span))
+        check_invariants(core.state)
+    assert (core["q"].ready, core["q"].delayed) == (3, 1)

@@ -6,9 +6,10 @@ or is dead. Which step may follow which is the state diagram in core/state.py:
     step       published · moved_in · copied_in · released   leased · extended   dead_lettered   acked · removed · moved
     then it    waits                                         is held             is dead         has ended
 
-Purges and deletions of queues have no row for each message: they end all that wait, or all, in one event. So they are
-a small table beside, joined to every step. They and all other events of no message stand among the steps, each as a
-life of its own: what is made here is all that an audit looks at, from one reading of the history.
+Purges and deletions of queues have no row for each message: they end all that wait, or all, in one event or, where
+there is much, in a few over rising numbers. So they are a small table beside, joined to every step. They and all other
+events of no message stand among the steps, each as a life of its own: what is made here is all that an audit looks at,
+from one reading of the history.
 
 One shuffle by message, one sort, no collected lists: memory does not grow with the history.
 """
