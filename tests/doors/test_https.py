@@ -137,7 +137,7 @@ def test_authority_that_is_no_file_is_told(tmp_path: Path) -> None:
 
 
 def test_https_without_a_certificate_is_refused() -> None:
-    with pytest.raises(ConfigInvalid, match="https needs a tls_cert"):
+    with pytest.raises(ConfigInvalid, match="https needs tls_cert"):
         tls_door(load_config({"https": "127.0.0.1:0"}, {}), 9)
 
 
