@@ -22,6 +22,7 @@ from laneway.core.state import State
 from laneway.core.stories import fill_in
 from laneway.core.table import LEASED, SLAB_BITS, SLAB_MASK, SLAB_ROWS, STATE_NAMES
 from laneway.core.topology_commands import drop_transient
+from laneway.core.world import World
 from laneway.errors import JournalDamaged, Unavailable
 from laneway.journal.interface import Commit, Journal
 
@@ -195,15 +196,31 @@ class Recovery(msgspec.Struct, frozen=True):
 
 
 class Engine:
-    def __init__(self, journal: Journal, *, new_tag: Callable[[], int], cache_bytes: int = 128 * 1024 * 1024) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        new_tag: Callable[[], int],
+        cache_bytes: int = 128 * 1024 * 1024,
+        partition: int = 0,
+        world: World | None = None,
+    ) -> None:
         self.journal = journal
-        self.state = State()
+        self._partition = partition
+        self._world = world  # None: there is no other partition
+        self._begin(State())
         self.cache = ContentCache(cache_bytes)
         self.keep_less = self.cache.keep_less
         self.closed = False  # nothing more is taken: what is staged now would not be written any more
         # Told when an event was staged and not applied, so that state and journal differ: it must not be written.
         self.on_broken: Callable[[BaseException], None] = lambda _: None
         self._new_tag = new_tag
+
+    def _begin(self, state: State) -> None:
+        self.state = state
+        state.partition = self._partition
+        if self._world is not None:
+            state.world = self._world
 
     def recover(self, now_ms: int, uptime_ms: int = 0, boot: str = "") -> Recovery:
         """Rebuild the state from the journal, and stage what begins a new life with it: durations go on from where they
@@ -223,7 +240,7 @@ class Engine:
         start = 0
         if found is not None:
             start, source = found
-            self.state = snapshot.thaw(source)
+            self._begin(snapshot.thaw(source))
         end, event_count = start, 0
         apply = self.state.apply
         for position, events in self.journal.replay(start):

@@ -369,7 +369,7 @@ class Partition:
             return  # stopping, or failed: what is due waits for the next start
         if not self.committer.stuck:
             self.tick_if_due()
-        if self.committer.stuck:
+        if self.committer.stuck or not self._state.world.is_complete:
             self._timer_ms = self.now() + 250
             self._timer = self._loop.call_later(0.25, self._on_timer)
         else:
@@ -427,7 +427,7 @@ class Partition:
 
     def tick_if_due(self) -> None:
         due_ms = self._state.deadlines.next_ms()
-        if due_ms is None or due_ms > self.now():
+        if due_ms is None or due_ms > self.now() or not self._state.world.is_complete:
             return
         self.inbox.drain()  # what came before the deadline did
         events = self.engine.tick(self.now())

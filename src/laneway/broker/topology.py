@@ -21,11 +21,6 @@ if TYPE_CHECKING:
     from laneway.broker.partition import Partition
 
 
-#: The collection of documents that names the virtual hosts; the default one is there without.
-VHOSTS = "vhosts"
-DEFAULT_VHOST = "/"
-
-
 class ListedQueue(Protocol):
     """What the topology knows of a queue."""
 

@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from laneway.broker.topology import DEFAULT_VHOST, VHOSTS, no_vhost
+from laneway.broker.topology import no_vhost
 from laneway.core.events import DocumentPut, DocumentRemoved, Event
 from laneway.core.topology_commands import clear_exchanges
+from laneway.core.world import DEFAULT_VHOST, VHOSTS
 from laneway.errors import Conflict, InvalidInput, LimitExceeded
 
 if TYPE_CHECKING:
@@ -29,8 +30,11 @@ class Vhosts:
         self.on_deleted: list[Callable[[str], None]] = []  # told the name of one that is gone
 
     def start(self) -> None:
-        """Take what the journal has. A queue of a store that knew no list of virtual hosts makes its own exist."""
+        """Take what the journal has. A queue of a store that knew no list of virtual hosts makes its own exist. Of
+        several partitions the first keeps them."""
         state = self._partition.engine.state
+        if state.partition:
+            return
         listed = set(state.documents.get(VHOSTS, ()))
         used = {vhost for vhost, _ in state.by_name} | set(state.topology.exchanges)
         self.names = {DEFAULT_VHOST} | listed | used
@@ -39,7 +43,8 @@ class Vhosts:
         self._partition.engine.run(DocumentPut(now_ms, VHOSTS, name, b"{}") for name in missing)
 
     def check(self, name: str) -> None:
-        if name not in self.names:
+        state = self._partition.engine.state
+        if name not in (state.world.vhosts if state.partition else self.names):
             raise no_vhost(name)
 
     def create(self, name: str) -> bool:

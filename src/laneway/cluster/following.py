@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from laneway.broker.topology import DEFAULT_VHOST, VHOSTS, Change, Owned, TopologyModel
+from laneway.broker.topology import Change, Owned, TopologyModel
 from laneway.core.events import (
     Bound,
     DocumentPut,
@@ -27,6 +27,7 @@ from laneway.core.events import (
 from laneway.core.exchanges import Binding, ExchangeSettings, RoutingTable
 from laneway.core.settings import QueueSettings
 from laneway.core.state import QueueDocument
+from laneway.core.world import DEFAULT_VHOST, VHOSTS
 
 
 class FollowedQueue(msgspec.Struct, gc=False):

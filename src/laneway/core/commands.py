@@ -74,11 +74,12 @@ def put_queue(
     target = settings.dead_letter_queue
     if target == name:
         raise InvalidInput(f"queue {name!r} cannot be its own dead-letter queue", field="dead_letter_queue")
-    if target is not None and (vhost, target) not in state.by_name:
+    if target is not None and (vhost, target) not in state.world.by_name:
         raise InvalidInput(f"dead-letter queue {target!r} does not exist; create it first", field="dead_letter_queue")
     queue = state.by_name.get((vhost, name))
-    if queue is None and len(state.queues) >= max_queues:
-        raise LimitExceeded(f"there are {len(state.queues)} queues already, {max_queues} are allowed", field="queue")
+    count = len(state.world.queues)
+    if queue is None and count >= max_queues:
+        raise LimitExceeded(f"there are {count} queues already, {max_queues} are allowed", field="queue")
     if queue is None or queue.settings != settings:
         document = msgspec.json.encode(QueueDocument(vhost, name, settings))
         yield QueuePut(queue.number if queue else state.next_queue, now_ms, document)
@@ -96,7 +97,7 @@ def changed_settings(queue: Queue, changes: dict[str, Any]) -> QueueSettings:
 def check_deletion(state: State, queue: Queue, *, if_empty: bool) -> None:
     if if_empty and (queue.ready or queue.leased or queue.delayed or queue.dead):
         raise Conflict(f"queue {queue.name!r} is not empty", field="if_empty")
-    if (queue.vhost, queue.name) in state.senders:  # which ones, not everybody may know
+    if (queue.vhost, queue.name) in state.world.senders:  # which ones, not everybody may know
         raise QueueInUse(f"dead letters of other queues go to {queue.name!r}; change those queues first", field="queue")
 
 

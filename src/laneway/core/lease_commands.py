@@ -331,7 +331,8 @@ def _is_held(state: State, number: int, seq: int, lease: int) -> bool:
 
 
 def give_back(state: State, queue: Queue, seqs: Sequence[int], cause: Cause, now_ms: int) -> Iterator[Event]:
-    """Leased messages back to their places, except those that have no try left."""
+    """Leased messages back to their places, except those that have no try left. These wait for their burial until it is
+    known where they may go: the lease ends, and expires when it is."""
     back: list[int] = []
     dead: dict[Cause, list[int]] = {}
     for seq in seqs:
@@ -344,7 +345,10 @@ def give_back(state: State, queue: Queue, seqs: Sequence[int], cause: Cause, now
     if back:
         yield Released(queue.number, now_ms, back, [0] * len(back), cause)
     for end, group in dead.items():
-        yield from bury(state, queue, group, end, "", now_ms)
+        if state.world.is_complete:
+            yield from bury(state, queue, group, end, "", now_ms)
+        else:
+            yield Extended(queue.number, now_ms, group, now_ms)
 
 
 def end_sessions(state: State, now_ms: int) -> Iterator[Event]:

@@ -1,5 +1,5 @@
-"""Ids of queues: inside its partition a queue is a number, outside it is that and the partition. Of
-partition 0 both are the same, so a server of one partition knows no difference."""
+"""Ids of queues: inside its partition a queue is a number, outside it is that and the partition. Of partition 0 they
+are the same, so a server of one partition knows no difference."""
 
 from __future__ import annotations
 

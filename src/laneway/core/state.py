@@ -16,7 +16,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from heapq import heappush
 from itertools import chain, groupby, islice, repeat, starmap
@@ -78,6 +78,7 @@ from laneway.core.table import (
     column,
 )
 from laneway.core.tenants import Tenants
+from laneway.core.world import DEFAULT_VHOST, VHOSTS, World
 
 #: Set in the lease ids of sessions: connections, which end with the process. Above it is the epoch.
 SESSION_LEASE = 1 << 39
@@ -115,7 +116,8 @@ class State:
         self.deadlines = Deadlines()
         self.queues: dict[int, Queue] = {}
         self.by_name: dict[tuple[str, str], Queue] = {}
-        self.topology = RoutingTable(self.queues, self.by_name)
+        self.topology = self.routing = RoutingTable(self.queues, self.by_name)
+        self.partition = 0  # which one this is; set before anything is applied
         self.next_queue = 1
         self.next_lease = 1
         self.extents: dict[int, int] = {}  # extent of the journal -> live records in it
@@ -127,6 +129,8 @@ class State:
         # once, counted no further than to a number.
         self.read_props: Callable[[Sequence[int]], list[bytes | None]] = lambda seqs: [None] * len(seqs)
         self.wanted: Callable[[int, int], int] = lambda queue, enough: 0
+        # … and the queues of the whole server: this partition's own, unless somebody knows others (world.py).
+        self.world: World = self
         self.consumers: dict[int, str] = {}  # of leased messages whose consumer gave a name
         self.keys = Keys()
         self.dedup_count = 0  # ids that are remembered, of all queues together
@@ -160,6 +164,16 @@ class State:
             Kind.UNBOUND: self._unbound,
             Kind.CLOCK_SET: partial(stepping.clock_set, self),
         }
+
+    # As its own world
+
+    is_complete = True
+
+    @property
+    def vhosts(self) -> Collection[str]:
+        return {DEFAULT_VHOST, *self.documents.get(VHOSTS, ())}
+
+    # Events
 
     def apply(self, event: Event) -> None:
         self._appliers[event.kind](event)
