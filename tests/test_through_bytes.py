@@ -76,6 +76,10 @@ FILES = {
 }
 
 
+#: What whoever stands before several partitions asks of each: no front end does.
+BETWEEN_PARTITIONS = {"Spread", "Reserve", "Receive"}
+
+
 def kinds(request: type = Request) -> set[str]:
     return {kind.__name__ for kind in request.__subclasses__()}
 
@@ -112,7 +116,7 @@ def run_tests(front_end: str, settings: dict[str, str]) -> None:
 
 def test_every_kind_of_request_was_used(seen: set[str]) -> None:
     assert kinds() == {name for name, kind in vars(interface).items() if _is_request(kind)}
-    assert kinds() - seen == set()
+    assert kinds() - seen == BETWEEN_PARTITIONS
 
 
 def _is_request(kind: Any) -> bool:

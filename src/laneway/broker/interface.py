@@ -34,6 +34,7 @@ from laneway.broker.values import (
 )
 from laneway.core.deliveries import Deliveries
 from laneway.core.message import Messages, Settlement
+from laneway.core.outbox import OutboxEntry
 from laneway.core.settings import QueueSettings
 
 QueueId = int  # names a queue and the partition it lives in; never used again after the queue is gone
@@ -492,6 +493,39 @@ class DeleteCursor(Request):
     """Answer: None."""
 
     name: str
+
+
+# --- between the partitions of one server (docs/decisions/0013-several-partitions.md)
+
+
+class Spread(Request):
+    """Publish and settle in several partitions, all or nothing: one commit of the partition that is asked, with entries
+    of its outbox for the others. Here queues are named by their ids. Answer: list[Arrival] of all queues (ids), when
+    every partition has done its part."""
+
+    targets: list[Targets]  # for each message its own
+    messages: Messages
+    settlements: list[SettleHeld]  # of this partition's; and, with leases that Reserve gave, of others
+    key: IdempotencyKey | None = None
+
+
+class Reserve(Request):
+    """Lease what a session holds anew, in no session's name, so that no end of a session gives it back. Answer:
+    list[int], the new lease ids, 0 for what the session no longer holds."""
+
+    session: SessionId
+    queue: QueueId
+    seqs: Sequence[int]
+    leases: Sequence[int]
+    lease_ms: int
+
+
+class Receive(Request):
+    """Entries of the outbox of another partition, in order. Those that came before are passed over. Answer: list[Any],
+    one for each: what its sender's caller is to be told, durable."""
+
+    sender: int  # its partition
+    entries: list[OutboxEntry]  # number, and a parcel or a letter (core/outbox.py)
 
 
 # --- the two things that a front end holds

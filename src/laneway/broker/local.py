@@ -18,7 +18,7 @@ from laneway.core import lease_commands
 from laneway.core.deliveries import Deliveries
 from laneway.core.digits import own_tokens
 from laneway.core.state import SESSION_LEASE
-from laneway.errors import InvalidInput, LanewayError, LimitExceeded
+from laneway.errors import InvalidInput, LanewayError, LimitExceeded, Unavailable
 
 MAX_BATCH = 10_000
 MAX_WAIT_MS = 20_000
@@ -68,6 +68,9 @@ class LocalBroker:
             i.CreateVhost: lambda r: p.vhosts.create(r.name),
             i.PutDocument: lambda r: p.put_document(r.collection, r.key, r.document),
             i.RemoveDocument: lambda r: p.remove_document(r.collection, r.key),
+            i.Spread: self._alone,
+            i.Reserve: self._alone,
+            i.Receive: self._alone,
         }
         # The same, but answered at once: they promise nothing that could be lost.
         self._looks: dict[type, Callable[[Any], Any]] = {
@@ -298,6 +301,9 @@ class LocalBroker:
         self._partition.sessions.settled(request)
 
     # Others that are more than one call
+
+    def _alone(self, request: i.Request) -> None:
+        raise Unavailable("this partition knows no others")
 
     def _lease_again(self, request: i.LeaseAgain) -> Deliveries:
         partition = self._partition

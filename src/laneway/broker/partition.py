@@ -172,7 +172,7 @@ class Partition:
         return {
             "state": phase,
             "epoch": self.engine.state.epoch,
-            "queues": len(self.engine.state.queues),
+            "queues": len(self.engine.state.by_name),
             "slow_turns": self._turns.slow_count,
             "longest_turn_ms": self._turns.longest_ms,
         }

@@ -15,6 +15,7 @@ from laneway.core.commands import no_queue
 from laneway.core.events import Event
 from laneway.core.exchanges import BUILT_IN, Exchange, RoutingTable, check_routing_key
 from laneway.core.settings import QueueSettings
+from laneway.core.state import HIDDEN
 from laneway.errors import VhostNotFound
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class TopologyView:
 
     def queue_at(self, queue: QueueId) -> QueueInfo | None:
         found = self._model.queues.get(queue)
-        return None if found is None else self._info(found)
+        return None if found is None or found.vhost == HIDDEN else self._info(found)
 
     def _info(self, queue: ListedQueue) -> QueueInfo:
         return queue_info(queue, self._model.owners)

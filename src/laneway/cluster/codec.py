@@ -27,6 +27,7 @@ _VALUE_MODULES = {
     "laneway.core.events",
     "laneway.core.exchanges",
     "laneway.core.message",
+    "laneway.core.outbox",
     "laneway.core.settings",
     "laneway.core.stories",
     "laneway.errors",

@@ -54,7 +54,7 @@ class TopologyImage(msgspec.Struct):
 def image_of(model: TopologyModel) -> TopologyImage:
     queues = [
         FollowedQueue(q.number, q.vhost, q.name, q.settings, q.created_at_ms, q.changed_at_ms)
-        for q in model.queues.values()
+        for q in model.by_name.values()
     ]
     exchanges = [e for there in model.routing.exchanges.values() for e in there.values()]
     return TopologyImage(

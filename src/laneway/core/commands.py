@@ -77,7 +77,7 @@ def put_queue(
     if target is not None and (vhost, target) not in state.world.by_name:
         raise InvalidInput(f"dead-letter queue {target!r} does not exist; create it first", field="dead_letter_queue")
     queue = state.by_name.get((vhost, name))
-    count = len(state.world.queues)
+    count = len(state.world.by_name)
     if queue is None and count >= max_queues:
         raise LimitExceeded(f"there are {count} queues already, {max_queues} are allowed", field="queue")
     if queue is None or queue.settings != settings:

@@ -51,6 +51,7 @@ class Cause(IntEnum):
     RETENTION = 7
     DELETED = 8  # by an administrator
     REDRIVEN = 9
+    DEPARTED = 10  # from an outbox: the partition that it was for has it
 
 
 #: What an event of several queues says of them, in the order of its messages: (queue, how many); its `queue` is the

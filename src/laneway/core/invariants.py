@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from laneway.core.exchanges import BUILT_IN
+from laneway.core.outbox import outbox_name
 from laneway.core.queue import Queue
-from laneway.core.state import State
+from laneway.core.state import HIDDEN, State
 from laneway.core.table import (
     DEAD,
     DELAYED,
@@ -162,6 +163,11 @@ def _check_indexes(state: State) -> None:
         id_count += len(answer.message_ids)
         assert number in state.queues, f"idempotency key {key!r} is of queue {number}, which is gone"
         by_queue.setdefault(number, set()).add(key)
+    hidden = {outbox_name(partition): queue for partition, queue in state.outboxes.items()}
+    for queue in state.queues.values():
+        found = hidden.pop(queue.name) if queue.vhost == HIDDEN else state.by_name.get((queue.vhost, queue.name))
+        assert found is queue, f"queue {queue.number} is not found as {queue.name!r}"
+    assert not hidden, f"outboxes {list(hidden)} are gone"
     assert by_queue == state.keys.by_queue, f"keys {by_queue}, but {state.keys.by_queue} are found"
     assert id_count == state.keys.id_count, f"keys have {id_count} ids, but {state.keys.id_count} are counted"
     dedup_count = sum(len(queue.dedup) for queue in state.queues.values())

@@ -83,6 +83,10 @@ from laneway.core.world import DEFAULT_VHOST, VHOSTS, World
 #: Set in the lease ids of sessions: connections, which end with the process. Above it is the epoch.
 SESSION_LEASE = 1 << 39
 
+#: The virtual host of queues that only partitions know: their outboxes (outbox.py). They have no place in `by_name`, so
+#: that nobody finds or lists them.
+HIDDEN = ""
+
 #: What a copy of the topology must be told.
 FOLLOWED = (
     Kind.QUEUE_PUT,
@@ -118,6 +122,7 @@ class State:
         self.by_name: dict[tuple[str, str], Queue] = {}
         self.topology = self.routing = RoutingTable(self.queues, self.by_name)
         self.partition = 0  # which one this is; set before anything is applied
+        self.outboxes: dict[int, Queue] = {}  # other partition -> what is on its way there
         self.next_queue = 1
         self.next_lease = 1
         self.extents: dict[int, int] = {}  # extent of the journal -> live records in it
@@ -183,7 +188,12 @@ class State:
     def follow(self, call: Callable[[Event], None]) -> None:
         """Have this called with every event that changes the topology or a document, once it is applied."""
         for kind in FOLLOWED:
-            self._appliers[kind] = partial(_and_tell, self._appliers[kind], call)
+            self._appliers[kind] = partial(self._and_tell, self._appliers[kind], call)
+
+    def _and_tell(self, apply: Callable[[Event], None], call: Callable[[Event], None], event: Event) -> None:
+        apply(event)
+        if event.kind is not Kind.QUEUE_PUT or self.queues[event.queue].vhost != HIDDEN:  # type: ignore[union-attr]
+            call(event)
 
     # The store and its queues
 
@@ -210,8 +220,12 @@ class State:
                 self.arm_retention(queue, e.at_ms)
 
     def add_queue(self, queue: Queue) -> None:
-        self.queues[queue.number] = self.by_name[queue.vhost, queue.name] = queue
-        self._add_sender(queue)
+        self.queues[queue.number] = queue
+        if queue.vhost == HIDDEN:
+            self.outboxes[int(queue.name.rpartition(" ")[2])] = queue
+        else:
+            self.by_name[queue.vhost, queue.name] = queue
+            self._add_sender(queue)
 
     def _add_sender(self, queue: Queue) -> None:
         target = queue.settings.dead_letter_queue
@@ -748,11 +762,6 @@ class State:
 
     def _document_removed(self, e: DocumentRemoved) -> None:
         self.documents.get(e.collection, {}).pop(e.key, None)
-
-
-def _and_tell(apply: Callable[[Event], None], call: Callable[[Event], None], event: Event) -> None:
-    apply(event)
-    call(event)
 
 
 def _tenants(queue: Queue) -> Tenants:

@@ -35,6 +35,7 @@ class Story(msgspec.Struct, frozen=True, array_like=True):
     redriven: int = 0  # so many of its deaths, the first ones, came before it was last redriven
     priority: int | None = None  # that it was published with, if the queue it is in takes less
     moved_ms: int = 0  # by how much the clock was set since it died: its retention counts from then and this
+    bound_for: int = 0  # of one in an outbox: the id of the queue of another partition that it is on its way to
 
 
 def died(story: Story | None, seq: int, queue: str, cause: Cause, detail: str, receives: int, at_ms: int) -> Story:

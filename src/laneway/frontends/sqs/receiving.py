@@ -48,7 +48,7 @@ _SYSTEM = frozenset(
 )
 
 
-class Receive:
+class _Receive:
     """One request, checked; its call knows its wait by it."""
 
     __slots__ = ("ask", "attempt", "count", "lease_ms", "number", "system", "url", "view", "wait_ms", "wanted")
@@ -85,7 +85,7 @@ class Receiving:
 
     def receive(self, ask: Ask, asked: w.ReceiveMessage) -> None:
         view = self._views.view(ask, asked.QueueUrl, "read")
-        one = Receive(ask, asked, view)
+        one = _Receive(ask, asked, view)
         if asked.ReceiveRequestAttemptId is not None:
             one.attempt = self._attempts.key(ask, view, asked.ReceiveRequestAttemptId)
         ask.call.waiter = one
@@ -97,14 +97,14 @@ class Receiving:
             self._broker.send(again, partial(self._leased_again, ask, one))
 
     def end_wait(self, call: Call) -> None:
-        one: Receive = call.waiter
+        one: _Receive = call.waiter
         one.wait_ms = 0  # if it repeats an earlier one, its Lease may not be sent yet
         if one.number:
             self._broker.withdraw(one.number, answer=not call.is_abandoned)
 
     def recheck(self, call: Call, who: Callable[[], tuple[Caller, object]]) -> None:
         """Refuse a receive that waits if it would be refused now."""
-        one: Receive = call.waiter
+        one: _Receive = call.waiter
         try:
             one.ask.caller = who()[0]
             one.ask.queue(one.url, "read")
@@ -114,19 +114,19 @@ class Receiving:
             one.ask.refuse(error)
 
     @answering
-    def _leased_again(self, ask: Ask, one: Receive, deliveries: Deliveries) -> None:
+    def _leased_again(self, ask: Ask, one: _Receive, deliveries: Deliveries) -> None:
         if len(deliveries):
             self._received(ask, one, deliveries)
         elif ask.call.response is None:
             self._lease(ask, one)
 
-    def _lease(self, ask: Ask, one: Receive) -> None:
+    def _lease(self, ask: Ask, one: _Receive) -> None:
         account = ask.caller.account.name
         lease = Lease(one.view.queue, one.count, one.lease_ms, one.wait_ms, account[:64], account)
         one.number = self._broker.send(lease, partial(self._received, ask, one))
 
     @answering
-    def _received(self, ask: Ask, one: Receive, deliveries: Deliveries) -> None:
+    def _received(self, ask: Ask, one: _Receive, deliveries: Deliveries) -> None:
         call = ask.call
         call.waiter = None
         if call.is_abandoned or call.response is not None:
@@ -136,7 +136,7 @@ class Receiving:
             self._attempts.note(one.attempt, deliveries)
         ask.answer(w.ReceiveMessageResult(self._shown(ask, one, deliveries)))
 
-    def _give_back(self, one: Receive, deliveries: Deliveries) -> None:
+    def _give_back(self, one: _Receive, deliveries: Deliveries) -> None:
         """Nobody is there any more to take these: others may have them now rather than when the leases expire."""
         released = [Settlement("release", token) for token in deliveries.tokens()]
         if released:
@@ -144,7 +144,7 @@ class Receiving:
 
     # --- from the columns of deliveries to messages
 
-    def _shown(self, ask: Ask, one: Receive, d: Deliveries) -> list[w.ReceivedMessage]:
+    def _shown(self, ask: Ask, one: _Receive, d: Deliveries) -> list[w.ReceivedMessage]:
         """All but those that cannot be shown. These stay in flight until their visibility timeouts end, count as
         received, and in the end are dead letters."""
         try:
@@ -160,7 +160,7 @@ class Receiving:
                 )
             return self._messages(ask, one, d.without(broken))
 
-    def _messages(self, ask: Ask, one: Receive, d: Deliveries) -> list[w.ReceivedMessage]:
+    def _messages(self, ask: Ask, one: _Receive, d: Deliveries) -> list[w.ReceivedMessage]:
         handles = d.tokens()
         ids = _message_ids(d, handles)
         md5s, texts = self._bodies(d)
@@ -192,7 +192,7 @@ class Receiving:
         return md5s, texts
 
     def _system_attributes(
-        self, ask: Ask, one: Receive, d: Deliveries, properties: list[Properties], ids: list[str], now_ms: int
+        self, ask: Ask, one: _Receive, d: Deliveries, properties: list[Properties], ids: list[str], now_ms: int
     ) -> list[dict[str, str]]:
         found: list[dict[str, str]] = []
         first_received_ms = self._first_received_ms.get(d.tag, d.seqs)
