@@ -439,17 +439,20 @@ class ForgetProducer(Request):
     producer: str
 
 
-# --- history for readers
+# --- history for readers: each partition has its own, and keeps its own position of a cursor
 
 
 class DescribeHistory(Request):
     """Answer: HistoryInfo."""
+
+    partition: int = 0
 
 
 class FindPlace(Request):
     """Answer: Place: where a commit begins."""
 
     position: int
+    partition: int = 0
 
 
 class AdvancePlace(Request):
@@ -457,6 +460,7 @@ class AdvancePlace(Request):
 
     place: Place
     max_events: int
+    partition: int = 0
 
 
 class ReadHistory(Request):
@@ -465,20 +469,26 @@ class ReadHistory(Request):
     segment: int
     offset: int
     size: int
+    partition: int = 0
 
 
 class NameQueues(Request):
     """Answer: dict[int, QueueName]: the names of queues by their numbers in the history, of deleted ones too."""
 
+    partition: int = 0
+
 
 class ListCursors(Request):
     """Answer: list[CursorInfo]."""
+
+    partition: int = 0
 
 
 class GetCursor(Request):
     """Answer: CursorInfo."""
 
     name: str
+    partition: int = 0
 
 
 class PutCursor(Request):
@@ -487,12 +497,14 @@ class PutCursor(Request):
     name: str
     position: int
     rewind: bool = False
+    partition: int = 0
 
 
 class DeleteCursor(Request):
     """Answer: None."""
 
     name: str
+    partition: int = 0
 
 
 # --- between the partitions of one server (docs/decisions/0013-several-partitions.md)

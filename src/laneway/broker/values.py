@@ -94,6 +94,7 @@ class BrokerLimits(msgspec.Struct, frozen=True, kw_only=True):
     history_limit_bytes: int = 10 << 30  # of history that is kept for readers alone
     history_ms: int = 0  # so much of it is kept in any case
     staging: StagingLimits = StagingLimits()
+    partition_count: int = 1  # that this broker reaches
 
 
 class QueueInfo(msgspec.Struct, frozen=True):
