@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from laneway.broker.interface import Publish, PutQueue
+from laneway.cli import cli
+from laneway.core.message import PLAIN, Messages, encode_props
+from laneway.core.settings import QueueSettings
 from laneway.frontends.rest.journal import CursorAnswer, JournalAnswer, PlaceAnswer
 from laneway.journal.segments import follow
 from laneway.journal.segments.follow import Place
 from laneway.journal.segments.format import segment_name
 from tests.in_thread import wait_for
+from tests.rest.partitioned import PartitionedServing
 from tests.rest.serving import Serving
 from tests.rest.test_consume import error, publish
 
@@ -125,3 +132,85 @@ def test_history_is_for_administrators(busy: Serving) -> None:
             assert http.get(f"/journal{path}").status_code == 403, path
         assert http.put("/journal/cursors/c", json={"position": 1}).status_code == 403
         assert http.delete("/journal/cursors/c").status_code == 403
+
+
+# --- several partitions
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[PartitionedServing]:
+    """A server of two partitions, each with a queue in it."""
+    with PartitionedServing(tmp_path / "data") as serving:
+        for number, name in enumerate(("orders", "emails")):
+            queue = serving.ask_of(number, PutQueue("/", name, QueueSettings())).info.queue
+            for n in range(5 + 5 * number):
+                serving.ask_of(number, Publish((queue,), Messages([b"%d" % n], [encode_props(PLAIN)])))
+        yield serving
+
+
+def test_each_partition_shows_its_own_history(two: PartitionedServing) -> None:
+    with two.client() as http:
+        for number, (folder, queue) in enumerate(((two.folder, "orders"), (two.folder / "partitions" / "1", "emails"))):
+            of = {"partition": number}
+            found = http.get("/journal", params=of).json()
+            assert (found["partition"], found["partition_count"]) == (number, 2)
+            assert (found["store"], found["tag"]) == follow.store(str(folder))
+            assert [q["name"] for q in http.get("/journal/queues", params=of).json()] == [queue]
+            place = http.get("/journal/place", params={**of, "position": 3}).json()
+            assert Place(**place) == follow.start(str(folder), 3)
+            further = http.get("/journal/advance", params={**of, **place, "max_events": 2}).json()
+            assert Place(**further).position > 3
+            raw = http.get("/journal/segments/1", params=of).content
+            with open(folder / segment_name(1), "rb") as file:
+                assert raw == file.read(len(raw)) and len(raw) > 64
+        assert http.get("/journal").json()["partition"] == 0
+        for path in ("", "/queues", "/segments/1", "/place?position=1"):
+            joint = "&" if "?" in path else "?"
+            assert error(http.get(f"/journal{path}{joint}partition=2")) == (400, "invalid_input", "partition")
+
+
+def test_a_cursor_has_a_position_in_each_partition_and_is_one_thing(two: PartitionedServing) -> None:
+    with two.client() as http:
+        made = http.put("/journal/cursors/c", json={"positions": {"0": 2, "1": 4}})
+        assert made.status_code == 201, made.text
+        shown = http.get("/journal/cursors/c").json()
+        assert [(part["partition"], part["position"]) for part in shown["partitions"]] == [(0, 2), (1, 4)]
+        assert shown["lag_commits"] == sum(part["lag_commits"] for part in shown["partitions"]) > 0
+        assert (shown["position"], shown["state"]) == (2, "ok")
+        assert http.put("/journal/cursors/c", json={"positions": {"1": 6}}).status_code == 200
+        assert [part["position"] for part in http.get("/journal/cursors").json()[0]["partitions"]] == [2, 6]
+        assert error(http.put("/journal/cursors/c", json={"position": 3})) == (400, "invalid_input", "position")
+        assert error(http.put("/journal/cursors/c", json={"positions": {"2": 3}})) == (
+            400,
+            "invalid_input",
+            "partition",
+        )
+        assert error(http.put("/journal/cursors/c", json={})) == (400, "invalid_input", "positions")
+        assert http.delete("/journal/cursors/c").status_code == 204
+        assert http.get("/journal/cursors").json() == []
+        assert error(http.get("/journal/cursors/c")) == (404, "cursor_not_found", "cursor")
+
+
+def test_a_cursor_that_is_lost_in_one_partition_is_lost(two: PartitionedServing) -> None:
+    with two.client() as http:
+        http.put("/journal/cursors/c", json={"positions": {"0": 2, "1": 4}})
+
+        async def lose() -> None:
+            two.partitions[1].cursors._lose("c", "the test says so")
+
+        two.run(lose())
+        shown = http.get("/journal/cursors/c").json()
+        assert (shown["state"], [part["state"] for part in shown["partitions"]]) == ("lost", ["ok", "lost"])
+
+
+def test_the_command_line_sets_a_cursor_in_every_partition(two: PartitionedServing) -> None:
+    def run(*words: str) -> str:
+        result = CliRunner().invoke(cli, ["cursor", *words, "--url", two.url])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    assert run("set", "c", "first") == "c is at 0:1,1:1\n"
+    assert run("set", "c", "0:2,1:3") == "c is at 0:2,1:3\n"
+    assert "0:2,1:3" in run("list")
+    ends = [two.partitions[n].engine.journal.history.end().position for n in (0, 1)]
+    assert run("set", "c", "end") == f"c is at 0:{ends[0]},1:{ends[1]}\n"

@@ -493,16 +493,18 @@ class Client:
 
     # --- the history
 
-    def journal(self) -> dict[str, Any]:
-        """Where the history begins and ends, its segments, and alarms about it."""
-        return dict(self._call("GET", "/journal"))
+    def journal(self, partition: int = 0) -> dict[str, Any]:
+        """Where the history of a partition begins and ends, its segments, and alarms about it."""
+        return dict(self._call("GET", "/journal", query={"partition": partition or None}))
 
     def cursors(self) -> list[dict[str, Any]]:
         return list(self._call("GET", "/journal/cursors"))
 
-    def put_cursor(self, name: str, position: int, *, rewind: bool = False) -> dict[str, Any]:
-        """Keep history from a position on, and let go of what is before it. Forward only, unless rewind is given."""
-        body = {"position": position, "rewind": rewind}
+    def put_cursor(self, name: str, position: int | Mapping[int, int], *, rewind: bool = False) -> dict[str, Any]:
+        """Keep history from a position on, and let go of what is before it. Forward only, unless rewind is given. Of a
+        server with several partitions, a position for each."""
+        where = {"position": position} if isinstance(position, int) else {"positions": dict(position)}
+        body = {**where, "rewind": rewind}
         return dict(self._call("PUT", f"/journal/cursors/{_quoted(name)}", body=body, repeatable=True))
 
     def delete_cursor(self, name: str) -> None:
