@@ -75,6 +75,9 @@ class WireTopology:
     def on_vhost_deleted(self, call: Callable[[str], None]) -> None:
         self._inner.on_vhost_deleted(lambda name: call(self._carried(name)))
 
+    def on_document(self, call: Callable[[str, str, bytes | None], None]) -> None:
+        self._inner.on_document(lambda *told: call(*self._carried(told)))
+
     def __getattr__(self, name: str) -> Any:
         return partial(self._ask, getattr(self._inner, name))
 

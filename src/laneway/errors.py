@@ -20,6 +20,7 @@ for people. `field` names the offending part of the input where there is one.
     │   ├── ExchangeInUse       has bindings
     │   ├── IdempotencyConflict same key, different body
     │   ├── AccountExists
+    │   ├── DocumentChanged     somebody else was first; look at it again
     │   ├── BatchFenced         the producer has committed a later batch
     │   ├── PartsMissing        a commit names parts that are not staged (any more)
     │   ├── Unroutable          messages of a batch would reach no queue, and must
@@ -163,6 +164,12 @@ class IdempotencyConflict(Conflict):
 
 class AccountExists(Conflict):
     code = "account_exists"
+
+
+class DocumentChanged(Conflict):
+    """What a change of documents rests on is no longer as it was."""
+
+    code = "document_changed"
 
 
 class BatchFenced(Conflict):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 import pytest
 
 from laneway.access import Access, AccessLimits, Account, passwords
 from laneway.access import access as access_module
+from laneway.access.access import SeenDocument
+from laneway.errors import DocumentChanged
 
 T = TypeVar("T")
 
@@ -20,22 +22,37 @@ class DictStore:
     def __init__(self) -> None:
         self.collections: dict[str, dict[str, bytes]] = {}
         self.hold: asyncio.Event | None = None
+        self._listeners: list[Callable[[str, str, bytes | None], None]] = []
 
     def documents(self, collection: str) -> dict[str, bytes]:
         return dict(self.collections.get(collection, {}))
 
-    async def put_document(self, collection: str, key: str, document: bytes) -> None:
-        await self._held()
+    def document(self, collection: str, key: str) -> bytes | None:
+        return self.collections.get(collection, {}).get(key)
+
+    def on_document(self, call: Callable[[str, str, bytes | None], None]) -> None:
+        self._listeners.append(call)
+
+    async def put_document(self, collection: str, key: str, document: bytes, seen: Sequence[SeenDocument]) -> None:
+        await self._held(seen)
         self.collections.setdefault(collection, {})[key] = document
+        self._tell(collection, key, document)
 
-    async def remove_document(self, collection: str, key: str) -> None:
-        await self._held()
+    async def remove_document(self, collection: str, key: str, seen: Sequence[SeenDocument]) -> None:
+        await self._held(seen)
         del self.collections[collection][key]
+        self._tell(collection, key, None)
 
-    async def _held(self) -> None:
+    async def _held(self, seen: Sequence[SeenDocument]) -> None:
         await asyncio.sleep(0)
         if self.hold is not None:
             await self.hold.wait()
+        if any(self.document(collection, key) != document for collection, key, document in seen):
+            raise DocumentChanged("somebody was faster")
+
+    def _tell(self, collection: str, key: str, document: bytes | None) -> None:
+        for call in self._listeners:
+            call(collection, key, document)
 
 
 class CountedBytes:

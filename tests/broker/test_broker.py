@@ -27,6 +27,7 @@ from laneway.core.events import Kind
 from laneway.core.invariants import check_invariants
 from laneway.errors import (
     DiskFull,
+    DocumentChanged,
     IdempotencyConflict,
     InvalidInput,
     LanewayError,
@@ -555,6 +556,26 @@ def test_documents_survive(run: Run) -> None:
         await b.ask(i.RemoveDocument("things", "a"))
         await b.restart()
         assert b.topology.documents("things") == {"b": b"2"}
+
+    run(scenario)
+
+
+def test_a_change_of_a_document_is_told_before_its_answer_and_rests_on_what_was_seen(run: Run) -> None:
+    async def scenario(b: Bench) -> None:
+        told: list[tuple[str, str, bytes | None]] = []
+        b.topology.on_document(lambda *change: told.append(change))
+        await b.ask(i.PutDocument("things", "a", b"1", [("things", "a", None)]))
+        assert told == [("things", "a", b"1")]
+        for change in (
+            i.PutDocument("things", "b", b"2", [("things", "a", b"0")]),
+            i.PutDocument("things", "a", b"2", [("things", "a", None)]),
+            i.RemoveDocument("things", "a", [("things", "a", b"1"), ("things", "b", b"2")]),
+        ):
+            with pytest.raises(DocumentChanged):
+                await b.ask(change)
+        assert b.topology.documents("things") == {"a": b"1"} and len(told) == 1
+        await b.ask(i.RemoveDocument("things", "a", [("things", "a", b"1"), ("things", "b", None)]))
+        assert told[1:] == [("things", "a", None)] and b.topology.document("things", "a") is None
 
     run(scenario)
 

@@ -27,6 +27,7 @@ from laneway.broker.interface import (
     Lease,
     Publish,
     PutDocument,
+    RemoveDocument,
     SettleHeld,
     Subscribe,
 )
@@ -37,7 +38,7 @@ from laneway.cluster.link import Link, LinkOwner, Parcel
 from laneway.cluster.remote import RETRY_S, RemoteBroker
 from laneway.cluster.serving import PartitionServer
 from laneway.core.message import Messages
-from laneway.errors import OutcomeUnknown, QueueInUse, QueueNotFound, Unavailable
+from laneway.errors import DocumentChanged, OutcomeUnknown, QueueInUse, QueueNotFound, Unavailable
 from laneway.journal.segments.journal import SegmentJournal
 
 NOW_MS = 1_800_000_000_000
@@ -145,6 +146,33 @@ def test_an_edge_that_comes_later_begins_with_all_there_is(tmp_path: Path) -> No
         assert later.topology.find_queue("/", "mine") == mine and mine.owner == session
         assert later.topology.route("/", "x", "") == (queue,) and later.topology.vhosts() == ["/", "v"]
         assert later.limits == pair.local.limits and later.health()["state"] == "ready"
+
+    run(tmp_path, work)
+
+
+def test_an_edge_is_told_of_each_document_and_of_what_changed_while_it_was_cut_off(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        edge, other = await pair.edge(), await pair.edge()
+        told: list[tuple[str, str, bytes | None]] = []
+        other.topology.on_document(lambda *change: told.append(change))
+        await edge.ask(PutDocument("things", "one", b"1"))
+        await edge.ask(PutDocument("things", "two", b"2"))
+        with pytest.raises(DocumentChanged):
+            await other.ask(RemoveDocument("things", "one", [("things", "one", b"0")]))
+        await other.ask(RemoveDocument("things", "one", [("things", "one", b"1")]))
+        assert told == [("things", "one", b"1"), ("things", "two", b"2"), ("things", "one", None)]
+        await pair.lose_leader()
+        told.clear()
+        await pair.local.ask(PutDocument("things", "three", b"3"))
+        await pair.local.ask(RemoveDocument("things", "two"))
+        await pair.local.ask(PutDocument("others", "one", b"1"))
+        await pair.serve()
+        await until(lambda: other.health()["state"] == "ready")
+        assert sorted(told, key=str) == [
+            ("others", "one", b"1"),
+            ("things", "three", b"3"),
+            ("things", "two", None),
+        ]
 
     run(tmp_path, work)
 

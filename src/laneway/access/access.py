@@ -1,7 +1,9 @@
 """Who is asking, and may they: the one place that every front end asks.
 
-Everything durable goes through a document store (the journal, in the end); everything asked per request is answered
-from memory without awaiting, except a password seen for the first time. All calls are made on the event loop.
+Everything durable goes through a document store (the journal, in the end). Memory follows the documents, whichever
+process has changed them, and nothing else changes it: so all processes of a server let in the same callers. Everything
+asked per request is answered from memory without awaiting, except a password seen for the first time. All calls are
+made on the event loop.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from laneway.access.accounts import (
@@ -47,6 +50,7 @@ from laneway.access.patterns import Matcher, compile_pattern
 from laneway.errors import (
     AccountNotFound,
     Conflict,
+    DocumentChanged,
     Forbidden,
     InvalidInput,
     LimitExceeded,
@@ -67,17 +71,26 @@ _REMEMBERED_CHARS = 512  # longer names are none that queues have
 _INSIDE = Origin()
 _NOBODY = "the server itself"
 _WRONG = "the account's name or its password is wrong"
+_ATTEMPTS = 100  # of a change that others are always faster than
 
 _T = TypeVar("_T")
 _SEEING: tuple[Need, ...] = ("stats", "write", "configure")
 
 
+SeenDocument = tuple[str, str, bytes | None]  # collection, key, and the document as it was seen; None: there was none
+
+
 class DocumentStore(Protocol):
-    """Small durable documents by collection and key; the broker keeps them in its journal."""
+    """Small durable documents by collection and key; the broker keeps them in its journal. A change is refused with
+    DocumentChanged if what it rests on, `seen`, has been changed by another process meanwhile."""
 
     def documents(self, collection: str) -> dict[str, bytes]: ...
-    async def put_document(self, collection: str, key: str, document: bytes) -> None: ...
-    async def remove_document(self, collection: str, key: str) -> None: ...
+    def document(self, collection: str, key: str) -> bytes | None: ...
+    def on_document(self, call: Callable[[str, str, bytes | None], None]) -> None:
+        """Have this called with each document that is put or removed (None), before whoever did it is answered."""
+
+    async def put_document(self, collection: str, key: str, document: bytes, seen: Sequence[SeenDocument]) -> None: ...
+    async def remove_document(self, collection: str, key: str, seen: Sequence[SeenDocument]) -> None: ...
 
 
 class _Held:
@@ -128,9 +141,9 @@ class Access:
         self._limits = limits or AccessLimits()
         self.version = 0  # what was found out about an account holds as long as this stays the same
         self._accounts: dict[str, _Held] = {}
-        self._keys: dict[bytes, KeyInfo] = {}  # by the SHA-256 of the key
-        self._key_hashes: dict[str, dict[str, bytes]] = {}  # account -> key id -> SHA-256
-        self._access_keys: dict[str, StoredKey] = {}  # AWS's kind, by key id
+        self._keys: dict[str, StoredKey] = {}  # by id; also of accounts that are gone, which open nothing
+        self._keys_of: dict[str, dict[str, StoredKey]] = {}  # by account, then by id
+        self._by_hash: dict[bytes, KeyInfo] = {}  # API keys, by their SHA-256
         self._secret = random_bytes(32)  # of this process: what it remembers of passwords is of no use elsewhere
         self._nobody = unmatchable_hash(random_bytes)
         self._changing = asyncio.Lock()
@@ -141,23 +154,53 @@ class Access:
         self._hashing = asyncio.Semaphore(1)  # new passwords: administration does not wait for strangers
         self._verifications_waiting = 0
         self._verifications: dict[bytes, asyncio.Future[bool]] = {}  # under way; the result: refused
-        self.reload()
+        self._take_account(GUEST, None)
+        for name, document in store.documents(ACCOUNTS).items():
+            self._take_account(name, document)
+        for key_id, document in store.documents(KEYS).items():
+            self._take_key(key_id, document)
+        store.on_document(self._follow)
 
-    def reload(self) -> None:
-        """Take everything from the store again.
+    # --- what the documents say
 
-        Guest needs no document: it exists until a document says otherwise, one that changes it or one that says it
-        was deleted. So a new data folder can be used at once, and a guest that was deleted stays deleted.
-        """
-        stored = {name: decode_account(name, doc) for name, doc in self._store.documents(ACCOUNTS).items()}
-        stored.setdefault(GUEST, _WELL_KNOWN)
-        self._accounts = {name: _Held(one) for name, one in stored.items() if not one.deleted}
+    def _follow(self, collection: str, key: str, document: bytes | None) -> None:
+        """A document was changed, by this process or another."""
+        if collection == ACCOUNTS:
+            self._take_account(key, document)
+            self._changed(key)
+        elif collection == KEYS:
+            of = self._keys[key].info.account if key in self._keys else None
+            self._take_key(key, document)
+            if of is not None:
+                self._changed(of)
+
+    def _take_account(self, name: str, document: bytes | None) -> None:
+        """Guest needs no document: it exists until a document says otherwise, one that changes it or one that says it
+        was deleted. So a new data folder can be used at once, and a guest that was deleted stays deleted."""
         self.version += 1
-        self._keys, self._key_hashes, self._access_keys = {}, {}, {}
-        for key_id, document in self._store.documents(KEYS).items():
-            key = decode_key(key_id, document)
-            if key.info.account in self._accounts:
-                self._hold_key(key)
+        if document is not None:
+            stored = decode_account(name, document)
+        elif name == GUEST:
+            stored = _WELL_KNOWN
+        else:
+            self._accounts.pop(name, None)
+            return
+        if stored.deleted:
+            self._accounts.pop(name, None)
+        else:
+            self._accounts[name] = _Held(stored, self._accounts.get(name))
+
+    def _take_key(self, key_id: str, document: bytes | None) -> None:
+        self.version += 1
+        before = self._keys.pop(key_id, None)
+        if before is not None:
+            del self._keys_of[before.info.account][key_id]
+            self._by_hash.pop(_stored_hash(before), None)
+        if document is not None:
+            key = self._keys[key_id] = decode_key(key_id, document)
+            self._keys_of.setdefault(key.info.account, {})[key_id] = key
+            if key.info.kind == "api":
+                self._by_hash[_stored_hash(key)] = key.info
 
     # --- who is asking
 
@@ -243,11 +286,11 @@ class Access:
         return Unauthenticated(why)
 
     def knows_key(self, key: str) -> bool:
-        info = self._keys.get(_key_hash(key))
+        info = self._by_hash.get(_key_hash(key))
         return info is not None and info.account in self._accounts
 
     def authenticate_key(self, key: str, origin: Origin = _INSIDE) -> Account:
-        info = self._keys.get(_key_hash(key)) if key.startswith(KEY_PREFIX) else None
+        info = self._by_hash.get(_key_hash(key)) if key.startswith(KEY_PREFIX) else None
         held = self._accounts.get(info.account) if info is not None else None
         if held is None:
             self.failures.check(origin, "")  # looking it up costs nothing, so whoever has the right one never waits
@@ -256,8 +299,8 @@ class Access:
 
     def signing_key(self, key_id: str) -> tuple[Account, str] | None:
         """The account and the secret of an AWS access key; None if there is no such key."""
-        key = self._access_keys.get(key_id)
-        held = self._accounts.get(key.info.account) if key is not None else None
+        key = self._keys.get(key_id)
+        held = self._accounts.get(key.info.account) if key is not None and key.info.kind == "aws" else None
         return (held.account, key.secret) if key is not None and held is not None else None
 
     def anonymous(self, *, from_loopback: bool) -> Account:
@@ -284,7 +327,7 @@ class Access:
         if by == "password":
             mark = _password_mark(self._known(account.name).password)
         elif by == "key":
-            mark = self._keys[_key_hash(secret)].key_id
+            mark = self._by_hash[_key_hash(secret)].key_id
         return Login(account, by, mark)
 
     def lost(self, login: Login) -> str:
@@ -295,7 +338,7 @@ class Access:
             return f"user '{name}' was deleted"
         if login.by == "password" and _password_mark(held.password) != login.mark:
             return f"the password of user '{name}' was changed"
-        if login.by == "key" and login.mark not in self._key_hashes.get(name, {}):
+        if login.by == "key" and login.mark not in self._keys_of.get(name, {}):
             return f"the API key of user '{name}' was deleted"
         return ""
 
@@ -305,7 +348,11 @@ class Access:
         self._listeners.append(call)
 
     def _changed(self, name: str) -> None:
-        self.version += 1
+        """Documents change amid other work of the broker, which those who listen ask for more: in a turn of its own,
+        and before whoever made the change is answered."""
+        asyncio.get_running_loop().call_soon(self._tell, name)
+
+    def _tell(self, name: str) -> None:
         for call in self._listeners:
             try:
                 call(name)
@@ -413,7 +460,7 @@ class Access:
             check_password(password, self._limits)
             async with self._hashing:
                 hashed = await asyncio.to_thread(hash_password, password, self._random_bytes)
-        return await self._to_the_end(self._put(name, hashed, wanted_roles, wanted_permissions, by))
+        return await self._change(lambda: self._put(name, hashed, wanted_roles, wanted_permissions, by))
 
     async def _put(
         self,
@@ -423,70 +470,72 @@ class Access:
         permissions: tuple[Permission, ...] | None,
         by: str,
     ) -> Account:
-        async with self._changing:
-            held = self._accounts.get(name)
-            if held is None and len(self._accounts) >= self._limits.accounts:
-                most = self._limits.accounts
-                raise LimitExceeded(f"there are {most} accounts already: delete one first", field="name")
-            before = held.account if held is not None else Account(name, (USER,), created_at_ms=self._now_ms())
-            after = Account(
-                name=name,
-                roles=before.roles if roles is None else roles,
-                permissions=before.permissions if permissions is None else permissions,
-                created_at_ms=before.created_at_ms,
-            )
-            if held is not None and ADMIN in before.roles and ADMIN not in after.roles:
-                self._check_admin_remains_without(name)
-            stored = StoredAccount(account=after, password=hashed or (held.password if held is not None else None))
-            await self._store.put_document(ACCOUNTS, name, encode_document(stored))
-            self._accounts[name] = _Held(stored, held)
-            parts = {"password": hashed, "roles": roles, "permissions": permissions}
-            log.info(
-                "account %r %s by %s: roles %s; given: %s",
-                name,
-                "created" if held is None else "changed",
-                by,
-                ", ".join(after.roles) or "none",
-                ", ".join(part for part, given in parts.items() if given is not None) or "nothing",
-            )
-            self._changed(name)
-            return after
+        held = self._accounts.get(name)
+        if held is None and len(self._accounts) >= self._limits.accounts:
+            most = self._limits.accounts
+            raise LimitExceeded(f"there are {most} accounts already: delete one first", field="name")
+        before = held.account if held is not None else Account(name, (USER,), created_at_ms=self._now_ms())
+        after = Account(
+            name=name,
+            roles=before.roles if roles is None else roles,
+            permissions=before.permissions if permissions is None else permissions,
+            created_at_ms=before.created_at_ms,
+        )
+        seen = [self._seen(ACCOUNTS, name)]
+        if held is not None and ADMIN in before.roles and ADMIN not in after.roles:
+            seen += self._admin_without(name)
+        if held is None:  # keys that a crash has left of another account of this name must not open the new one
+            await self._remove_keys(name, by)
+        stored = StoredAccount(account=after, password=hashed or (held.password if held is not None else None))
+        await self._store.put_document(ACCOUNTS, name, encode_document(stored), seen)
+        parts = {"password": hashed, "roles": roles, "permissions": permissions}
+        log.info(
+            "account %r %s by %s: roles %s; given: %s",
+            name,
+            "created" if held is None else "changed",
+            by,
+            ", ".join(after.roles) or "none",
+            ", ".join(part for part, given in parts.items() if given is not None) or "nothing",
+        )
+        return after
 
     async def delete_account(self, name: str, *, by: str = _NOBODY) -> None:
-        """Delete an account and its keys: the keys first, so that none can outlive its account."""
-        await self._to_the_end(self._delete(name, by))
+        """Delete an account, then its keys: without their account they open nothing."""
+        await self._change(lambda: self._delete(name, by))
 
     async def _delete(self, name: str, by: str) -> None:
-        async with self._changing:
-            held = self._known(name)
-            self._check_admin_remains_without(name)
-            for info in self.keys(name):
-                await self._remove_key(info, by)
-            if name == GUEST:
-                deleted = StoredAccount(account=held.account, deleted=True)
-                await self._store.put_document(ACCOUNTS, name, encode_document(deleted))
-            else:
-                await self._store.remove_document(ACCOUNTS, name)
-            del self._accounts[name]
-            log.info("account %r deleted by %s", name, by)
-            self._changed(name)
+        held = self._known(name)
+        seen = [self._seen(ACCOUNTS, name), *self._admin_without(name)]
+        if name == GUEST:
+            deleted = StoredAccount(account=held.account, deleted=True)
+            await self._store.put_document(ACCOUNTS, name, encode_document(deleted), seen)
+        else:
+            await self._store.remove_document(ACCOUNTS, name, seen)
+        log.info("account %r deleted by %s", name, by)
+        await self._remove_keys(name, by)
 
-    def _check_admin_remains_without(self, name: str, *, key_id: str | None = None) -> None:
-        """Somebody must stay who can manage accounts, and who has a password or a key to come in with.
+    def _admin_without(self, name: str, *, key_id: str | None = None) -> list[SeenDocument]:
+        """What says that somebody stays who can manage accounts, and who has a password or a key to come in with.
 
         Asked before an account stops being an admin (key_id None) or before one of its keys is deleted.
         """
-        for other in self._accounts.values():
-            if ADMIN not in other.account.roles or (other.account.name == name and key_id is None):
+        if ADMIN not in self._accounts[name].account.roles:
+            return []
+        for other_name, other in self._accounts.items():
+            if ADMIN not in other.account.roles or (other_name == name and key_id is None):
                 continue
-            keys = self._key_hashes.get(other.account.name, {})
-            if other.password is not None or any(other_id != key_id for other_id in keys):
-                return
-        if ADMIN in self._accounts[name].account.roles:
-            raise Conflict(
-                f"account {name!r} is the last admin that can log in: create another admin first, "
-                "with a password or an API key"
-            )
+            if other.password is not None:
+                return [self._seen(ACCOUNTS, other_name)]
+            for other_id, key in self._keys_of.get(other_name, {}).items():
+                if key.info.kind == "api" and other_id != key_id:
+                    return [self._seen(ACCOUNTS, other_name), self._seen(KEYS, other_id)]
+        raise Conflict(
+            f"account {name!r} is the last admin that can log in: create another admin first, "
+            "with a password or an API key"
+        )
+
+    def _seen(self, collection: str, key: str) -> SeenDocument:
+        return collection, key, self._store.document(collection, key)
 
     def _known(self, name: str) -> _Held:
         held = self._accounts.get(name)
@@ -501,74 +550,74 @@ class Access:
     ) -> tuple[str, str]:
         """(key id, the key or the secret): the only time that is seen."""
         check_label(label, self._limits)
-        return await self._to_the_end(self._create_key(account_name, label, kind, by))
+        return await self._change(lambda: self._create_key(account_name, label, kind, by))
 
     async def _create_key(self, account_name: str, label: str, kind: KeyKind, by: str) -> tuple[str, str]:
-        async with self._changing:
-            self._known(account_name)
-            if account_name == GUEST:
-                # A key would work from anywhere, which guest must not.
-                raise InvalidInput("guest has no API keys: create an account first", field="name")
-            if len(self.keys(account_name)) >= self._limits.keys_per_account:
-                raise LimitExceeded(
-                    f"account {account_name!r} has {self._limits.keys_per_account} keys already: delete one first",
-                    field="name",
-                )
-            if kind == "aws":  # as long as AWS's own, for clients and people who check
-                key = base64.b64encode(self._random_bytes(30)).decode()
-                key_id = ACCESS_KEY_PREFIX + base64.b32encode(self._random_bytes(10)).decode()
-                stored = StoredKey(info=KeyInfo(key_id, account_name, label, self._now_ms(), kind), secret=key)
-            else:
-                key = KEY_PREFIX + _base64url(self._random_bytes(32))
-                key_id = "k" + self._random_bytes(8).hex()
-                info = KeyInfo(key_id, account_name, label, self._now_ms())
-                stored = StoredKey(info=info, sha256=_key_hash(key).hex())
-            await self._store.put_document(KEYS, key_id, encode_document(stored))
-            self._hold_key(stored)
-            log.info("key %r (%s) of account %r created by %s", key_id, kind, account_name, by)
-            return key_id, key
+        self._known(account_name)
+        if account_name == GUEST:
+            # A key would work from anywhere, which guest must not.
+            raise InvalidInput("guest has no API keys: create an account first", field="name")
+        if len(self.keys(account_name)) >= self._limits.keys_per_account:
+            raise LimitExceeded(
+                f"account {account_name!r} has {self._limits.keys_per_account} keys already: delete one first",
+                field="name",
+            )
+        if kind == "aws":  # as long as AWS's own, for clients and people who check
+            key = base64.b64encode(self._random_bytes(30)).decode()
+            key_id = ACCESS_KEY_PREFIX + base64.b32encode(self._random_bytes(10)).decode()
+            stored = StoredKey(info=KeyInfo(key_id, account_name, label, self._now_ms(), kind), secret=key)
+        else:
+            key = KEY_PREFIX + _base64url(self._random_bytes(32))
+            key_id = "k" + self._random_bytes(8).hex()
+            info = KeyInfo(key_id, account_name, label, self._now_ms())
+            stored = StoredKey(info=info, sha256=_key_hash(key).hex())
+        seen = [self._seen(ACCOUNTS, account_name), (KEYS, key_id, None)]
+        await self._store.put_document(KEYS, key_id, encode_document(stored), seen)
+        log.info("key %r (%s) of account %r created by %s", key_id, kind, account_name, by)
+        return key_id, key
 
     def keys(self, account_name: str) -> list[KeyInfo]:
         self._known(account_name)
-        mine = [self._keys[sha256] for sha256 in self._key_hashes.get(account_name, {}).values()]
-        mine += [key.info for key in self._access_keys.values() if key.info.account == account_name]
+        mine = [key.info for key in self._keys_of.get(account_name, {}).values()]
         return sorted(mine, key=lambda info: (info.created_at_ms, info.key_id))
 
     async def delete_key(self, account_name: str, key_id: str, *, by: str = _NOBODY) -> None:
-        await self._to_the_end(self._delete_key(account_name, key_id, by))
+        await self._change(lambda: self._delete_key(account_name, key_id, by))
 
     async def _delete_key(self, account_name: str, key_id: str, by: str) -> None:
-        async with self._changing:
-            for info in self.keys(account_name):
-                if info.key_id == key_id:
-                    self._check_admin_remains_without(account_name, key_id=key_id)
-                    return await self._remove_key(info, by)
+        self._known(account_name)
+        key = self._keys_of.get(account_name, {}).get(key_id)
+        if key is None:
             raise NotFound(f"account {account_name!r} has no key {key_id!r}", field="key_id")
+        seen = self._admin_without(account_name, key_id=key_id) if key.info.kind == "api" else []
+        await self._remove_key(key.info, seen, by)
 
-    async def _remove_key(self, info: KeyInfo, by: str) -> None:
-        await self._store.remove_document(KEYS, info.key_id)
+    async def _remove_keys(self, account_name: str, by: str) -> None:
+        """Of an account that is not there: those that it leaves now, and not of one that is created meanwhile."""
+        for key in list(self._keys_of.get(account_name, {}).values()):
+            with suppress(DocumentChanged):  # another process has removed it
+                await self._remove_key(key.info, [], by)
+
+    async def _remove_key(self, info: KeyInfo, seen: Sequence[SeenDocument], by: str) -> None:
+        await self._store.remove_document(KEYS, info.key_id, [*seen, self._seen(KEYS, info.key_id)])
         log.info("key %r (%s) of account %r deleted by %s", info.key_id, info.kind, info.account, by)
-        if info.kind == "aws":
-            del self._access_keys[info.key_id]
-        else:
-            del self._keys[self._key_hashes[info.account].pop(info.key_id)]
-        self._changed(info.account)
 
-    def _hold_key(self, key: StoredKey) -> None:
-        self.version += 1
-        if key.info.kind == "aws":
-            self._access_keys[key.info.key_id] = key
-            return
-        sha256 = bytes.fromhex(key.sha256)
-        self._keys[sha256] = key.info
-        self._key_hashes.setdefault(key.info.account, {})[key.info.key_id] = sha256
-
-    async def _to_the_end(self, change: Coroutine[Any, Any, _T]) -> _T:
-        """A change once begun is finished even if whoever asked for it goes away, or memory and store would differ."""
-        task = asyncio.ensure_future(change)
+    async def _change(self, attempt: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """One change after the other, and again when another process was faster. A change once begun is finished even
+        if whoever asked for it goes away."""
+        task = asyncio.ensure_future(self._until_done(attempt))
         self._unfinished.add(task)
         task.add_done_callback(self._unfinished.discard)
         return await asyncio.shield(task)
+
+    async def _until_done(self, attempt: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        async with self._changing:
+            for _ in range(_ATTEMPTS):
+                try:
+                    return await attempt()
+                except DocumentChanged:
+                    continue
+            raise Unavailable("other processes change accounts all the time: try again in a moment")
 
     def _digest(self, name: str, password: str) -> bytes:
         text = f"{name}:{password}".encode("utf-8", "surrogatepass")  # a name has no colon
@@ -578,6 +627,10 @@ class Access:
 def _password_mark(stored: str | None) -> str:
     """Tells one password of an account from the next, and nothing else: stored hashes are salted."""
     return hashlib.sha256((stored or "").encode()).hexdigest()[:16]
+
+
+def _stored_hash(key: StoredKey) -> bytes:
+    return bytes.fromhex(key.sha256)
 
 
 def _key_hash(key: str) -> bytes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from laneway.broker.interface import Broker, PutDocument, RemoveDocument
+from collections.abc import Sequence
+
+from laneway.broker.interface import Broker, OnDocument, PutDocument, RemoveDocument, SeenDocument
 
 
 class Documents:
@@ -12,8 +14,14 @@ class Documents:
     def documents(self, collection: str) -> dict[str, bytes]:
         return self._broker.topology.documents(collection)
 
-    async def put_document(self, collection: str, key: str, document: bytes) -> None:
-        await self._broker.ask(PutDocument(collection, key, document))
+    def document(self, collection: str, key: str) -> bytes | None:
+        return self._broker.topology.document(collection, key)
 
-    async def remove_document(self, collection: str, key: str) -> None:
-        await self._broker.ask(RemoveDocument(collection, key))
+    def on_document(self, call: OnDocument) -> None:
+        self._broker.topology.on_document(call)
+
+    async def put_document(self, collection: str, key: str, document: bytes, seen: Sequence[SeenDocument]) -> None:
+        await self._broker.ask(PutDocument(collection, key, document, seen))
+
+    async def remove_document(self, collection: str, key: str, seen: Sequence[SeenDocument]) -> None:
+        await self._broker.ask(RemoveDocument(collection, key, seen))

@@ -41,6 +41,8 @@ QueueId = int  # names a queue and the partition it lives in; never used again a
 SessionId = int
 Targets = tuple[QueueId, ...]  # the queues that a message goes to
 IdempotencyKey = tuple[str, bytes]  # the key, and a fingerprint of what came with it
+SeenDocument = tuple[str, str, bytes | None]  # collection, key, and the document as whoever asks for a change saw it
+OnDocument = Callable[[str, str, bytes | None], None]  # collection, key, document
 
 
 class Request(msgspec.Struct, gc=False):
@@ -322,18 +324,20 @@ class DeleteVhost(Request):
 
 
 class PutDocument(Request):
-    """Answer: None."""
+    """Answer: None; DocumentChanged if one of `seen` is not as it was, and then nothing is done."""
 
     collection: str
     key: str
     document: bytes
+    seen: Sequence[SeenDocument] = ()
 
 
 class RemoveDocument(Request):
-    """Answer: None."""
+    """Answer: None; DocumentChanged as for PutDocument."""
 
     collection: str
     key: str
+    seen: Sequence[SeenDocument] = ()
 
 
 # --- dead letters and tasks
@@ -597,6 +601,12 @@ class Topology(Protocol):
         """The queues a message would reach and the chain of bindings to each."""
 
     def documents(self, collection: str) -> dict[str, bytes]: ...
+
+    def document(self, collection: str, key: str) -> bytes | None: ...
+
+    def on_document(self, call: OnDocument) -> None:
+        """Have this called with each document that is put, or removed (None), by whichever process: before whoever
+        did it is answered. It is called amid other work: what it does is to note."""
 
 
 class Broker(Protocol):

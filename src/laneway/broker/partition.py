@@ -22,7 +22,7 @@ from laneway.broker.cursors import Cursors
 from laneway.broker.engine import Engine, Recovery
 from laneway.broker.exchanges import Exchanges
 from laneway.broker.inbox import Inbox, tell, told_of
-from laneway.broker.interface import SessionId
+from laneway.broker.interface import SeenDocument, SessionId
 from laneway.broker.producers import Producers
 from laneway.broker.queues import Queues
 from laneway.broker.reading import NewReader, Reader, ReaderThread
@@ -44,6 +44,7 @@ from laneway.core.stepping import STEP_MS, jump_in_words
 from laneway.core.table import SLAB_BITS, SLAB_MASK
 from laneway.errors import (
     DiskFull,
+    DocumentChanged,
     InvalidInput,
     LanewayError,
     MemoryLow,
@@ -479,7 +480,8 @@ class Partition:
     def documents(self, collection: str) -> dict[str, bytes]:
         return dict(self._state.documents.get(collection, {}))
 
-    def put_document(self, collection: str, key: str, document: bytes) -> None:
+    def put_document(self, collection: str, key: str, document: bytes, seen: Sequence[SeenDocument] = ()) -> None:
+        self._check_seen(seen)
         self.check_writable(len(document))
         if len(document) > self.limits.max_document_bytes:
             raise InvalidInput(
@@ -488,10 +490,16 @@ class Partition:
         self.engine.run(iter([DocumentPut(self.now(), collection, key, document)]))
         self.committer.touch_later()
 
-    def remove_document(self, collection: str, key: str) -> None:
+    def remove_document(self, collection: str, key: str, seen: Sequence[SeenDocument] = ()) -> None:
+        self._check_seen(seen)
         self.check_open()
         self.engine.run(iter([DocumentRemoved(self.now(), collection, key)]))
         self.committer.touch_later()
+
+    def _check_seen(self, seen: Sequence[SeenDocument]) -> None:
+        for collection, key, document in seen:
+            if self._state.documents.get(collection, {}).get(key) != document:
+                raise DocumentChanged(f"{collection} {key!r} was changed meanwhile: look at it again")
 
     # Guards
 

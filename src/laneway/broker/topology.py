@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from laneway.broker.interface import QueueId, SessionId, Targets
+from laneway.broker.interface import OnDocument, QueueId, SessionId, Targets
 from laneway.broker.values import Binding, ExchangeInfo, QueueInfo, Route
 from laneway.core.commands import no_queue
-from laneway.core.events import Event
+from laneway.core.events import DocumentPut, DocumentRemoved, Event
 from laneway.core.exchanges import BUILT_IN, Exchange, RoutingTable, check_routing_key
 from laneway.core.settings import QueueSettings
 from laneway.core.state import HIDDEN
@@ -71,6 +71,8 @@ class TopologyModel(Protocol):
 
     def on_vhost_deleted(self, call: Callable[[str], None]) -> None: ...
 
+    def on_document(self, call: OnDocument) -> None: ...
+
 
 class PartitionModel:
     """The topology as the partition itself has it."""
@@ -108,6 +110,15 @@ class PartitionModel:
 
     def on_vhost_deleted(self, call: Callable[[str], None]) -> None:
         self._partition.vhosts.on_deleted.append(call)
+
+    def on_document(self, call: OnDocument) -> None:
+        def tell(change: Event) -> None:
+            if isinstance(change, DocumentPut):
+                call(change.collection, change.key, change.document)
+            elif isinstance(change, DocumentRemoved):
+                call(change.collection, change.key, None)
+
+        self._partition.engine.state.follow(tell)
 
 
 class TopologyView:
@@ -242,6 +253,12 @@ class TopologyView:
 
     def documents(self, collection: str) -> dict[str, bytes]:
         return dict(self._model.documents.get(collection, {}))
+
+    def document(self, collection: str, key: str) -> bytes | None:
+        return self._model.documents.get(collection, {}).get(key)
+
+    def on_document(self, call: OnDocument) -> None:
+        self._model.on_document(call)
 
 
 def queue_info(queue: ListedQueue, owners: Mapping[int, int]) -> QueueInfo:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from laneway.broker.interface import OnDocument
 from laneway.broker.topology import Change, Owned, TopologyModel
 from laneway.core.events import (
     Bound,
@@ -71,6 +72,7 @@ class FollowedTopology:
 
     def __init__(self) -> None:
         self._on_vhost_deleted: list[Callable[[str], None]] = []
+        self._on_document: list[OnDocument] = []
         self._appliers: dict[Kind, Callable[[Any], None]] = {
             Kind.QUEUE_PUT: self._queue_put,
             Kind.QUEUE_DELETED: self._queue_deleted,
@@ -96,9 +98,12 @@ class FollowedTopology:
     def on_vhost_deleted(self, call: Callable[[str], None]) -> None:
         self._on_vhost_deleted.append(call)
 
+    def on_document(self, call: OnDocument) -> None:
+        self._on_document.append(call)
+
     def begin(self, image: TopologyImage) -> None:
         """Be this from now on; what was known before is forgotten."""
-        before, version = self.vhosts, self.routing.version
+        before, documents, version = self.vhosts, self.documents, self.routing.version
         self._clear(version)
         for queue in image.queues:
             self.queues[queue.number] = self.by_name[queue.vhost, queue.name] = queue
@@ -113,6 +118,7 @@ class FollowedTopology:
         self.routing.version = max(self.routing.version, version + 1)
         for gone in sorted(before - self.vhosts):
             self._tell_vhost_deleted(gone)
+        self._tell_differences(documents)
 
     def apply(self, change: Change) -> None:
         if isinstance(change, Owned):
@@ -154,12 +160,26 @@ class FollowedTopology:
         self.documents.setdefault(e.collection, {})[e.key] = e.document
         if e.collection == VHOSTS:
             self.vhosts.add(e.key)
+        self._tell_document(e.collection, e.key, e.document)
 
     def _document_removed(self, e: DocumentRemoved) -> None:
         self.documents.get(e.collection, {}).pop(e.key, None)
         if e.collection == VHOSTS:
             self.vhosts.discard(e.key)
             self._tell_vhost_deleted(e.key)
+        self._tell_document(e.collection, e.key, None)
+
+    def _tell_differences(self, before: dict[str, dict[str, bytes]]) -> None:
+        """What happened to documents while nobody told of it."""
+        for collection in sorted({*before, *self.documents}):
+            then, now = before.get(collection, {}), self.documents.get(collection, {})
+            for key in {*then, *now}:
+                if then.get(key) != now.get(key):
+                    self._tell_document(collection, key, now.get(key))
+
+    def _tell_document(self, collection: str, key: str, document: bytes | None) -> None:
+        for call in self._on_document:
+            call(collection, key, document)
 
     def _tell_vhost_deleted(self, name: str) -> None:
         for call in self._on_vhost_deleted:
