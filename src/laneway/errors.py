@@ -37,6 +37,7 @@ for people. `field` names the offending part of the input where there is one.
     │       ├── MemoryLow           publishers wait until consumers have made room
     │       ├── OutOfDescriptors    the process may open no more files for the moment
     │       ├── JournalFailed   a write or sync failed; nothing more is written until a restart
+    │       ├── QueueElsewhere      in another partition than was asked, which edges look for again
     │       └── OutcomeUnknown  whoever was to do it is gone; it may be done
     ├── Unauthenticated · Forbidden
     ├── PipelineError           of a job on Spark; the server never raises one
@@ -244,6 +245,10 @@ class OutOfDescriptors(Unavailable):
 
 class JournalFailed(Unavailable):
     code = "journal_failed"
+
+
+class QueueElsewhere(Unavailable):
+    code = "queue_elsewhere"
 
 
 class OutcomeUnknown(Unavailable):

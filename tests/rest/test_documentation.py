@@ -63,7 +63,7 @@ def test_every_path_is_on_the_page(http: httpx.Client) -> None:
 
 
 #: No client is told of these: whoever meets one inside the server looks again and tries once more.
-INTERNAL = (errors.DocumentChanged,)
+INTERNAL = (errors.DocumentChanged, errors.QueueElsewhere)
 
 
 def test_every_error_code_is_in_the_table_with_its_status() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway.broker.interface import SessionId
+from laneway.broker.queues import check_owned
 from laneway.broker.topology import exchange_info
 from laneway.broker.values import Binding, Draft, ExchangeInfo, ExchangeSettings
 from laneway.core import topology_commands as commands
@@ -58,9 +59,18 @@ class Exchanges:
         return self._run(commands.unbind(self._partition.engine.state, vhost, binding, self._partition.now()))
 
     def _check_owner(self, vhost: str, binding: Binding, session: SessionId) -> None:
-        queue = self._partition.engine.state.by_name.get((vhost, binding.destination))
+        state = self._partition.engine.state
+        queue = state.by_name.get((vhost, binding.destination))
         if binding.kind == "queue" and queue is not None:
             self._partition.check_owner(queue, session)
+        elif binding.kind == "queue" and state.world is not state:
+            known = state.world.by_name.get((vhost, binding.destination))
+            if known is not None:
+                check_owned(known, state.world.owners.get(known.number, 0), session)
+
+    def unbind_gone(self, vhost: str, name: str) -> None:
+        """Remove the bindings to a queue that another partition had, and has no more."""
+        self._run(commands.unbind_gone(self._partition.engine.state, vhost, name, self._partition.now()))
 
     def clear(self, vhost: str) -> None:
         """Remove all exchanges and bindings of a virtual host that is to go."""

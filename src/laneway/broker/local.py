@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from itertools import chain
 from typing import Any
 
 from laneway.broker import interface as i
@@ -22,11 +23,27 @@ from laneway.errors import InvalidInput, LanewayError, LimitExceeded, Unavailabl
 
 MAX_BATCH = 10_000
 MAX_WAIT_MS = 20_000
+#: What is asked of the first partition alone: the others keep queues and no more.
+KEPT_BY_THE_FIRST = {
+    i.DeclareExchange,
+    i.DeleteExchange,
+    i.Bind,
+    i.Unbind,
+    i.CreateVhost,
+    i.DeleteVhost,
+    i.PutDocument,
+    i.RemoveDocument,
+}
 IN_PARTS = -1  # instead of the number of a request: it is not carried out yet, and others may overtake it
 
 Done = Callable[[Any], None]
 
 log = logging.getLogger("laneway.broker")
+
+
+def _log_refusal(answer: object) -> None:
+    if isinstance(answer, LanewayError):
+        log.warning("queues of a virtual host that is gone could not be deleted yet: %s", answer)
 
 
 class LocalBroker:
@@ -109,13 +126,42 @@ class LocalBroker:
             i.NameQueues: self._name_queues,
         }
         partition.carry_out = self._carry_out
+        if partition.engine.state.partition:
+            for table in (self._changes, self._slow):
+                table.update(dict.fromkeys(set(table) & KEPT_BY_THE_FIRST, self._refuse))
 
     # For processes that follow this one (cluster/serving.py)
 
     def follow(self, call: Callable[[Change], None]) -> None:
         """Have this called with every change of the topology, before whoever caused it is answered."""
         self._partition.engine.state.follow(call)
-        self._partition.sessions.on_owned = lambda queue, session: call(Owned(queue, session))
+        before = self._partition.sessions.on_owned
+
+        def owned(queue: i.QueueId, session: i.SessionId) -> None:
+            before(queue, session)
+            call(Owned(queue, session))
+
+        self._partition.sessions.on_owned = owned
+
+    def unbind_gone(self, vhost: str, name: str) -> None:
+        """Remove the bindings to queues of this name that other partitions had and have no more."""
+        self._partition.exchanges.unbind_gone(vhost, name)
+
+    def bound_elsewhere(self) -> set[tuple[str, str]]:
+        """Virtual host and name of the queues in other partitions that bindings lead to."""
+        exchanges = chain.from_iterable(e.values() for e in self._partition.engine.state.topology.exchanges.values())
+        return {(exchange.vhost, exchange.bindings[key].destination) for exchange in exchanges for key in exchange.ids}
+
+    def delete_queues_in(self, is_gone: Callable[[str], bool]) -> None:
+        """Delete the queues of virtual hosts that are gone, in slices."""
+        queues = self._partition.engine.state.by_name
+        numbers = [queue.number for (vhost, _), queue in queues.items() if is_gone(vhost)]
+        if numbers:
+            self._partition.in_slices(self._delete_all(numbers), _log_refusal)
+
+    def _delete_all(self, numbers: list[int]) -> Generator[None, None, None]:
+        self._partition.begin_change(adds=False)
+        yield from self._partition.queues.delete_all(numbers)
 
     def next_lease(self) -> int:
         """What a session is handed from now on has lease ids that are not below this."""
@@ -301,6 +347,9 @@ class LocalBroker:
         self._partition.sessions.settled(request)
 
     # Others that are more than one call
+
+    def _refuse(self, request: i.Request) -> Any:
+        raise InvalidInput(f"{type(request).__name__} is for the first partition, which keeps that")
 
     def _alone(self, request: i.Request) -> None:
         raise Unavailable("this partition knows no others")

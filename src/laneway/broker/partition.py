@@ -24,7 +24,7 @@ from laneway.broker.exchanges import Exchanges
 from laneway.broker.inbox import Inbox, tell, told_of
 from laneway.broker.interface import SeenDocument, SessionId
 from laneway.broker.producers import Producers
-from laneway.broker.queues import Queues
+from laneway.broker.queues import Queues, check_owned
 from laneway.broker.reading import NewReader, Reader, ReaderThread
 from laneway.broker.sessions import Sessions
 from laneway.broker.tasks import Redrives
@@ -48,7 +48,6 @@ from laneway.errors import (
     InvalidInput,
     LanewayError,
     MemoryLow,
-    QueueInUse,
     QueueNotFound,
     TooLargeForDisk,
     Unavailable,
@@ -529,9 +528,8 @@ class Partition:
         return commands.find_queue(self._state, vhost, name)
 
     def check_owner(self, queue: Queue, session: SessionId = 0) -> None:
-        """What a connection has for itself alone, no other has anything from but that it may publish there."""
-        if queue.settings.exclusive and (not session or self.sessions.owners.get(queue.number) != session):
-            raise QueueInUse(f"queue {queue.name!r} belongs to the connection that declared it alone", field="queue")
+        if queue.settings.exclusive:
+            check_owned(queue, self.sessions.owners.get(queue.number, 0), session)
 
     def find_number(self, number: int) -> Queue:
         queue = self._state.queues.get(number)

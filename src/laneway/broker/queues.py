@@ -19,10 +19,17 @@ from laneway.core.queue import RATED, TOTALS, Queue
 from laneway.core.settings import QueueSettings
 from laneway.core.state import queue_document
 from laneway.core.table import SLAB_BITS, SLAB_MASK
+from laneway.core.world import KnownQueue
 from laneway.errors import Conflict, QueueInUse, Unavailable
 
 if TYPE_CHECKING:
     from laneway.broker.partition import Partition
+
+
+def check_owned(queue: KnownQueue, owner: SessionId, session: SessionId) -> None:
+    """What a connection has for itself alone, no other has anything from but that it may publish there."""
+    if queue.settings.exclusive and (not session or owner != session):
+        raise QueueInUse(f"queue {queue.name!r} belongs to the connection that declared it alone", field="queue")
 
 
 class Queues:

@@ -1,13 +1,14 @@
-"""A copy of the topology, kept by a process that does not have the partition that leads it.
+"""A copy of the topology, kept by a process from what the partitions of its server tell it.
 
-It begins with an image of all there is and follows the events that change it, in the order of the journal. Messages
-are no part of it.
+Each partition has a feed: it begins with an image of all that is there and follows the events that change it, in the
+order of the journal. Feeds do not wait for each other, so what one says of another partition's queue may come before
+that queue, or after it has gone. Queues have their ids here (core/partitions.py). Messages are no part of it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
@@ -26,15 +27,16 @@ from laneway.core.events import (
     Unbound,
 )
 from laneway.core.exchanges import Binding, ExchangeSettings, RoutingTable
+from laneway.core.partitions import partition_of, queue_id
 from laneway.core.settings import QueueSettings
-from laneway.core.state import QueueDocument
+from laneway.core.state import QueueDocument, decoded_binding
 from laneway.core.world import DEFAULT_VHOST, VHOSTS
 
 
 class FollowedQueue(msgspec.Struct, gc=False):
-    """What is known of a queue of another process."""
+    """What is known of a queue of any partition."""
 
-    number: int
+    number: int  # its id
     vhost: str
     name: str
     settings: QueueSettings
@@ -43,11 +45,11 @@ class FollowedQueue(msgspec.Struct, gc=False):
 
 
 class TopologyImage(msgspec.Struct):
-    """All of it at one moment."""
+    """What one partition keeps of the topology, at one moment. Its queues have their numbers."""
 
     queues: list[FollowedQueue]
     exchanges: list[tuple[str, str, ExchangeSettings, int]]
-    bindings: list[tuple[str, Binding]]
+    bindings: list[tuple[str, Binding, int | None]]  # with the id of the queue it leads to
     documents: dict[str, dict[str, bytes]]
     owners: dict[int, int]
 
@@ -57,43 +59,128 @@ def image_of(model: TopologyModel) -> TopologyImage:
         FollowedQueue(q.number, q.vhost, q.name, q.settings, q.created_at_ms, q.changed_at_ms)
         for q in model.by_name.values()
     ]
-    exchanges = [e for there in model.routing.exchanges.values() for e in there.values()]
+    routing = model.routing
+    exchanges = [e for there in routing.exchanges.values() for e in there.values()]
     return TopologyImage(
         queues,
         [(e.vhost, e.name, e.settings, e.created_at_ms) for e in exchanges],
-        [(e.vhost, binding) for e in exchanges for binding in e.bindings.values()],
+        [
+            (e.vhost, binding, _id(routing.target(e.vhost, binding)))
+            for e in exchanges
+            for binding in e.bindings.values()
+        ],
         {name: dict(documents) for name, documents in model.documents.items()},
         dict(model.owners),
     )
 
 
-class FollowedTopology:
-    """A model of the topology (broker/topology.py) that other processes' events are applied to."""
+def _id(target: int | str | None) -> int | None:
+    return target if isinstance(target, int) else None
 
-    def __init__(self) -> None:
-        self._on_vhost_deleted: list[Callable[[str], None]] = []
-        self._on_document: list[OnDocument] = []
+
+class Feed:
+    """What one partition tells."""
+
+    def __init__(self, topology: FollowedTopology, partition: int) -> None:
+        self._topology = topology
+        self._partition = partition
+        self._keeps_all = partition == 0  # exchanges, bindings, virtual hosts and documents too
         self._appliers: dict[Kind, Callable[[Any], None]] = {
             Kind.QUEUE_PUT: self._queue_put,
             Kind.QUEUE_DELETED: self._queue_deleted,
-            Kind.EXCHANGE_PUT: self._exchange_put,
-            Kind.EXCHANGE_DELETED: self._exchange_deleted,
-            Kind.BOUND: self._bound,
-            Kind.UNBOUND: self._unbound,
-            Kind.DOCUMENT_PUT: self._document_put,
-            Kind.DOCUMENT_REMOVED: self._document_removed,
         }
-        self.vhosts: set[str] = {DEFAULT_VHOST}
-        self._clear(0)
+        if self._keeps_all:
+            self._appliers |= {
+                Kind.EXCHANGE_PUT: self._exchange_put,
+                Kind.EXCHANGE_DELETED: self._exchange_deleted,
+                Kind.BOUND: self._bound,
+                Kind.UNBOUND: self._unbound,
+                Kind.DOCUMENT_PUT: self._document_put,
+                Kind.DOCUMENT_REMOVED: self._document_removed,
+            }
 
-    def _clear(self, version: int) -> None:
+    def begin(self, image: TopologyImage) -> None:
+        """This is what the partition keeps from now on; what it said before is forgotten."""
+        topology, partition = self._topology, self._partition
+        there = {queue_id(partition, queue.number) for queue in image.queues}
+        for number in [n for n in topology.queues if partition_of(n) == partition and n not in there]:
+            topology.forget(number, keeps_bindings=True)
+        for queue in image.queues:
+            queue.number = queue_id(partition, queue.number)
+        topology.know(*image.queues)
+        topology.owners = {
+            **{queue: owner for queue, owner in topology.owners.items() if partition_of(queue) != partition},
+            **{queue_id(partition, queue): owner for queue, owner in image.owners.items()},
+        }
+        if self._keeps_all:
+            topology.keep(image)
+        topology.heard_of(partition)
+
+    def apply(self, change: Change) -> None:
+        if isinstance(change, Owned):
+            self._topology.owners[queue_id(self._partition, change.queue)] = change.session
+            return
+        applier = self._appliers.get(change.kind)
+        if applier is not None:  # others keep documents of their own, which concern nobody else
+            applier(change)
+
+    def _queue_put(self, e: QueuePut) -> None:
+        document, number = msgspec.json.decode(e.document, type=QueueDocument), queue_id(self._partition, e.queue)
+        known = self._topology.queues.get(number)
+        created_at_ms = e.at_ms if known is None else known.created_at_ms
+        queue = FollowedQueue(number, document.vhost, document.name, document.settings, created_at_ms, e.at_ms)
+        self._topology.know(queue)
+
+    def _queue_deleted(self, e: QueueDeleted) -> None:
+        self._topology.forget(queue_id(self._partition, e.queue), keeps_bindings=not self._keeps_all)
+
+    def _exchange_put(self, e: ExchangePut) -> None:
+        self._topology.routing.put(*msgspec.msgpack.decode(e.document, type=tuple[str, str, ExchangeSettings]), e.at_ms)
+
+    def _exchange_deleted(self, e: ExchangeDeleted) -> None:
+        self._topology.routing.delete(*msgspec.msgpack.decode(e.document, type=tuple[str, str]))
+
+    def _bound(self, e: Bound) -> None:
+        vhost, binding, elsewhere = decoded_binding(e)
+        self._topology.routing.bind(vhost, binding, elsewhere or e.queue or None)
+
+    def _unbound(self, e: Unbound) -> None:
+        vhost, binding, _ = decoded_binding(e)
+        self._topology.routing.unbind(vhost, binding)
+        self._topology.tell_changed()
+
+    def _document_put(self, e: DocumentPut) -> None:
+        self._topology.put_document(e.collection, e.key, e.document)
+
+    def _document_removed(self, e: DocumentRemoved) -> None:
+        self._topology.remove_document(e.collection, e.key)
+
+
+class FollowedTopology:
+    """A model of the topology (broker/topology.py) of all partitions, and what commands of any partition ask of the
+    others (core/world.py)."""
+
+    def __init__(self, partition_count: int = 1) -> None:
+        self.partition_count = partition_count
+        self.feeds = [Feed(self, partition) for partition in range(partition_count)]
+        self._unheard = set(range(partition_count))
+        self._on_vhost_deleted: list[Callable[[str], None]] = []
+        self._on_document: list[OnDocument] = []
+        self._on_queue_gone: list[Callable[[int, str, str], None]] = []
+        self._on_heard: list[Callable[[int], None]] = []
+        self._waiting: list[tuple[Callable[[], bool], Callable[[], None]]] = []
         self.queues: dict[int, FollowedQueue] = {}
         self.by_name: dict[tuple[str, str], FollowedQueue] = {}
         self.names: list[tuple[str, str]] = []
+        self.senders: dict[tuple[str, str], set[int]] = {}
         self.routing = RoutingTable(self.queues, self.by_name)
-        self.routing.version = version
         self.documents: dict[str, dict[str, bytes]] = {}
         self.owners: dict[int, int] = {}
+        self.vhosts: set[str] = {DEFAULT_VHOST}
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._unheard
 
     def on_vhost_deleted(self, call: Callable[[str], None]) -> None:
         self._on_vhost_deleted.append(call)
@@ -101,73 +188,115 @@ class FollowedTopology:
     def on_document(self, call: OnDocument) -> None:
         self._on_document.append(call)
 
-    def begin(self, image: TopologyImage) -> None:
-        """Be this from now on; what was known before is forgotten."""
-        before, documents, version = self.vhosts, self.documents, self.routing.version
-        self._clear(version)
-        for queue in image.queues:
-            self.queues[queue.number] = self.by_name[queue.vhost, queue.name] = queue
-        self.names = sorted(self.by_name)
+    def on_queue_gone(self, call: Callable[[int, str, str], None]) -> None:
+        """Have this called with id, virtual host and name of each queue that goes."""
+        self._on_queue_gone.append(call)
+
+    def on_heard(self, call: Callable[[int], None]) -> None:
+        """Have this called with each partition that begins to tell, or begins anew."""
+        self._on_heard.append(call)
+
+    def when(self, condition: Callable[[], bool], call: Callable[[], None]) -> Callable[[], None]:
+        """Call once, as soon as this holds, which is looked at when a queue or binding goes; what is returned gives
+        that up."""
+        waiting = (condition, call)
+        self._waiting.append(waiting)
+        return lambda: self._waiting.remove(waiting) if waiting in self._waiting else None
+
+    def tell_changed(self) -> None:
+        if self._waiting:
+            ripe = [waiting for waiting in self._waiting if waiting[0]()]
+            for waiting in ripe:
+                self._waiting.remove(waiting)
+                waiting[1]()
+
+    # What feeds tell
+
+    def know(self, *queues: FollowedQueue) -> None:
+        """Queues are there, or are others than they were."""
+        added: list[tuple[str, str]] = []
+        for queue in queues:
+            before = self.queues.get(queue.number)
+            if before is not None:
+                self._drop_sender(before)
+                if (before.vhost, before.name) != (queue.vhost, queue.name):
+                    self._drop_name(before)
+            name = queue.vhost, queue.name
+            if name not in self.by_name:
+                added.append(name)
+            self.queues[queue.number] = self.by_name[name] = queue
+            target = queue.settings.dead_letter_queue
+            if target is not None:
+                self.senders.setdefault((queue.vhost, target), set()).add(queue.number)
+        if len(added) == 1:
+            insort(self.names, added[0])
+        elif added:
+            self.names = sorted([*self.names, *added])
+        self.routing.changed()
+
+    def forget(self, number: int, *, keeps_bindings: bool) -> None:
+        """A queue is gone. `keeps_bindings`: it is told of each that they go."""
+        queue = self.queues.get(number)
+        if queue is None:
+            return
+        if not keeps_bindings:
+            self.routing.queue_deleted(queue)
+        self._drop_sender(queue)
+        self._drop_name(queue)
+        del self.queues[number]
+        self.owners.pop(number, None)
+        self.routing.changed()
+        for call in self._on_queue_gone:
+            call(number, queue.vhost, queue.name)
+        self.tell_changed()
+
+    def _drop_name(self, queue: FollowedQueue) -> None:
+        name = queue.vhost, queue.name
+        if self.by_name.get(name) is queue:  # else another partition has one of that name by now
+            del self.by_name[name]
+            del self.names[bisect_left(self.names, name)]
+
+    def _drop_sender(self, queue: FollowedQueue) -> None:
+        target = queue.settings.dead_letter_queue
+        senders: Collection[int] = self.senders.get((queue.vhost, target), ()) if target is not None else ()
+        if isinstance(senders, set) and target is not None:
+            senders.discard(queue.number)
+            if not senders:
+                del self.senders[queue.vhost, target]
+
+    def keep(self, image: TopologyImage) -> None:
+        """All but queues is this from now on."""
+        version, documents, vhosts = self.routing.version, self.documents, self.vhosts
+        self.routing = RoutingTable(self.queues, self.by_name)
         for vhost, name, settings, at_ms in image.exchanges:
             self.routing.put(vhost, name, settings, at_ms)
-        for vhost, binding in image.bindings:
-            self.routing.bind(vhost, binding)
+        for vhost, binding, queue in image.bindings:
+            self.routing.bind(vhost, binding, queue)
+        self.routing.version += version + 1
         self.documents = image.documents
-        self.owners = image.owners
         self.vhosts = {DEFAULT_VHOST, *self.documents.get(VHOSTS, ())}
-        self.routing.version = max(self.routing.version, version + 1)
-        for gone in sorted(before - self.vhosts):
+        for gone in sorted(vhosts - self.vhosts):
             self._tell_vhost_deleted(gone)
         self._tell_differences(documents)
 
-    def apply(self, change: Change) -> None:
-        if isinstance(change, Owned):
-            self.owners[change.queue] = change.session
-        else:
-            self._appliers[change.kind](change)
+    def heard_of(self, partition: int) -> None:
+        self._unheard.discard(partition)
+        for call in self._on_heard:
+            call(partition)
+        self.tell_changed()
 
-    def _queue_put(self, e: QueuePut) -> None:
-        document = msgspec.json.decode(e.document, type=QueueDocument)
-        queue = self.queues.get(e.queue)
-        if queue is None:
-            queue = FollowedQueue(e.queue, document.vhost, document.name, document.settings, e.at_ms, e.at_ms)
-            self.queues[e.queue] = self.by_name[queue.vhost, queue.name] = queue
-            insort(self.names, (queue.vhost, queue.name))
-        else:
-            queue.settings, queue.changed_at_ms = document.settings, e.at_ms
-        self.routing.changed()
+    def put_document(self, collection: str, key: str, document: bytes) -> None:
+        self.documents.setdefault(collection, {})[key] = document
+        if collection == VHOSTS:
+            self.vhosts.add(key)
+        self._tell_document(collection, key, document)
 
-    def _queue_deleted(self, e: QueueDeleted) -> None:
-        queue = self.queues[e.queue]
-        self.routing.queue_deleted(queue)
-        del self.queues[e.queue], self.by_name[queue.vhost, queue.name]
-        del self.names[bisect_left(self.names, (queue.vhost, queue.name))]
-        self.owners.pop(e.queue, None)
-
-    def _exchange_put(self, e: ExchangePut) -> None:
-        self.routing.put(*msgspec.msgpack.decode(e.document, type=tuple[str, str, ExchangeSettings]), e.at_ms)
-
-    def _exchange_deleted(self, e: ExchangeDeleted) -> None:
-        self.routing.delete(*msgspec.msgpack.decode(e.document, type=tuple[str, str]))
-
-    def _bound(self, e: Bound) -> None:
-        self.routing.bind(*msgspec.msgpack.decode(e.document, type=tuple[str, Binding]))
-
-    def _unbound(self, e: Unbound) -> None:
-        self.routing.unbind(*msgspec.msgpack.decode(e.document, type=tuple[str, Binding]))
-
-    def _document_put(self, e: DocumentPut) -> None:
-        self.documents.setdefault(e.collection, {})[e.key] = e.document
-        if e.collection == VHOSTS:
-            self.vhosts.add(e.key)
-        self._tell_document(e.collection, e.key, e.document)
-
-    def _document_removed(self, e: DocumentRemoved) -> None:
-        self.documents.get(e.collection, {}).pop(e.key, None)
-        if e.collection == VHOSTS:
-            self.vhosts.discard(e.key)
-            self._tell_vhost_deleted(e.key)
-        self._tell_document(e.collection, e.key, None)
+    def remove_document(self, collection: str, key: str) -> None:
+        self.documents.get(collection, {}).pop(key, None)
+        if collection == VHOSTS:
+            self.vhosts.discard(key)
+            self._tell_vhost_deleted(key)
+        self._tell_document(collection, key, None)
 
     def _tell_differences(self, before: dict[str, dict[str, bytes]]) -> None:
         """What happened to documents while nobody told of it."""

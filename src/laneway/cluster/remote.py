@@ -79,6 +79,7 @@ class RemoteBroker(LinkOwner):
         self._edge = edge
         self.now = now_ms
         self._model = FollowedTopology()
+        self._feed = self._model.feeds[0]
         self.topology: Topology = TopologyView(self._model)
         self._link: Link | None = None  # one over which a welcome came
         self._health: dict[str, object] = {"state": "starting"}
@@ -96,7 +97,7 @@ class RemoteBroker(LinkOwner):
         self._takers: dict[int, Callable[..., None]] = {
             p.ANSWER: self._answered,
             p.PUSHED: self._pushed,
-            p.CHANGED: self._model.apply,
+            p.CHANGED: self._feed.apply,
             p.HEALTH: self._told_health,
         }
 
@@ -149,7 +150,7 @@ class RemoteBroker(LinkOwner):
         self._attempts = 0
         self.limits = limits
         self._health = health
-        self._model.begin(image)
+        self._feed.begin(image)
         for number, session in self._sessions.items():
             link.post((p.OPEN, number))
             for request in session.to_repeat():

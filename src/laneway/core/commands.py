@@ -21,6 +21,7 @@ from laneway.core.events import (
     QueuePut,
     Removed,
 )
+from laneway.core.partitions import home
 from laneway.core.queue import Queue
 from laneway.core.settings import DAY_MS, RANGES, QueueSettings, check_queue_name, check_settings
 from laneway.core.state import QueueDocument, State, queue_document
@@ -30,8 +31,10 @@ from laneway.errors import (
     IdempotencyConflict,
     InvalidInput,
     LimitExceeded,
+    QueueElsewhere,
     QueueInUse,
     QueueNotFound,
+    Unavailable,
 )
 
 KEY_LIFE_MS = DAY_MS
@@ -77,12 +80,23 @@ def put_queue(
     if target is not None and (vhost, target) not in state.world.by_name:
         raise InvalidInput(f"dead-letter queue {target!r} does not exist; create it first", field="dead_letter_queue")
     queue = state.by_name.get((vhost, name))
+    if queue is None and state.world is not state:
+        _check_home(state, vhost, name)
     count = len(state.world.by_name)
     if queue is None and count >= max_queues:
         raise LimitExceeded(f"there are {count} queues already, {max_queues} are allowed", field="queue")
     if queue is None or queue.settings != settings:
         document = msgspec.json.encode(QueueDocument(vhost, name, settings))
         yield QueuePut(queue.number if queue else state.next_queue, now_ms, document)
+
+
+def _check_home(state: State, vhost: str, name: str) -> None:
+    """Whether a queue is made here: nowhere else may be one of that name, and no two partitions may make it."""
+    world = state.world
+    if not world.is_complete:
+        raise Unavailable("not all partitions have been heard of yet; try again in a moment")
+    if (vhost, name) in world.by_name or home(vhost, name, world.partition_count) != state.partition:
+        raise QueueElsewhere(f"queue {name!r} belongs to another partition", field="queue")
 
 
 def changed_settings(queue: Queue, changes: dict[str, Any]) -> QueueSettings:

@@ -306,9 +306,9 @@ class ExchangeDeleted(msgspec.Struct, gc=False):
 
 class Bound(msgspec.Struct, gc=False):
     kind: ClassVar[Kind] = Kind.BOUND
-    queue: int  # 0 if it leads to an exchange
+    queue: int  # 0 if it leads to an exchange, or to a queue of another partition
     at_ms: int
-    document: bytes  # MessagePack [vhost, {binding}]
+    document: bytes  # MessagePack [vhost, {binding}], or [vhost, {binding}, id of the queue in another partition]
 
 
 class Unbound(msgspec.Struct, gc=False):

@@ -90,7 +90,7 @@ _Key = tuple[str, str, str, str, bytes]  # a binding's source, kind, destination
 class Exchange:
     """An exchange and the bindings from it."""
 
-    __slots__ = ("bindings", "created_at_ms", "index", "name", "settings", "vhost")
+    __slots__ = ("bindings", "created_at_ms", "ids", "index", "name", "settings", "vhost")
 
     def __init__(self, vhost: str, name: str, settings: ExchangeSettings, created_at_ms: int) -> None:
         self.vhost = vhost
@@ -99,6 +99,7 @@ class Exchange:
         self.created_at_ms = created_at_ms
         self.index = INDEXES[settings.type]()
         self.bindings: dict[_Key, Binding] = {}
+        self.ids: dict[_Key, int] = {}  # of queues, where that was said; else it is the queue of the name
 
 
 _UNBOUND = {name: Exchange("", name, settings, 0) for name, settings in BUILT_IN.items()}
@@ -145,6 +146,13 @@ class RoutingTable:
     def has(self, vhost: str, binding: Binding) -> bool:
         exchange = self.find(vhost, binding.source)
         return exchange is not None and _key(binding) in exchange.bindings
+
+    def target(self, vhost: str, binding: Binding) -> Target | None:
+        """Where a binding leads to: the id of a queue, which may be gone, or the name of an exchange. None if it is
+        not there."""
+        exchange = self.find(vhost, binding.source)
+        key = _key(binding)
+        return self._target(exchange, key, binding) if exchange is not None and key in exchange.bindings else None
 
     def into(self, vhost: str, kind: str, name: str) -> list[Binding]:
         """The bindings that lead to a queue or an exchange."""
@@ -203,6 +211,8 @@ class RoutingTable:
             if exchange.name:
                 for part in exchange.index.match(routing_key, headers, steps):
                     targets.update(dict.fromkeys(part))
+                if exchange.ids:
+                    targets = {t: None for t in targets if isinstance(t, str) or t in self._queues}
                 alternate = exchange.settings.alternate_exchange
                 if not targets and alternate:  # the default exchange is none, as in RabbitMQ
                     targets[alternate] = None
@@ -295,19 +305,26 @@ class RoutingTable:
 
     def queue_deleted(self, queue: NamedQueue) -> None:
         """While its name still leads to its number."""
-        for name in self._unbind_all(queue.vhost, "queue", queue.name):
+        for name in self._unbind_all(queue.vhost, "queue", queue.name, queue.number):
             self.delete(queue.vhost, name)
         self.changed()
 
-    def bind(self, vhost: str, binding: Binding) -> None:
+    def bind(self, vhost: str, binding: Binding, queue: int | None = None) -> None:
+        """`queue`: the id of the queue it leads to; None: the one of that name here."""
         exchange = self.find(vhost, binding.source)
         assert exchange is not None, f"a binding from {binding.source!r}, which is not there"
         if exchange is _UNBOUND.get(binding.source):
             exchange = Exchange(vhost, binding.source, BUILT_IN[binding.source], 0)
             self.exchanges.setdefault(vhost, {})[binding.source] = exchange
         key = _key(binding)
+        if key in exchange.bindings:  # to a queue of this name that is gone
+            exchange.index.remove(binding.routing_key, binding.arguments, self._target(exchange, key, binding))
+            exchange.ids.pop(key, None)
+            self.binding_count -= 1
         exchange.bindings[key] = binding
-        exchange.index.add(binding.routing_key, binding.arguments, self._target(vhost, binding))
+        if queue is not None:
+            exchange.ids[key] = queue
+        exchange.index.add(binding.routing_key, binding.arguments, self._target(exchange, key, binding))
         self._into.setdefault((vhost, binding.kind, binding.destination), {})[key] = binding
         self.binding_count += 1
         self.changed()
@@ -320,19 +337,29 @@ class RoutingTable:
             self.delete(vhost, exchange.name)
         self.changed()
 
-    def _unbind_all(self, vhost: str, kind: str, name: str) -> list[str]:
-        """Drop the bindings that lead to something; the auto-delete exchanges that have none left."""
+    def _unbind_all(self, vhost: str, kind: str, name: str, queue: int | None = None) -> list[str]:
+        """Drop the bindings that lead to something; the auto-delete exchanges that have none left. `queue`: only those
+        to the queue with this id, which may have had a namesake elsewhere."""
         emptied = []
-        for key, binding in self._into.pop((vhost, kind, name), {}).items():
+        there = self._into.pop((vhost, kind, name), {})
+        for key, binding in list(there.items()):
             exchange = self.exchanges.get(vhost, {}).get(binding.source)
-            if exchange is not None and self._drop_from(exchange, key, binding):
+            if exchange is None:
+                continue
+            if queue is not None and self._target(exchange, key, binding) != queue:
+                continue
+            del there[key]
+            if self._drop_from(exchange, key, binding):
                 emptied.append(exchange.name)
+        if there and queue is not None:
+            self._into[vhost, kind, name] = there
         return emptied
 
     def _drop_from(self, exchange: Exchange, key: _Key, binding: Binding) -> bool:
         """Take a binding off its exchange; whether the exchange has to go."""
+        exchange.index.remove(binding.routing_key, binding.arguments, self._target(exchange, key, binding))
         del exchange.bindings[key]
-        exchange.index.remove(binding.routing_key, binding.arguments, self._target(exchange.vhost, binding))
+        exchange.ids.pop(key, None)
         self.binding_count -= 1
         if exchange.bindings:
             return False
@@ -351,10 +378,11 @@ class RoutingTable:
             if not there:
                 del self._into[place]
 
-    def _target(self, vhost: str, binding: Binding) -> Target:
+    def _target(self, exchange: Exchange, key: _Key, binding: Binding) -> Target:
         if binding.kind == "exchange":
             return binding.destination
-        return self._by_name[vhost, binding.destination].number
+        queue = exchange.ids.get(key) if exchange.ids else None
+        return self._by_name[exchange.vhost, binding.destination].number if queue is None else queue
 
 
 def _key(binding: Binding) -> _Key:

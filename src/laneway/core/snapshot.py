@@ -69,6 +69,12 @@ def freeze(state: State, at_ms: int = 0) -> Frozen:
             for there in state.topology.exchanges.values()
             for exchange in there.values()
         ],
+        "elsewhere": [
+            (exchange.vhost, exchange.bindings[key], number)
+            for there in state.topology.exchanges.values()
+            for exchange in there.values()
+            for key, number in exchange.ids.items()
+        ],
         "ttl": [
             (at_ms, number, seqs.tobytes())
             for at_ms, bucket in state.deadlines.buckets.items()
@@ -205,6 +211,7 @@ class _Head(msgspec.Struct):
     ttl: list[tuple[int, int, bytes]]
     # Not in a snapshot of before:
     exchanges: list[tuple[str, str, ExchangeSettings, int, list[Binding]]] = []
+    elsewhere: list[tuple[str, Binding, int]] = []  # bindings to queues of other partitions, with their ids
     clock: ClockMark | None = None
     at_ms: int = 0
 
@@ -243,9 +250,12 @@ def thaw(source: Iterable[bytes]) -> State:
     for vhost, name, settings, at_ms, _ in head.exchanges:
         if name not in BUILT_IN:
             state.topology.put(vhost, name, settings, at_ms)
+    for vhost, binding, number in head.elsewhere:
+        state.topology.bind(vhost, binding, number)
     for vhost, _, _, _, bindings in head.exchanges:
         for binding in bindings:
-            state.topology.bind(vhost, binding)
+            if not head.elsewhere or not state.topology.has(vhost, binding):
+                state.topology.bind(vhost, binding)
     for at_ms, number, seqs in head.ttl:
         state.deadlines.add(at_ms, TTL, number, array("Q", seqs))
     _thaw_deadlines(state)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from heapq import heappush
 from itertools import chain, groupby, islice, repeat, starmap
@@ -112,6 +112,25 @@ def queue_document(queue: Queue) -> bytes:
     return msgspec.json.encode(QueueDocument(queue.vhost, queue.name, queue.settings))
 
 
+def binding_document(vhost: str, binding: Binding, elsewhere: int | None) -> bytes:
+    """`elsewhere`: the id of the queue it leads to, if that is in another partition."""
+    return msgspec.msgpack.encode((vhost, binding) if elsewhere is None else (vhost, binding, elsewhere))
+
+
+def decoded_binding(e: Bound | Unbound) -> tuple[str, Binding, int | None]:
+    """The virtual host, the binding, and the id of the queue it leads to if that is in another partition."""
+    return msgspec.structs.astuple(_decode_binding(e.document))
+
+
+class _BindingDocument(msgspec.Struct, array_like=True):
+    vhost: str
+    binding: Binding
+    elsewhere: int | None = None
+
+
+_decode_binding = msgspec.msgpack.Decoder(_BindingDocument).decode
+
+
 class State:
     def __init__(self) -> None:
         self.epoch = 0
@@ -174,9 +193,15 @@ class State:
 
     is_complete = True
 
+    partition_count = 1
+
     @property
     def vhosts(self) -> Collection[str]:
         return {DEFAULT_VHOST, *self.documents.get(VHOSTS, ())}
+
+    @property
+    def owners(self) -> Mapping[int, int]:
+        return {}
 
     # Events
 
@@ -317,10 +342,11 @@ class State:
         self.topology.delete(*msgspec.msgpack.decode(e.document, type=tuple[str, str]))
 
     def _bound(self, e: Bound) -> None:
-        self.topology.bind(*msgspec.msgpack.decode(e.document, type=tuple[str, Binding]))
+        self.topology.bind(*decoded_binding(e))
 
     def _unbound(self, e: Unbound) -> None:
-        self.topology.unbind(*msgspec.msgpack.decode(e.document, type=tuple[str, Binding]))
+        vhost, binding, _ = decoded_binding(e)
+        self.topology.unbind(vhost, binding)
 
     # The life of messages
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from laneway.core.commands import find_queue
+from laneway.core.commands import no_queue
 from laneway.core.events import Bound, Event, ExchangeDeleted, ExchangePut, QueueDeleted, Unbound
 from laneway.core.exchanges import (
     BUILT_IN,
@@ -16,9 +16,10 @@ from laneway.core.exchanges import (
     check_exchange_name,
     check_exchange_settings,
 )
-from laneway.core.matching import pack
+from laneway.core.matching import Target, pack
+from laneway.core.partitions import partition_of
 from laneway.core.settings import check_bounds, check_queue_name
-from laneway.core.state import State, queue_document
+from laneway.core.state import State, binding_document, queue_document
 from laneway.errors import ExchangeExists, ExchangeInUse, InvalidInput, LimitExceeded
 
 RESERVED = "amq."
@@ -63,29 +64,58 @@ def bind(state: State, vhost: str, binding: Binding, now_ms: int, *, max_binding
     """Add a binding; nothing if it is there already."""
     topology = state.topology
     check_binding(binding, topology.get(vhost, binding.source))
-    number = _destination(state, vhost, binding)
-    if topology.has(vhost, binding):
+    target = _destination(state, vhost, binding)
+    if topology.target(vhost, binding) == target:
         return
     if topology.binding_count >= max_bindings:
         raise LimitExceeded(f"there are {max_bindings} bindings already, more are not allowed", field="routing_key")
-    yield Bound(number, now_ms, _encode((vhost, binding)))
+    number, elsewhere = _row(target)
+    yield Bound(number, now_ms, binding_document(vhost, binding, elsewhere))
 
 
 def unbind(state: State, vhost: str, binding: Binding, now_ms: int) -> Iterator[Event]:
     """Remove a binding; nothing if it is not there, or neither is what it binds."""
     check_bounds(binding.arguments)
     if state.topology.has(vhost, binding):
-        yield Unbound(_destination(state, vhost, binding), now_ms, _encode((vhost, binding)))
+        _destination(state, vhost, binding)
+        yield _unbound(state, vhost, binding, now_ms)
 
 
-def _destination(state: State, vhost: str, binding: Binding) -> int:
-    """The queue's number, 0 for an exchange; both must be there. The default exchange has the bindings it has."""
+def unbind_gone(state: State, vhost: str, name: str, now_ms: int) -> Iterator[Event]:
+    """Remove the bindings to queues of this name that other partitions had and have no more."""
+    queues = state.world.queues
+    for binding in state.topology.into(vhost, "queue", name):
+        target = state.topology.target(vhost, binding)
+        if isinstance(target, int) and partition_of(target) != state.partition and target not in queues:
+            yield _unbound(state, vhost, binding, now_ms)
+
+
+def _unbound(state: State, vhost: str, binding: Binding, now_ms: int) -> Unbound:
+    target = state.topology.target(vhost, binding)
+    assert target is not None
+    number, elsewhere = _row(target)
+    return Unbound(number, now_ms, binding_document(vhost, binding, elsewhere))
+
+
+def _row(target: Target) -> tuple[int, int | None]:
+    """What the row of a binding says, and what its document does."""
+    if isinstance(target, str):
+        return 0, None
+    return (0, target) if partition_of(target) else (target, None)
+
+
+def _destination(state: State, vhost: str, binding: Binding) -> Target:
+    """The queue's id or the exchange's name; both must be there. The default exchange has the bindings it has."""
     if not binding.source or (binding.kind == "exchange" and not binding.destination):
         raise InvalidInput("nothing can be bound to or from the default exchange", field="exchange")
     if binding.kind == "queue":
-        return find_queue(state, vhost, binding.destination).number
+        queue = state.by_name.get((vhost, binding.destination))
+        known = queue or state.world.by_name.get((vhost, binding.destination))
+        if known is None:
+            raise no_queue(vhost, binding.destination)
+        return known.number
     state.topology.get(vhost, binding.destination)
-    return 0
+    return binding.destination
 
 
 def clear_exchanges(state: State, vhost: str, now_ms: int) -> Iterator[Event]:
@@ -99,7 +129,7 @@ def clear_exchanges(state: State, vhost: str, now_ms: int) -> Iterator[Event]:
             yield ExchangeDeleted(now_ms, _encode((vhost, name)))
             continue
         for binding in list(exchange.bindings.values()):
-            yield Unbound(_destination(state, vhost, binding), now_ms, _encode((vhost, binding)))
+            yield _unbound(state, vhost, binding, now_ms)
 
 
 def drop_transient(state: State, now_ms: int) -> Iterator[Event]:

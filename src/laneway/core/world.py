@@ -51,6 +51,13 @@ class World(Protocol):
     def vhosts(self) -> Collection[str]: ...
 
     @property
+    def owners(self) -> Mapping[int, int]:
+        """By id of a queue of another partition, the session that has it for itself alone."""
+
+    @property
+    def partition_count(self) -> int: ...
+
+    @property
     def is_complete(self) -> bool:
         """Whether every partition has been heard of since this process began. Until then a queue that is not known
         may be there nevertheless: what would be lost or refused because of that waits."""
