@@ -91,6 +91,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     # Where
     data: Annotated[Path, Meta(description="folder that holds the journal; created when missing")] = Path("data")
+    processes: Annotated[
+        int, Meta(ge=1, le=64, description="processes of the server, which share ports and partitions")
+    ] = 1
+    partitions: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1024,
+            description="partitions of the data folder; there can be more later, never fewer; 0: those there are, in a "
+            "new folder one for each process",
+        ),
+    ] = 0
     http: Annotated[Address | None, Meta(description="where HTTP is served, or off")] = Address("127.0.0.1", 8080)
     https: Annotated[
         Address | None, Meta(description="where HTTP is served with TLS, which needs tls_cert, or off")

@@ -179,7 +179,7 @@ def test_folder_with_a_binding_that_is_nested_too_deep_starts_and_lists(
         with old.http() as root:
             monkeypatch.setattr(topology_commands, "check_binding", lambda *_: None)
             binding = Binding("amq.headers", "queue", "q", "key", _deep(480))
-            assert old.call(old.node.partition.exchanges.bind, "/", binding)
+            assert old.call(old.node.partitions[0].exchanges.bind, "/", binding)
             monkeypatch.undo()
             assert root.get("/bindings/%2F").status_code == 200
     with WholeNode(tmp_path) as node, node.http() as root:

@@ -112,7 +112,7 @@ def test_what_an_amqp_consumer_holds_has_no_handle(node: WholeNode) -> None:
         wire.send(publish(1, "consumed", b"x"))
         assert wire.ask(1, "basic.consume", queue="consumed", tag="t").name == "basic.consume-ok"
         wire.expect("basic.deliver")
-        state = node.node.partition.engine.state
+        state = node.node.partitions[0].engine.state
         seq = state.table.next_seq - 1
         lease = state.table.slabs[seq >> 10].lease[seq & 1023]  # as good a guess as can be
         assert acked(bob, "consumed", [token(lease, seq)]) == 0

@@ -134,5 +134,5 @@ def test_idempotency_keys_are_kept_as_digests(node: WholeNode) -> None:
             first = root.post("/queues/keyed/messages", json={"payload": 1}, headers=key)
             again = root.post("/queues/keyed/messages", json={"payload": 1}, headers=key)
             assert first.json()["message_id"] == again.json()["message_id"]
-    keys = node.node.partition.engine.state.keys
+    keys = node.node.partitions[0].engine.state.keys
     assert {len(key) for (_, key), _ in keys.items()} == {32}

@@ -168,7 +168,7 @@ def _tls(port: int, certificates: Certificates) -> socket.socket:
 
 
 def test_full_disk_does_not_cut_off_consumers(url: str, proxy: Proxy, certificates: Certificates) -> None:
-    partition = proxy.node.node.partition
+    partition = proxy.node.node.partitions[0]
     with client(url, certificates) as root:
         root.put_queue("full")
         root.publish("full", "x")
@@ -188,7 +188,7 @@ def test_full_disk_does_not_cut_off_consumers(url: str, proxy: Proxy, certificat
 
 def test_server_that_serves_nobody_is_not_asked(proxy: Proxy, certificates: Certificates) -> None:
     """HAProxy finds out by itself; nginx passes on what the server says."""
-    partition = proxy.node.node.partition
+    partition = proxy.node.node.partitions[0]
     with httpx.Client(verify=certificates.client(), auth=("root", "secret")) as http:
         partition._phase = "stopping"
         try:

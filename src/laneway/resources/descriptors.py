@@ -15,24 +15,24 @@ _HANDSHAKES_SHARE = 4  # of what is left for connections, at most
 
 class Descriptors(NamedTuple):
     for_connections: int
-    for_reading: int
+    for_reading: int  # by each journal
     for_handshakes: int  # of TLS, before they are connections
 
 
-def share_out(limit: int, connection_count: int, handshake_count: int = 0) -> Descriptors:
-    """`limit` descriptors, where so many connections and handshakes at once are wanted."""
-    for_reading = min(max(limit // _READING_SHARE, _READING_COUNT[0]), _READING_COUNT[1])
-    left = limit - for_reading - _OWN_COUNT - _TURNED_AWAY_COUNT
+def share_out(limit: int, connection_count: int, handshake_count: int = 0, journal_count: int = 1) -> Descriptors:
+    """`limit` descriptors, where so many connections and handshakes at once are wanted, beside so many journals."""
+    for_reading = min(max(limit // _READING_SHARE // max(journal_count, 1), _READING_COUNT[0]), _READING_COUNT[1])
+    left = limit - for_reading * journal_count - _OWN_COUNT - _TURNED_AWAY_COUNT
     for_handshakes = min(handshake_count, max(left // _HANDSHAKES_SHARE, _FEWEST_CONNECTIONS))
     for_connections = min(connection_count, max(left - for_handshakes, _FEWEST_CONNECTIONS))
     return Descriptors(for_connections, for_reading, for_handshakes)
 
 
-def raise_limit(connection_count: int) -> None:
+def raise_limit(connection_count: int, journal_count: int = 1) -> None:
     """Let this process have as many descriptors as so many connections, and handshakes, need, as far as it may grant
     itself that."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = connection_count + _READING_COUNT[1] + _OWN_COUNT + _TURNED_AWAY_COUNT
+    needed = connection_count + _READING_COUNT[1] * journal_count + _OWN_COUNT + _TURNED_AWAY_COUNT
     allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

@@ -57,11 +57,17 @@ class AmqpServer:
         return len(self.shared.connections)
 
     async def start(
-        self, host: str, port: int, door: Door | None = None, proxies: TrustedProxies | None = None
+        self,
+        host: str,
+        port: int,
+        door: Door | None = None,
+        proxies: TrustedProxies | None = None,
+        *,
+        is_shared: bool = False,
     ) -> tuple[str, int]:
         """Listen on all addresses of this name; the first that was bound (port 0 takes a free one)."""
         self._loop = asyncio.get_running_loop()
-        return await self._listeners.listen(host, port, door, proxies)
+        return await self._listeners.listen(host, port, door, proxies, is_shared=is_shared)
 
     async def stop(self, grace_ms: int) -> None:
         """Accept no more, tell everybody that this is the end, cut off who has not gone after the grace."""

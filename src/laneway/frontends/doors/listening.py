@@ -6,11 +6,15 @@ import asyncio
 import errno
 import logging
 import socket
+from collections.abc import Sequence
 
 from laneway.access import TrustedProxies
 from laneway.frontends.doors.door import Door, NewProtocol
 
 log = logging.getLogger("laneway.listening")
+
+#: What connections of an earlier server leave behind for a minute keeps nobody from its port.
+REUSED = (socket.SO_REUSEADDR,)
 
 _BACKLOG = 4096
 _ACCEPTED_A_TURN = 64
@@ -28,12 +32,18 @@ class Listeners:
         self._guarded: dict[socket.socket, tuple[Door, TrustedProxies | None]] = {}
 
     async def listen(
-        self, host: str, port: int, door: Door | None = None, proxies: TrustedProxies | None = None
+        self,
+        host: str,
+        port: int,
+        door: Door | None = None,
+        proxies: TrustedProxies | None = None,
+        *,
+        is_shared: bool = False,
     ) -> tuple[str, int]:
         """Listen on all addresses of this name; the first that was bound (port 0 takes a free one). localhost means
         both address families, where there are both. `proxies` are those that begin with the PROXY protocol, which
-        takes a door."""
-        bound = await _bind(host, port)
+        takes a door. `is_shared`: other processes of the same server have sockets of their own there."""
+        bound = await bind(host, port, (socket.SO_REUSEADDR, socket.SO_REUSEPORT) if is_shared else REUSED)
         address = bound[0].getsockname()
         for listener in bound:
             if door is None:
@@ -87,7 +97,8 @@ class Listeners:
         loop.call_later(seconds, self._resume, listener)
 
 
-async def _bind(host: str, port: int) -> list[socket.socket]:
+async def bind(host: str, port: int, options: Sequence[int] = REUSED) -> list[socket.socket]:
+    """A socket for each address of this name, all with the same port. They do not listen yet."""
     bound: list[socket.socket] = []
     is_either = host == "localhost"  # a machine may lack one of the address families
     try:
@@ -97,7 +108,7 @@ async def _bind(host: str, port: int) -> list[socket.socket]:
             )
             for family, kind, protocol, _, address in dict.fromkeys(found):
                 try:
-                    bound.append(_bound(family, kind, protocol, address))
+                    bound.append(_bound(family, kind, protocol, address, options))
                 except OSError as trouble:
                     if not (is_either and bound) or trouble.errno == errno.EADDRINUSE:
                         raise
@@ -108,10 +119,11 @@ async def _bind(host: str, port: int) -> list[socket.socket]:
     return bound
 
 
-def _bound(family: int, kind: int, protocol: int, address: tuple[object, ...]) -> socket.socket:
+def _bound(family: int, kind: int, protocol: int, address: tuple[object, ...], options: Sequence[int]) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for option in options:
+            listener.setsockopt(socket.SOL_SOCKET, option, 1)
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind(address)

@@ -54,11 +54,17 @@ class HttpServer:
         return len(self._shared.connections)
 
     async def start(
-        self, host: str, port: int, door: Door | None = None, proxies: TrustedProxies | None = None
+        self,
+        host: str,
+        port: int,
+        door: Door | None = None,
+        proxies: TrustedProxies | None = None,
+        *,
+        is_shared: bool = False,
     ) -> tuple[str, int]:
         """Listen, perhaps on one more address; the one that was bound (port 0 takes a free one)."""
         self._loop = asyncio.get_running_loop()
-        return await self._listeners.listen(host, port, door, proxies)
+        return await self._listeners.listen(host, port, door, proxies, is_shared=is_shared)
 
     async def stop(self, grace_ms: int) -> None:
         """Accept no more, answer what is being worked on, end long polls with empty answers, close what is idle; cut

@@ -1,0 +1,79 @@
+"""A partition that this process leads: its journal, and all that stands on it."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from laneway.broker.clock import Clock
+from laneway.broker.engine import Engine
+from laneway.broker.partition import Partition
+from laneway.broker.values import BrokerLimits
+from laneway.config import Config
+from laneway.errors import StartError
+from laneway.journal.segments.journal import SegmentJournal
+from laneway.node.shares import Shares
+from laneway.telemetry.turns import LoopTurns
+
+log = logging.getLogger("laneway.node")
+
+_IDLE_MS = 20
+
+
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def open_journal(config: Config, folder: Path, shares: Shares) -> SegmentJournal:
+    """From here on nobody else opens it."""
+    try:
+        return SegmentJournal(
+            folder,
+            durability=config.durability,
+            interval_ms=config.sync_interval_ms,
+            segment_bytes=config.segment_bytes,
+            max_open_files=shares.partition_file_count,
+        )
+    except OSError as trouble:
+        raise StartError(f"cannot use the data folder {folder}: {trouble}; use --data FOLDER") from None
+
+
+def build_partition(
+    config: Config,
+    journal: SegmentJournal,
+    folder: Path,
+    *,
+    shares: Shares,
+    limits: BrokerLimits,
+    turns: LoopTurns,
+    on_failed: Callable[[], None],
+) -> Partition:
+    engine = Engine(
+        journal, new_tag=lambda: 1 + secrets.randbelow((1 << 26) - 1), cache_bytes=shares.partition_cache_bytes
+    )
+    return Partition(
+        engine,
+        clock=Clock.of_machine(),
+        limits=limits,
+        on_failed=lambda _: on_failed(),
+        idle_ms=config.sync_interval_ms if config.durability == "interval" else _IDLE_MS,
+        staging_folder=folder / "staged",
+        turns=turns,
+    )
+
+
+async def start_partition(partition: Partition, folder: Path) -> None:
+    """Recover what is in its folder."""
+    started_s = time.monotonic()
+    recovery = await partition.start()
+    log.info(
+        "recovered %s in %.1f s: snapshot at commit %d, %d events of messages after it, epoch %d",
+        folder,
+        time.monotonic() - started_s,
+        recovery.snapshot_position,
+        recovery.event_count,
+        recovery.epoch,
+    )

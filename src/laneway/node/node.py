@@ -1,0 +1,235 @@
+"""One process of a server: partitions that it leads, a broker that reaches them all, front ends."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from laneway.access import Access
+from laneway.broker.documents import Documents
+from laneway.broker.interface import Broker
+from laneway.broker.local import LocalBroker
+from laneway.broker.partition import Partition
+from laneway.cluster.remote import RemoteBroker
+from laneway.cluster.serving import PartitionServer
+from laneway.config import Address, Config
+from laneway.errors import StartError
+from laneway.first_admin import FirstAdmin
+from laneway.frontends.doors.directory import LocalDirectory
+from laneway.frontends.doors.door import Door
+from laneway.frontends.rest.answers import ReloadAnswer
+from laneway.logs import set_up_logging
+from laneway.node.doors import FrontEnds, first_account_advice, refuse_open_doors
+from laneway.node.folder import DataFolder, partition_socket
+from laneway.node.leading import build_partition, open_journal, start_partition, wall_clock_ms
+from laneway.node.shares import broker_limits, history_limits, shares_of
+from laneway.reloading import Reloading, described
+from laneway.resources.memory import MemoryWatch
+from laneway.telemetry.floods import FloodLog
+from laneway.telemetry.turns import LoopTurns, TurnWatch
+
+log = logging.getLogger("laneway.node")
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Which one of a server's processes this is, and where it reaches the others."""
+
+    process: int = 0
+    process_count: int = 1
+    sockets: Path = Path()
+
+    @property
+    def is_alone(self) -> bool:
+        return self.process_count == 1
+
+    def led(self, partition_count: int) -> range:
+        """The partitions that this process leads."""
+        return range(self.process, partition_count, self.process_count)
+
+
+async def _as_it_is(broker: LocalBroker) -> Broker:
+    return broker
+
+
+class Node:
+    """A broker on a folder with its front ends. `async with Node(config) as node:` for tests and embedding.
+
+    `wrap` puts something between the broker and the front ends, `read_config` reads the settings again on a reload."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        wrap: Callable[[LocalBroker], Awaitable[Broker]] = _as_it_is,
+        read_config: Callable[[], Config] | None = None,
+        first_admin: FirstAdmin | None = None,
+        place: Place | None = None,
+    ) -> None:
+        self.reloading = Reloading(config, read_config)
+        self._first_admin = first_admin
+        self.place = place = place or Place()
+        self.failed: asyncio.Event = asyncio.Event()
+        self.turns = LoopTurns()
+        self._watch = TurnWatch(self.turns)
+        self.floods = FloodLog()
+        folder = DataFolder(config.data)
+        if place.is_alone:
+            folder.check_unlocked()
+        self.partition_count = count = folder.wanted_count(config.partitions, place.process_count)
+        self._shares = shares = shares_of(config, place.process_count, len(place.led(count)))
+        self._front = FrontEnds(config, shares, self.floods)
+        self.intake = self._front.intake
+        self._memory = MemoryWatch(shares.memory_bytes, self._memory_changed)
+        limits = broker_limits(config, count)
+        self._folders = {number: folder.partition(number) for number in place.led(count)}
+        self.partitions: dict[int, Partition] = {}  # that are led here
+        for number, where in self._folders.items():
+            journal = open_journal(config, where, shares)
+            if place.is_alone and not number:  # from here on no other server does so
+                folder.make_partitions(count)
+            self.partitions[number] = build_partition(
+                config,
+                journal,
+                where,
+                shares=shares,
+                limits=limits,
+                turns=self.turns,
+                on_failed=self.failed.set,
+            )
+        self._servers: dict[int, PartitionServer] = {}
+        self._remotes: dict[int, RemoteBroker] = {}
+        self._wrap = wrap
+        self.broker: Broker
+        self.access: Access | None = None
+
+    @property
+    def config(self) -> Config:
+        """The settings in force."""
+        return self.reloading.running
+
+    @property
+    def addresses(self) -> dict[str, Address]:
+        """Where it listens, by setting."""
+        return self._front.addresses
+
+    @property
+    def tls(self) -> Door | None:
+        return self._front.tls
+
+    async def open(self) -> Access:
+        """Recover what is in the folder, reach the other partitions, and listen nowhere."""
+        for number, partition in self.partitions.items():
+            await start_partition(partition, self._folders[number])
+        self.broker = await self._reach_all()
+        self.access = Access(Documents(self.broker), now_ms=wall_clock_ms, floods=self.floods)
+        if self._first_admin is not None and 0 in self.partitions and await self._first_admin.create(self.access):
+            log.info("created the first account, %r with the role admin, and deleted guest", self._first_admin.name)
+        return self.access
+
+    async def _reach_all(self) -> Broker:
+        """Serve what is led here to the other processes, and wait until they serve what is led there."""
+        place, led = self.place, {number: LocalBroker(partition) for number, partition in self.partitions.items()}
+        if not place.is_alone:
+            for number, broker in led.items():
+                server = self._servers[number] = PartitionServer(broker)
+                path = partition_socket(place.sockets, number)
+                Path(path).unlink(missing_ok=True)  # of a process that was killed
+                await server.start(path)
+        for number in range(self.partition_count):
+            if number not in led:
+                path = partition_socket(place.sockets, number)
+                self._remotes[number] = RemoteBroker(path, place.process, wall_clock_ms)
+        await asyncio.gather(*(remote.start() for remote in self._remotes.values()))
+        if self.partition_count > 1:
+            raise StartError("several partitions cannot be served yet")
+        return await self._wrap(led[0]) if led else self._remotes[0]
+
+    async def start(self) -> None:
+        await self.open()
+        await self.listen()
+
+    async def listen(self) -> None:
+        assert self.access is not None
+        access, config = self.access, self.config
+        refuse_open_doors(config, access)
+        if access.guest_only and config.trusted_proxies.networks:
+            log.warning(
+                "guest is the only account and does not come through trusted_proxies, so nobody can log in there. %s",
+                first_account_advice(config),
+            )
+        directory = LocalDirectory(wall_clock_ms)
+        self._front.build(self.broker, access, directory, directory, self._reload)
+        await self._front.listen(is_shared=not self.place.is_alone)
+        self._front.follow(self.reloading)
+        on = self.reloading.on
+        on(("log_level", "log_format"), lambda c: partial(set_up_logging, c.log_level, c.log_format))
+        on(("history_limit_bytes", "history_seconds"), lambda c: partial(self._keep_history, c))
+        on(("shutdown_grace_seconds",), lambda c: lambda: None)  # is looked up when it is needed
+        # What recovery built stays: the collector need not walk it again and again.
+        gc.collect()
+        gc.freeze()
+        self._watch.start()
+        self._memory.start()
+
+    def _keep_history(self, config: Config) -> None:
+        for partition in self.partitions.values():
+            partition.cursors.keep(*history_limits(config, self.partition_count))
+
+    def _memory_changed(self, is_short: bool) -> None:
+        self.intake.is_memory_short = is_short
+        for partition in self.partitions.values():
+            partition.set_memory_short(is_short)
+
+    def _reload(self) -> ReloadAnswer:
+        done = self.reloading.reload()
+        log.info("reloaded: %s", described(done))
+        return ReloadAnswer(changed=done.changed, read_again=done.read_again, needs_restart=done.needs_restart)
+
+    async def stop_listening(self) -> None:
+        """Take nobody any more, and let those who are there finish."""
+        self._watch.stop()
+        self._memory.stop()
+        await self._front.stop(int(self.config.shutdown_grace_seconds * 1000))
+        self.floods.flush(is_last=True)
+
+    async def close(self) -> None:
+        """No process asks any more: make everything durable."""
+        for remote in self._remotes.values():
+            await remote.stop()
+        for server in self._servers.values():
+            await server.stop()
+        for partition in self.partitions.values():
+            await partition.stop()
+
+    async def stop(self) -> None:
+        await self.stop_listening()
+        await self.close()
+
+    async def __aenter__(self) -> Node:
+        try:
+            await self.start()
+        except StartError:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+
+@asynccontextmanager
+async def offline(config: Config) -> AsyncIterator[Access]:
+    """The accounts in a folder that no server runs on; JournalLocked if one does."""
+    node = Node(msgspec.structs.replace(config, tls_cert=None, tls_key=None, tls_ca=None, https=None))
+    access = await node.open()
+    try:
+        yield access
+    finally:
+        await node.stop()
