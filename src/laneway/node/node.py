@@ -38,7 +38,7 @@ from laneway.telemetry.turns import LoopTurns, TurnWatch
 log = logging.getLogger("laneway.node")
 
 
-class Place(msgspec.Struct, frozen=True):
+class Seat(msgspec.Struct, frozen=True):
     """Which one of a server's processes this is, and where it reaches the others."""
 
     process: int = 0
@@ -70,11 +70,11 @@ class Node:
         wrap: Callable[[LocalBroker], Awaitable[Broker]] = _as_it_is,
         read_config: Callable[[], Config] | None = None,
         first_admin: FirstAdmin | None = None,
-        place: Place | None = None,
+        place: Seat | None = None,
     ) -> None:
         self.reloading = Reloading(config, read_config)
         self._first_admin = first_admin
-        self.place = place = place or Place()
+        self.place = place = place or Seat()
         self.failed: asyncio.Event = asyncio.Event()
         self.turns = LoopTurns()
         self._watch = TurnWatch(self.turns)
