@@ -36,7 +36,7 @@ def main() -> int:
                 if not arguments.keep_going:
                     return 1
                 continue
-            counts.update(simulation.workload.counts)
+            counts.update(simulation.counts)
             counts.update(simulation.ends)
             counts["lives"] += simulation.lives
     took_s = time.monotonic() - started_s

@@ -41,45 +41,49 @@ class DamageSimulation(Simulation):
 
     def __init__(self, seed: int, kinds: tuple[str, ...]) -> None:
         super().__init__(seed)
-        self.sizes.durability = "commit"  # without syncs there are no marks either: damage may look like a torn tail
-        self.workload = Workload(self.random, self.ledger, disk_full=False, sessions=False)
+        (self.process,) = self.processes
+        self.process.sizes.durability = (
+            "commit"  # without syncs there are no marks either: damage may look like a torn tail
+        )
+        self.process.workload = Workload(self.random, self.ledger, disk_full=False, sessions=False)
         self.kinds = kinds
         self.outcomes: Counter[str] = Counter()
 
     def run(self) -> None:
-        with listening() as self.complaints:
+        with listening() as complaints:
+            self.process.complaints = complaints.found
             try:
                 for _ in range(self.random.randint(1, 3)):
-                    with self.new_loop("stop") as loop:
+                    with self.process.new_loop("stop") as loop:
                         self._live_well(loop)
-                    self.files.restart(power_loss=False)
+                    self.process.files.restart(power_loss=False)
                     self.clock.advance(self.random.choice((0, 50, 30_000)))
                 self._damage_and_start()
             except AssertionError as wrong:
-                raise Failure(self.seed, str(wrong), list(self.files.trace), self.kinds) from wrong
+                raise Failure(self.seed, str(wrong), list(self.process.files.trace), self.kinds) from wrong
             except Exception as wrong:
-                raise Failure(self.seed, repr(wrong), list(self.files.trace), self.kinds) from wrong
+                raise Failure(self.seed, repr(wrong), list(self.process.files.trace), self.kinds) from wrong
 
     def _live_well(self, loop: SimulatedLoop) -> None:
         try:
             loop.run_until_complete(self._good_life(loop))
         except SimulatedCrash:
             pass
-        assert self.history.written == self.history.sealed, "something was left unwritten"
+        assert self.process.history.written == self.process.history.sealed, "something was left unwritten"
 
     async def _good_life(self, loop: SimulatedLoop) -> None:
-        node = await self.start(loop)
-        self.workload.begin_life()
-        self.workload.in_background(node, self.workload.open_queues(node))
+        node = await self.start(self.process)
+        self.process.workload.begin_life()
+        self.process.workload.in_background(node, self.process.workload.open_queues(node))
         for _ in range(self.random.randint(5, 50)):
-            await self.workload.step(node)
+            await self.process.workload.step(node)
         await asyncio.sleep(IDLE_S)
-        while not (self.history.written == self.history.sealed and node.journal._writer._is_marked):
+        while not (self.process.history.written == self.process.history.sealed and node.journal._writer._is_marked):
             await asyncio.sleep(0.1)
         if self.random.random() < 0.5:
             await node.partition.stop()
         else:
-            self.files.crashed = True
+            self.process.files.crashed = True
             raise SimulatedCrash
 
     # One thing goes wrong
@@ -97,34 +101,34 @@ class DamageSimulation(Simulation):
         self.outcomes["refused"] += 1
         self._check_refusal(damage, refusal)
         assert self._contents() == before, "a start that refused has changed the folder"
-        self.files.restart(power_loss=False)
-        self.files.put_contents(damage.path, damage.undamaged)
-        with self.new_loop("stop") as loop:
-            loop.run_until_complete(self.start(loop))
+        self.process.files.restart(power_loss=False)
+        self.process.files.put_contents(damage.path, damage.undamaged)
+        with self.process.new_loop("stop") as loop:
+            loop.run_until_complete(self.start(self.process))
 
     def _contents(self) -> dict[str, bytes]:
-        return {path: self.files.contents(path) for path in self.files.paths()}
+        return {path: self.process.files.contents(path) for path in self.process.files.paths()}
 
     def _damage(self) -> Damage | None:
         kind = self.random.choice(self.kinds)
-        names = [n for n in self.files.paths() if n.endswith(".segment") or "snapshot-" in n]
+        names = [n for n in self.process.files.paths() if n.endswith(".segment") or "snapshot-" in n]
         if kind == "snapshot":
             names = [n for n in names if "snapshot-" in n]
         elif kind in ("segment", "end"):
             names = [n for n in names if n.endswith(".segment")]
             names = names[-1:] if kind == "end" else names
-            if len([n for n in self.files.paths() if n.endswith(".segment") or "snapshot-" in n]) == 1:
+            if len([n for n in self.process.files.paths() if n.endswith(".segment") or "snapshot-" in n]) == 1:
                 return None  # the only file there is: without it this is a new folder
         if not names:
             return None
         path = self.random.choice(names)
-        data = self.files.contents(path)
+        data = self.process.files.contents(path)
         return DAMAGES[kind](self, path, data, self.random)
 
     def flip(self, path: str, data: bytes, random: Random) -> Damage:
         used = len(data.rstrip(b"\0"))
         offset = random.randrange(min(len(data), used + 100))
-        self.files.flip_bit(path, offset, random.randrange(8))
+        self.process.files.flip_bit(path, offset, random.randrange(8))
         return Damage("flip", path, offset, data)
 
     def cut(self, path: str, data: bytes, random: Random) -> Damage:
@@ -132,16 +136,16 @@ class DamageSimulation(Simulation):
         header = parse_segment_header(data)
         assert header is not None
         offset = random.randrange(min(len(data.rstrip(b"\0")), header.begun_bytes))
-        self.files.put_contents(path, data[:offset])
+        self.process.files.put_contents(path, data[:offset])
         return Damage("end", path, offset, data)
 
     def lose(self, path: str, data: bytes, random: Random) -> Damage:
-        self.files.delete(path)
+        self.process.files.delete(path)
         return Damage("lose", path, 0, data)
 
     def _start_damaged(self, damage: Damage) -> JournalDamaged | None:
         """What the start says; None if it starts, and then all is as it must be."""
-        with self.new_loop("fail") as loop:
+        with self.process.new_loop("fail") as loop:
             self.damage = damage
             try:
                 loop.run_until_complete(self._consume_damaged(loop))
@@ -150,7 +154,7 @@ class DamageSimulation(Simulation):
         return None
 
     async def _consume_damaged(self, loop: SimulatedLoop) -> None:
-        node = await self.start(loop, self._look_at_damaged)
+        node = await self.start(self.process, self._look_at_damaged)
         for queue in node.broker.topology.queues(vhost="/"):
             got = await node.broker.ask(Lease(queue.queue, 1_000, 60_000))
             self.ledger.delivered(queue.name, got, node.broker.now())

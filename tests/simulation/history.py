@@ -129,13 +129,13 @@ def _tenant(state: State, slab: Slab, i: int) -> str | None:
 class History:
     """Which commits there were, and up to which one they are certain to survive."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, lease_order: dict[int, int]) -> None:
         self._clock = clock
         self.pictures: dict[int, Picture] = {0: Picture(State(), 0)}
         self.sealed = 0
         self.written = 0  # survives the process
         self.durable = 0  # survives a power cut
-        self.lease_order: dict[int, int] = {}  # the how-manieth each lease was, by its id, which does not say
+        self.lease_order = lease_order  # the how-manieth each lease was, by its id, which does not say
 
     def leased(self, event: Leased) -> None:
         for lease_id in range(event.first_lease, event.first_lease + len(event.seqs)):

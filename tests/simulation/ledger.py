@@ -8,7 +8,8 @@ After a restart whatever was in doubt is looked up once, and from then on it is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -112,6 +113,7 @@ class Held:
         "latest_ms",
         "lease_id",
         "lease_number",
+        "partition",
         "queue",
         "sent",
         "settling",
@@ -119,9 +121,10 @@ class Held:
         "token",
     )
 
-    def __init__(self, sent: Sent, queue: str, delivery: Delivery, incarnation: int) -> None:
+    def __init__(self, sent: Sent, queue: str, delivery: Delivery, partition: int, incarnation: int) -> None:
         self.sent = sent
         self.queue = queue
+        self.partition = partition
         self.token = delivery.token
         self.lease_id = int(delivery.token[:16], 16)
         self.lease_number = 0  # in the order they were given
@@ -132,6 +135,11 @@ class Held:
         self.settling = 0  # requests under way
         self.ended = False  # it was answered that it is settled
         self.superseded = False  # delivered again since; a crash may undo that, because nobody waits for a lease
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Partitions know nothing of each other's tokens."""
+        return self.partition, self.token
 
 
 class Register:
@@ -175,25 +183,37 @@ class Register:
         self.forgiven = False
 
 
-class Ledger:
-    def __init__(self, clock: Clock, lease_order: Mapping[int, int]) -> None:
-        self._clock = clock
-        self._lease_order = lease_order  # the how-manieth each lease was, by its id
-        self.by_body: dict[bytes, Sent] = {}
-        self.by_id: dict[str, Sent] = {}
-        self.open_batches: dict[int, Batch] = {}  # by id(): publishes not answered
-        self.holds: dict[str, Held] = {}  # by token, as long as it is of interest
-        self.held: dict[bytes, Held] = {}  # by body: the newest token of each message
-        self.lease_ids: set[int] = set()
-        self.dedups: dict[tuple[int, str], tuple[str, int]] = {}  # (queue number, dedup id) -> (message id, when)
-        self.keys: dict[tuple[int, str], tuple[bytes, list[str]]] = {}
+class Registers:
+    """Those of one partition."""
+
+    def __init__(self) -> None:
         self.documents = Register()
         self.cursors = Register()  # positions by name
         self.queues = Register()
         self.exchanges = Register()
-        self.incarnation = 0
+
+    def forgive(self) -> None:
+        for register in (self.documents, self.cursors, self.queues, self.exchanges):
+            register.forgiven = True
+
+
+class Ledger:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        # The how-manieth each lease of a partition was, by its id.
+        self.lease_orders: defaultdict[int, dict[int, int]] = defaultdict(dict)
+        self.by_body: dict[bytes, Sent] = {}
+        self.by_id: dict[str, Sent] = {}
+        self.open_batches: dict[int, Batch] = {}  # by id(): publishes not answered
+        self.holds: dict[tuple[int, str], Held] = {}  # by partition and token, as long as it is of interest
+        self.held: dict[bytes, Held] = {}  # by body: the newest token of each message
+        self.lease_ids: set[tuple[int, int]] = set()  # partition and lease
+        self.dedups: dict[tuple[int, str], tuple[str, int]] = {}  # (queue number, dedup id) -> (message id, when)
+        self.keys: dict[tuple[int, str], tuple[bytes, list[str]]] = {}
+        self.incarnations: Counter[int] = Counter()  # of each partition
         self.forgiven = 0  # how often the end of history was lost
         self.order = 0
+        self.body_count = 0
         self.unacked: set[str] = set()  # queues with a consumer that does not ack: what it gets is gone at once
 
     def sent(self, body: bytes) -> Sent:
@@ -302,7 +322,13 @@ class Ledger:
     # Leasing and settling
 
     def delivered(
-        self, queue: str, deliveries: Iterable[Delivery], now_ms: int, kind: type[Held] | None = None
+        self,
+        queue: str,
+        deliveries: Iterable[Delivery],
+        now_ms: int,
+        kind: type[Held] | None = None,
+        *,
+        partition: int = 0,
     ) -> list[Held]:
         """What a consumer holds now; if of a kind of its own, whoever wants it keeps it."""
         holds = []
@@ -313,20 +339,23 @@ class Ledger:
             sent.confirmed = True  # whoever has seen it may rely on it
             self.by_id.setdefault(d.message_id, sent)
             assert not sent.gone, f"{sent} was delivered after its end was answered"
-            hold = (kind or Held)(sent, queue, d, self.incarnation)
-            hold.lease_number = self._lease_order[hold.lease_id]
-            assert hold.lease_id not in self.lease_ids, f"lease id {hold.lease_id:x} was given twice, now for {sent}"
-            self.lease_ids.add(hold.lease_id)
+            hold = (kind or Held)(sent, queue, d, partition, self.incarnations[partition])
+            hold.lease_number = self.lease_orders[partition][hold.lease_id]
+            lease = partition, hold.lease_id
+            assert lease not in self.lease_ids, f"lease id {hold.lease_id:x} was given twice, now for {sent}"
+            self.lease_ids.add(lease)
             holds.append(hold)
             if kind is None:
-                self.holds[d.token] = hold
+                self.holds[hold.key] = hold
             sent.deaths = max(sent.deaths, death_count(d))
             before = self.held.get(d.body)
-            if before is not None and before.lease_number > hold.lease_number:
+            is_here = before is not None and before.partition == partition
+            if before is not None and is_here and before.lease_number > hold.lease_number:
                 hold.superseded = True  # handed over late, because others of its batch had to become durable first
                 continue
             if before is not None:
-                still = before.incarnation == self.incarnation and not before.ended and not before.settling
+                is_of_now = before.incarnation == self.incarnations[before.partition]
+                still = is_of_now and not before.ended and not before.settling
                 assert not (still and before.deadline_ms > now_ms), f"{sent} was delivered while leased"
                 before.superseded = True
             self.held[d.body] = hold
@@ -353,17 +382,19 @@ class Ledger:
             return None
         if hold.ended or hold.superseded or hold.latest_ms + GRACE_MS <= now_ms or hold.sent.gone:
             return False
-        sure = hold.incarnation == self.incarnation and hold.deadline_ms > now_ms and not hold.sent.leaving
+        is_of_now = hold.incarnation == self.incarnations[hold.partition]
+        sure = is_of_now and hold.deadline_ms > now_ms and not hold.sent.leaving
         return True if sure else None
 
     # Crashes
 
-    def crash(self) -> None:
-        """What was under way will not be answered."""
-        self.incarnation += 1
+    def crash(self, partition: int) -> None:
+        """What was under way there will not be answered."""
+        self.incarnations[partition] += 1
         for hold in self.holds.values():
-            hold.settling = 0
-            hold.superseded = False
+            if hold.partition == partition:
+                hold.settling = 0
+                hold.superseded = False
 
     def forgive(self, found: dict[bytes, Glimpse]) -> None:
         """The end of history may be lost, because the journal was told not to sync every commit: begin with what is."""
@@ -378,8 +409,6 @@ class Ledger:
         self.dedups.clear()
         self.keys.clear()
         self.open_batches.clear()
-        for register in (self.documents, self.cursors, self.queues, self.exchanges):
-            register.forgiven = True
         for hold in self.holds.values():
             hold.ended = hold.superseded = False
             hold.latest_ms = 1 << 62
@@ -416,4 +445,4 @@ class Ledger:
                 assert sent.leaving or retired or is_taken, f"{sent} was confirmed and is lost"
             sent.gone, sent.leaving = True, 0
         self.unacked.clear()
-        self.holds = {token: hold for token, hold in self.holds.items() if not hold.sent.gone or hold.ended}
+        self.holds = {key: hold for key, hold in self.holds.items() if not hold.sent.gone or hold.ended}

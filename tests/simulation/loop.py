@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import math
 import warnings
+from asyncio import events
 from asyncio.base_events import BaseEventLoop
 from collections.abc import Callable
 from random import Random
@@ -108,6 +110,25 @@ class SimulatedLoop(BaseEventLoop):
         if not isinstance(error, SimulatedCrash):
             where = context.get("task") or context.get("future") or context.get("handle")
             self.errors.append(f"{context.get('message')}: {error!r} in {where}")
+
+    # One of several loops that share the time: whoever runs them gives each its turns (processes.py).
+
+    def next_s(self) -> float:
+        """When it has something to do: now, at the time of a timer, or never."""
+        if self._ready:  # type: ignore[attr-defined]
+            return self.time()
+        timers = self._scheduled  # type: ignore[attr-defined]
+        while timers and timers[0]._cancelled:
+            self._timer_cancelled_count -= 1
+            heapq.heappop(timers)._scheduled = False
+        return timers[0].when() if timers else math.inf
+
+    def turn(self) -> None:
+        events._set_running_loop(self)
+        try:
+            self._run_once()  # type: ignore[attr-defined]
+        finally:
+            events._set_running_loop(None)
 
     # What BaseEventLoop asks of its selector and its subclass.
 

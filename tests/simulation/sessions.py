@@ -66,8 +66,8 @@ class SessionHeld(Held):
 
     __slots__ = ("consumer", "number", "seq")
 
-    def __init__(self, sent: Sent, queue: str, delivery: Delivery, incarnation: int) -> None:
-        super().__init__(sent, queue, delivery, incarnation)
+    def __init__(self, sent: Sent, queue: str, delivery: Delivery, partition: int, incarnation: int) -> None:
+        super().__init__(sent, queue, delivery, partition, incarnation)
         self.seq = int(delivery.token[16:], 16)
         self.number = 0  # of the queue
         self.consumer: Consumer | None = None
@@ -283,7 +283,9 @@ class SessionWorkload:
     def _note(self, node: Node, consumer: Consumer | None, given: Deliveries) -> list[SessionHeld]:
         self.work.counts["pushed" if consumer is not None else "got"] += len(given)
         deliveries = [marked(given.queue_name, d) for d in given]
-        holds = self.ledger.delivered(given.queue_name, deliveries, node.broker.now(), kind=SessionHeld)
+        holds = self.ledger.delivered(
+            given.queue_name, deliveries, node.broker.now(), kind=SessionHeld, partition=self.work.partition
+        )
         for hold in holds:
             hold.consumer, hold.number = consumer, given.queue  # type: ignore[attr-defined]
         return holds  # type: ignore[return-value]
@@ -407,7 +409,7 @@ class SessionWorkload:
 
     def expectation(self, hold: SessionHeld, now_ms: int) -> bool | None:
         """True if it must be taken, False if it must be passed over, None if either is right."""
-        if hold.incarnation != self.ledger.incarnation:
+        if hold.incarnation != self.ledger.incarnations[hold.partition]:
             return False  # given back at the start
         if hold.settling:
             return None

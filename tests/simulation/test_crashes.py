@@ -29,7 +29,7 @@ def test_the_seeds_reach_every_kind_of_moment() -> None:
     with small_parts():
         for seed in range(150):
             simulation = run_seed(seed)
-            counts.update(simulation.workload.counts)
+            counts.update(simulation.counts)
             counts.update(simulation.ends)
     wanted = {
         *("crash", "kill", "stop", "fail", "power lost", "crash while starting", "forgiven"),
@@ -51,12 +51,12 @@ def test_a_seed_is_the_same_run_every_time() -> None:
     with small_parts():
         for seed in range(12):
             simulation = run_seed(seed)
-            here.append((simulation.files.operation_count, simulation.clock.us, len(simulation.ledger.lease_ids)))
+            here.append((simulation.operation_count, simulation.clock.us, len(simulation.ledger.lease_ids)))
     program = (
         "from tests.simulation.simulator import run_seed; from tests.simulation.small import small_parts\n"
         "with small_parts():\n"
         "    runs = [run_seed(seed) for seed in range(12)]\n"
-        "print([(s.files.operation_count, s.clock.us, len(s.ledger.lease_ids)) for s in runs])"
+        "print([(s.operation_count, s.clock.us, len(s.ledger.lease_ids)) for s in runs])"
     )
     there = subprocess.run(
         [sys.executable, "-c", program],

@@ -50,15 +50,17 @@ def _small() -> Iterator[None]:
 class FullDisk(Simulation):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
+        (self.process,) = self.processes
+        self.sizes, self.files = self.process.sizes, self.process.files
         self.sizes.segment_bytes, self.sizes.reserve_bytes = 4096, RESERVE_BYTES
         self.sizes.snapshot_events, self.sizes.durability = 20, "commit"
         self.bodies: list[bytes] = []
 
     def life(self, story: Callable[[Node], Any], *, power_loss: bool = True) -> None:
         async def live(loop: SimulatedLoop) -> None:
-            await story(await self.start(loop, lambda node: None))
+            await story(await self.start(self.process, lambda node: None))
 
-        with listening() as self.complaints, self.new_loop("stop") as loop:
+        with listening(), self.process.new_loop("stop") as loop:
             loop.run_until_complete(live(loop))
         self.files.crashed = False
         self.files.restart(power_loss=power_loss)

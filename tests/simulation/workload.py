@@ -36,7 +36,7 @@ from laneway.errors import (
     Unavailable,
 )
 
-from .ledger import Batch, Held, Ledger, marked
+from .ledger import Batch, Held, Ledger, Registers, marked
 from .node import Node
 from .producing import Producing
 from .sessions import SETTINGS, SessionWorkload
@@ -94,9 +94,19 @@ STEPS: dict[str, int] = {
 
 
 class Workload:
-    def __init__(self, random: Random, ledger: Ledger, *, disk_full: bool = True, sessions: bool = True) -> None:
+    def __init__(
+        self,
+        random: Random,
+        ledger: Ledger,
+        *,
+        disk_full: bool = True,
+        sessions: bool = True,
+        partition: int = 0,
+    ) -> None:
         self.random = random
         self.ledger = ledger
+        self.partition = partition  # whose callers these are
+        self.registers = Registers()
         self.failures: list[str] = []  # what was found in a callback
         self.counts: Counter[str] = Counter()  # what was done, for the reader of a report
         self.unanswered: dict[int, i.Request] = {}  # requests of this life
@@ -121,7 +131,6 @@ class Workload:
         self._body_bytes = random.choice((20, 60, 200, 500))
         self._batch = random.choice((1, 3, 3, 12))
         self._gap_ms = random.choice((0, 1, 3, 20))
-        self._bodies = 0
         self.full_until_step: int | None = None
         self.step_count = 0
         self.sessions = SessionWorkload(self)
@@ -205,19 +214,19 @@ class Workload:
                 await self._put_queue(node, name, self.settings[name])
 
     async def _put_queue(self, node: Node, name: str, settings: QueueSettings) -> None:
-        ticket = self.ledger.queues.ask(name, settings)
+        ticket = self.registers.queues.ask(name, settings)
         try:
             kind = i.PutQueue if node.has(name) or self.random.random() < 0.5 else i.DeclareQueue
             await node.broker.ask(kind("/", name, settings))
         except InvalidInput:  # its dead-letter queue was deleted a moment ago
-            self.ledger.queues.withdraw(name, ticket)
+            self.registers.queues.withdraw(name, ticket)
         except Conflict:  # one of them is being deleted
             assert node.partition.queues.going
-            self.ledger.queues.withdraw(name, ticket)
+            self.registers.queues.withdraw(name, ticket)
         except (DiskFull, TooLargeForDisk, Unavailable, QueueNotFound):
             pass  # perhaps only after it had been changed: in doubt until the next start
         else:
-            self.ledger.queues.answer(name, ticket)
+            self.registers.queues.answer(name, ticket)
 
     def _a_queue(self, node: Node) -> str | None:
         names = [name for name in self.names if node.has(name)]
@@ -277,8 +286,8 @@ class Workload:
     def a_body(self, draft: Draft) -> Draft:
         """With a body that no other message has."""
         random = self.random
-        self._bodies += 1
-        draft.body = b"%d:" % self._bodies + random.randbytes(random.randint(0, self._body_bytes))
+        self.ledger.body_count += 1
+        draft.body = b"%d:" % self.ledger.body_count + random.randbytes(random.randint(0, self._body_bytes))
         if random.random() < 0.01:
             draft.body += random.randbytes(3_000)  # more than a segment
         return draft
@@ -367,7 +376,7 @@ class Workload:
                 order = self.ledger.sent(d.body).order
                 assert seen.get(group, 0) < order, f"group {group} of {queue} was delivered out of order"
                 seen[group] = order
-        holds = self.ledger.delivered(queue, deliveries, node.broker.now())
+        holds = self.ledger.delivered(queue, deliveries, node.broker.now(), partition=self.partition)
         if holds:
             self._recent.append(holds)
 
@@ -492,7 +501,8 @@ class Workload:
     async def ack_all(self, node: Node, queue: str) -> None:
         """Ack everything that is held of a queue, and wait for the answer."""
         now_ms = node.broker.now()
-        good = [h for h in self.ledger.holds.values() if h.queue == queue and self.ledger.expectation(h, now_ms)]
+        holds = self._holds()
+        good = [h for h in holds if h.queue == queue and self.ledger.expectation(h, now_ms)]
         if not good:
             return
         settlements = [Settlement("ack", hold.token) for hold in good]
@@ -504,9 +514,12 @@ class Workload:
         for hold, settlement, result in zip(good, settlements, await answer, strict=True):
             self._settled(hold, settlement, True, result)
 
+    def _holds(self) -> list[Held]:
+        return [hold for hold in self.ledger.holds.values() if hold.partition == self.partition]
+
     def _some_holds(self, node: Node) -> list[Held]:
         """Tokens of one queue: mostly such as should be good, and a few that are not."""
-        there = [h for h in self.ledger.holds.values() if node.has(h.queue)]
+        there = [h for h in self._holds() if node.has(h.queue)]
         if not there:
             return []
         queue = self.random.choice(there).queue
@@ -514,7 +527,7 @@ class Workload:
         fresh = [h for h in there if not h.ended and not h.superseded]
         stale = [h for h in there if h.ended or h.superseded]
         for old in stale[:-20]:
-            del self.ledger.holds[old.token]
+            del self.ledger.holds[old.key]
         picked = self.random.sample(fresh, min(len(fresh), self.random.choice((1, 2, 5, 20))))
         if stale and self.random.random() < 0.2:
             picked.append(self.random.choice(stale[-20:]))
@@ -574,7 +587,7 @@ class Workload:
         self.in_background(node, self._change_document(node))
 
     async def _change_document(self, node: Node) -> None:
-        documents, key = self.ledger.documents, f"note-{self.random.randrange(4)}"
+        documents, key = self.registers.documents, f"note-{self.random.randrange(4)}"
         value = None if self.random.random() < 0.3 else self.random.randbytes(20)
         ticket = documents.ask(key, value)
         try:
@@ -592,7 +605,7 @@ class Workload:
 
     async def _change_cursor(self, node: Node) -> None:
         """A reader moves on, goes back to what may be gone by now, or gives up."""
-        cursors, key = self.ledger.cursors, self.random.choice(("fast", "slow"))
+        cursors, key = self.registers.cursors, self.random.choice(("fast", "slow"))
         known, end = cursors.latest(key), node.journal.history.end().position
         if known is not None and self.random.random() < 0.1:
             position = None
@@ -613,7 +626,7 @@ class Workload:
 
     async def _change_queue(self, node: Node) -> None:
         queue = self._a_queue(node)
-        before = None if queue is None else self.ledger.queues.latest(queue)
+        before = None if queue is None else self.registers.queues.latest(queue)
         if queue is None or before is None:
             return
         settings = msgspec.structs.replace(
@@ -677,18 +690,18 @@ class Workload:
                 # What is published meanwhile goes with it, and so do dead letters that get there.
                 letters = (name for name, its in self.settings.items() if its.dead_letter_exchange is not None)
                 self.ledger.unacked.update((queue, *letters))
-            ticket = self.ledger.queues.ask(queue, None)
+            ticket = self.registers.queues.ask(queue, None)
             try:
                 await node.broker.ask(i.DeleteQueue("/", queue))
             except (DiskFull, TooLargeForDisk, QueueInUse):
                 self._spared(doomed)
-                self.ledger.queues.withdraw(queue, ticket)
+                self.registers.queues.withdraw(queue, ticket)
                 return
             if goes_in_slices:  # some were leased meanwhile, and may have gone elsewhere
                 self.counts["deleted in slices"] += 1
             else:
                 self._ended(doomed)
-            self.ledger.queues.answer(queue, ticket)
+            self.registers.queues.answer(queue, ticket)
 
         self.in_background(node, delete())
 
@@ -736,7 +749,7 @@ class Workload:
         self.in_background(node, change(node))
 
     async def _change_exchange(self, node: Node) -> None:
-        register, name = self.ledger.exchanges, self.random.choice(list(EXCHANGES))
+        register, name = self.registers.exchanges, self.random.choice(list(EXCHANGES))
         settings = EXCHANGES[name] if self.random.random() < 0.7 else None
         ticket = register.ask(name, settings)
         request = i.DeleteExchange("/", name) if settings is None else i.DeclareExchange("/", name, settings)
