@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet
 import pytest
 
 from laneway.core.events import Births, Cause, DeadLettered
 from laneway.errors import Conflict, InvalidInput
 from laneway.journal.segments import follow
 from laneway.journal.segments.format import segment_name
-from laneway.pipeline.archive import STATE, Archive, Archived
+from laneway.pipeline.archive import STATE, Archive, Archived, ArchivedPartition
 from laneway.pipeline.jobs.archive import archived, folder, letters, with_bodies_of_the_dead
 from laneway.pipeline.lake import Warehouse
 from laneway.pipeline.runner import JOBS, Options, Result, run
@@ -22,7 +23,7 @@ from laneway.pipeline.schema import EVENTS
 from tests.pipeline.drivers import ROOT, environment
 from tests.pipeline.events import at, row
 from tests.pipeline.histories import expected, write
-from tests.pipeline.traffic import FIRST_COMMITS, NOON_MS, QUEUES, ROWS_A_ROUND, published, traffic
+from tests.pipeline.traffic import COMMITS_A_ROUND, FIRST_COMMITS, NOON_MS, QUEUES, ROWS_A_ROUND, published, traffic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +58,7 @@ def test_a_batch_is_in_once_its_end_is_noted(archive: Archive) -> None:
         assert archive.take_in(batch, 1, Archived("s", next_position=8, events=20)) == 2
         assert archive.clean() == 0
     assert archive.state() == Archived("s", 8, 20)
-    assert [(path.parent.name, first, last) for path, first, last in archive.files()] == [
+    assert [(path.parent.name, first, last) for path, _, first, last in archive.files()] == [
         ("folder=a", 1, 7),
         ("folder=b", 1, 7),
     ]
@@ -73,7 +74,7 @@ def test_what_was_moved_in_and_not_noted_is_removed(archive: Archive, monkeypatc
                 archive.take_in(staged(archive, "day=2026-11-16/folder=a/part-0.parquet"), 8, Archived("s", 9, 30))
         assert len(list(archive.files())) == 2
         assert archive.clean() == 1
-    assert [first for _, first, _ in archive.files()] == [1]
+    assert [first for *_, first, _ in archive.files()] == [1]
     assert archive.state().next_position == 8
 
 
@@ -116,7 +117,7 @@ def test_history_is_archived_once_and_more_of_it_later(spark: SparkSession, tmp_
     folders = {path.name.removeprefix("folder=") for path in (warehouse / "events" / days[0]).iterdir()}
     assert {"orders", "mails", "none"} < folders and len(folders) == 4
     files = list(Archive(warehouse / "events", tmp_path).files())
-    assert len({begin for _, begin, _ in files}) > 1, "several batches"
+    assert len({begin for *_, begin, _ in files}) > 1, "several batches"
 
     assert archive_once(spark, source, warehouse).facts["archived"] == 0
     write(source, traffic(1, 3, epoch=2), segment_bytes=128 << 10)
@@ -161,7 +162,7 @@ def test_what_is_no_single_journal_is_not_archived_and_what_had_gone_is_told(
     write(source, traffic(1, 4, epoch=2), segment_bytes=16 << 10)
     write(other, traffic(1))
     both = Options(f"{source},{other}", Warehouse(tmp_path / "lake"))
-    with pytest.raises(InvalidInput, match="an archive is of one journal, and 2 are given"):
+    with pytest.raises(InvalidInput, match="an archive is of one server, and several are given"):
         run(JOBS["archive"], spark, both)
     for one in gone:
         (source / segment_name(one.number)).unlink()
@@ -189,7 +190,7 @@ def test_every_event_is_there_once_though_a_task_dies_and_the_driver_is_killed(
     left = Archive(warehouse / "events", tmp_path)
     noted = left.state()
     assert 1 < noted.next_position < FIRST_COMMITS + 6 * 9
-    early = [first for _, first, _ in left.files() if first >= noted.next_position]
+    early = [first for *_, first, _ in left.files() if first >= noted.next_position]
     assert early, "it was not killed between moving and noting"
 
     result = archive_once(spark, source, warehouse)
@@ -251,3 +252,53 @@ def test_letters_may_go_if_they_died_in_time_and_their_body_is_in_the_lake(make_
     assert between(0, 5) == {("orders", "m1")}
     assert between(5, 6) == {("dead", "m3")}
     assert between(6, 9) == set()
+
+
+def test_all_partitions_of_a_folder_are_archived_each_from_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
+    source, warehouse = tmp_path / "data", tmp_path / "lake"
+    write(source, traffic(1))
+    archive_once(spark, source, warehouse)
+    write(source / "partitions" / "1", traffic(2))
+    archive_once(spark, source, warehouse, batch_events=400)
+    write(source / "partitions" / "1", traffic(1, 2, epoch=2))
+    assert archive_once(spark, source, warehouse).facts["archived"] == 1 + ROWS_A_ROUND
+    events = Warehouse(warehouse).read_events(spark)
+    found = events.select("partition", "position", "index").orderBy("partition", "position", "index").collect()
+    there = [
+        (number, one["position"], one["index"]) for number in (0, 1) for one in expected(folder_of(source, number))
+    ]
+    assert [tuple(one) for one in found] == there
+    state = Archive(warehouse / "events", tmp_path).state()
+    last = {number: position for number, position, _ in there}
+    assert (state.next_position, state.of(1).next_position) == (last[0] + 1, last[1] + 1)
+    assert state.events == len(there)
+    assert {(partition, first) for _, partition, first, _ in Archive(warehouse / "events", tmp_path).files()} > {
+        (0, 1),
+        (1, 1),
+        (1, last[1] - COMMITS_A_ROUND),
+    }
+
+
+def folder_of(source: Path, partition: int) -> Path:
+    return source / "partitions" / str(partition) if partition else source
+
+
+def test_what_a_run_that_died_has_moved_in_too_early_is_told_from_other_partitions(archive: Archive) -> None:
+    with archive.locked():
+        state = Archived("s", 8, 20).having(1, ArchivedPartition("t", 5))
+        archive.take_in(staged(archive, "day=2026-11-16/folder=a/part-0.parquet"), 1, state, 1)
+        archive.save(Archived("s", 8, 20).having(1, ArchivedPartition("t", 1)))
+        assert archive.clean() == 1
+        archive.take_in(staged(archive, "day=2026-11-16/folder=a/part-0.parquet"), 5, state)
+        assert archive.clean() == 0
+
+
+def test_columns_that_an_older_archive_has_not_are_null(spark: SparkSession, tmp_path: Path) -> None:
+    source, warehouse = tmp_path / "data", Warehouse(tmp_path / "lake")
+    write(source, traffic(1))
+    archive_once(spark, source, warehouse.path)
+    for path in warehouse.events.glob("day=*/folder=*/*.parquet"):
+        older = pyarrow.parquet.read_table(path, partitioning=None).drop(["tier"])
+        pyarrow.parquet.write_table(older.replace_schema_metadata(None), path)
+    assert "tier" not in warehouse.read(spark, "events").columns
+    assert warehouse.read_events(spark).select("tier").distinct().collect() == [(None,)]

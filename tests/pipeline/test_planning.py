@@ -186,7 +186,7 @@ def test_several_folders_are_numbered(folder: Path, own: Path) -> None:
         ({"path": "/tmp", "body": "yes"}, "body is true or false, not 'yes'"),
         ({"path": "/tmp", "starPosition": "1"}, "there is no option 'starPosition'"),
         ({"path": "/tmp", "queues": "[1"}, "not a JSON list"),
-        ({"path": "/tmp,/", "startPosition": "7"}, "a position is of one journal"),
+        ({"path": "/tmp,/", "startPosition": "7"}, "a position is of one partition"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, str], complaint: str) -> None:
@@ -344,7 +344,7 @@ def test_a_stream_over_several_folders_has_an_offset_of_each(folder: Path, own: 
     batches, end = followed(reader, start, ReadMaxRows(700))
     assert len(batches) > 3
     assert sorted(place for one in batches for place in one) == sorted([*all_places(folder), *all_places(own)])
-    with pytest.raises(InvalidInput, match="the checkpoint is of 2 journals, and 1 are given"):
+    with pytest.raises(InvalidInput, match="the checkpoint is of 2 journals, and there are 0 in"):
         stream(folder).latestOffset(end, ReadAllAvailable())
 
 

@@ -4,6 +4,7 @@
       _archive.json                                   how far it is: the one truth about what is in
       day=2026-11-16/folder=orders/                   a day (UTC) and a queue
         00000000000000000001-00000000000000004711-0.parquet     first and last position of its batch
+        p1-00000000000000000001-00000000000000000815-0.parquet  of another partition than 0
 
 A batch is written beside, its files are moved in, and then _archive.json is replaced: from that moment on it is in. A
 file whose batch begins behind what _archive.json says was left by a run that died between these steps: the next run
@@ -27,18 +28,34 @@ import msgspec
 from laneway.errors import Conflict, InvalidInput
 
 STATE = "_archive.json"
-FILE = re.compile(r"(\d{20})-(\d{20})-\d+\.parquet")
+FILE = re.compile(r"(?:p(\d+)-)?(\d{20})-(\d{20})-\d+\.parquet")
+
+
+class ArchivedPartition(msgspec.Struct, frozen=True):
+    store: str = ""  # of which journal it is
+    next_position: int = 1  # the first that is not in it
 
 
 class Archived(msgspec.Struct, frozen=True):
-    """How far an archive has come."""
+    """How far an archive has come. What is said of a partition is said of partition 0 here, and of others beside."""
 
-    store: str = ""  # of which journal it is
-    next_position: int = 1  # the first that is not in it
+    store: str = ""
+    next_position: int = 1
     events: int = 0
     bodies: str = ""  # by which policy the last batch was written
     dead_letters_until_ms: int = 0  # dead letters up to then were deleted from their queues
     cursor: str = ""  # holds back a server's journal for it
+    partitions: dict[int, ArchivedPartition] = {}
+
+    def of(self, partition: int) -> ArchivedPartition:
+        if partition == 0:
+            return ArchivedPartition(self.store, self.next_position)
+        return self.partitions.get(partition, ArchivedPartition())
+
+    def having(self, partition: int, reached: ArchivedPartition) -> Archived:
+        if partition == 0:
+            return msgspec.structs.replace(self, store=reached.store, next_position=reached.next_position)
+        return msgspec.structs.replace(self, partitions={**self.partitions, partition: reached})
 
 
 class Archive:
@@ -76,17 +93,17 @@ class Archive:
         os.replace(written, self.folder / STATE)
         _sync(self.folder)
 
-    def files(self) -> Iterator[tuple[Path, int, int]]:
-        """(file, first position, last position) of each."""
+    def files(self) -> Iterator[tuple[Path, int, int, int]]:
+        """(file, partition, first position, last position) of each."""
         for path in sorted(self.folder.glob("day=*/folder=*/*.parquet")):
             found = FILE.fullmatch(path.name)
             if found:
-                yield path, int(found[1]), int(found[2])
+                yield path, int(found[1] or 0), int(found[2]), int(found[3])
 
     def clean(self) -> int:
         """Remove what a run that died has left; how many files had been moved in too early."""
-        end = self.state().next_position
-        early = [path for path, first, _ in self.files() if first >= end]
+        state = self.state()
+        early = [path for path, partition, first, _ in self.files() if first >= state.of(partition).next_position]
         for path in early:
             path.unlink()
         shutil.rmtree(self._staging, ignore_errors=True)
@@ -97,8 +114,10 @@ class Archive:
         self._staging.mkdir(parents=True, exist_ok=True)
         return self._staging / secrets.token_hex(8)
 
-    def take_in(self, staged: Path, first: int, state: Archived) -> int:
-        """Move a batch in, from position `first` on, and say so; how many files it has."""
+    def take_in(self, staged: Path, first: int, state: Archived, partition: int = 0) -> int:
+        """Move a batch of a partition in, from position `first` on, and say so; how many files it has."""
+        begin = f"p{partition}-{first:020d}" if partition else f"{first:020d}"
+        last = state.of(partition).next_position - 1
         touched: set[Path] = set()
         count = 0
         for path in sorted(staged.glob("day=*/folder=*/*.parquet")):
@@ -107,8 +126,8 @@ class Archive:
             into.mkdir(parents=True, exist_ok=True)
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
-            taken = sum(1 for _ in into.glob(f"{first:020d}-*.parquet"))
-            path.rename(into / f"{first:020d}-{state.next_position - 1:020d}-{taken}.parquet")
+            taken = sum(1 for _ in into.glob(f"{begin}-*.parquet"))
+            path.rename(into / f"{begin}-{last:020d}-{taken}.parquet")
             count += 1
         for folder in touched:
             _sync(folder)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +27,8 @@ from pyspark.sql.types import StructType
 
 from laneway.errors import Gone, InvalidInput, JournalGap, LanewayError
 from laneway.journal.interface import Place
-from laneway.pipeline.options import LATEST, ReadOptions, flag, read_options
+from laneway.pipeline.journals import SeveralJournals
+from laneway.pipeline.options import LATEST, ReadOptions, check_positions, flag, read_options
 from laneway.pipeline.planning import JournalParts, Portion, between, placed, portions, read, survey
 from laneway.pipeline.pushdown import push
 from laneway.pipeline.schema import column, spark_schema
@@ -36,6 +37,7 @@ from laneway.pipeline.sources import ServerSource, Source
 from laneway.pipeline.writing import stream_writer, writer
 
 POLL_SECONDS = 0.2
+Places = dict[int, Place]  # by number of the journal
 
 
 class LanewayDataSource(DataSource):
@@ -90,23 +92,24 @@ class BatchReader(DataSourceReader):
         self._options = options
         self._names = column_names(schema)
         # Planned here and not in partitions(): Spark sends the reader on its way before it calls that.
-        self._journals = survey(options, self._names)
-        self._selections = [options.selection(journal.catalogue) for journal in self._journals]
+        self._journals = {journal.number: journal for journal in survey(options, self._names)}
+        self._selections = {number: options.selection(journal.catalogue) for number, journal in self._journals.items()}
 
     def partitions(self) -> Sequence[InputPartition]:
         found = []
-        for journal, selection in zip(self._journals, self._selections, strict=True):
+        for number, journal in self._journals.items():
+            selection = self._selections[number]
             found += [Portions(one) for one in portions(journal, selection, self._options.partition_bytes)]
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, Portions):  # Spark makes up one of its own when there is nothing to read
-            at = partition.portion.journal
+            number = partition.portion.journal
             yield from read(
-                self._journals[at],
+                self._journals[number],
                 partition.portion,
                 self._names,
-                self._selections[at],
+                self._selections[number],
                 fail_on_data_loss=self._options.fail_on_data_loss,
             )
 
@@ -117,27 +120,32 @@ class FilteringReader(BatchReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         left: list[Filter] = filters
-        for at, journal in enumerate(self._journals):
-            self._selections[at], left = push(filters, self._selections[at], journal.catalogue)
+        for number, journal in self._journals.items():
+            self._selections[number], left = push(filters, self._selections[number], journal.catalogue)
         return left
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Offsets are places: {"position", "segment", "offset"}, or one of those by number for each of several journals."""
+    """Offsets are places: {"position", "segment", "offset"} of partition 0 where there is no other, or one of those by
+    number for each partition. One that was added since the stream began is read from its first commit."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         if options.end_position is not None:
             raise InvalidInput("endPosition is for batch reads; a stream ends when it is stopped", field="endPosition")
         self._options = options
+        self._journals = options.journals
         self._names = column_names(schema)
-        self._ends: list[Place] | None = None  # with the trigger availableNow: where it ends
-        self._newest: list[Place] = []
-        self._asked_at, self._asked_for = 0.0, list[Place]()
+        self._ends: Places | None = None  # with the trigger availableNow: where it ends
+        self._newest: Places = {}
+        self._asked_at, self._asked_for = 0.0, Places()
+        self._added: Places = {}
 
     # --- offsets
 
     def initialOffset(self) -> dict[str, Any]:
-        return self._as_offset([self._first(source) for source in self._options.sources])
+        ends = self._journals.ends()
+        check_positions(self._options, len(ends))
+        return _as_offset({number: self._first(self._journals.source(number)) for number in ends})
 
     def _first(self, source: Source) -> Place:
         options = self._options
@@ -151,35 +159,48 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             place = placed(source, start, options.fail_on_data_loss)
         else:
             place = source.place(source.first_position())
-        if options.cursor is not None:  # from here on nothing is dropped that was not read
-            _server(source).put_cursor(options.cursor, place.position, rewind=True)
+        self._hold(source, place)
         return place
 
+    def _hold(self, source: Source, place: Place) -> None:
+        """From here on nothing is dropped that was not read."""
+        if self._options.cursor is not None:
+            _server(source).put_cursor(self._options.cursor, place.position, rewind=True)
+
+    def _begun(self, number: int) -> Place:
+        """Where a partition begins that was added after the offset was made: with its first commit, each time."""
+        if number not in self._added:
+            source = self._journals.source(number)
+            place = placed(source, 1, self._options.fail_on_data_loss)
+            self._hold(source, place)
+            self._added[number] = place
+        return self._added[number]
+
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        sources = self._options.sources
         places = self._places(start)
         ends = self._ends or self._ends_now(places)
+        self._check(places, ends)
+        places |= {number: self._begun(number) for number in ends.keys() - places.keys()}
         if not isinstance(limit, ReadMaxRows):
-            return self._as_offset(ends)
-        share = max(limit.max_rows // len(sources), 1)
-        reached = []
-        for source, first, end in zip(sources, places, ends, strict=True):
-            if first.position >= end.position:
-                reached.append(first)
-                continue
-            try:
-                reached.append(source.advance(first, end, share))
-            except JournalGap:
-                first = placed(source, first.position, self._options.fail_on_data_loss)
-                reached.append(source.advance(first, end, share))
-        return self._as_offset(reached)
+            return _as_offset(ends)
+        behind = [number for number, end in ends.items() if places[number].position < end.position]
+        share = max(limit.max_rows // max(len(behind), 1), 1)
+        return _as_offset(places | {number: self._further(number, places[number], ends, share) for number in behind})
 
-    def _ends_now(self, places: Sequence[Place]) -> list[Place]:
+    def _further(self, number: int, first: Place, ends: Places, max_events: int) -> Place:
+        source = self._journals.source(number)
+        try:
+            return source.advance(first, ends[number], max_events)
+        except JournalGap:
+            first = placed(source, first.position, self._options.fail_on_data_loss)
+            return source.advance(first, ends[number], max_events)
+
+    def _ends_now(self, places: Places) -> Places:
         """Spark asks for news every few milliseconds while there are none; servers are asked less often."""
-        if list(places) == self._asked_for:
+        if places == self._asked_for:
             time.sleep(max(0.0, self._asked_at + POLL_SECONDS - time.monotonic()))
-        self._asked_at, self._asked_for = time.monotonic(), list(places)
-        self._newest = [source.end() for source in self._options.sources]
+        self._asked_at, self._asked_for = time.monotonic(), dict(places)
+        self._newest = self._journals.ends()
         return self._newest
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -188,19 +209,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.max_events)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return self._as_offset(self._newest) if self._newest else None
+        return _as_offset(self._newest) if self._newest else None
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._ends = self._newest = [source.end() for source in self._options.sources]
+        self._ends = self._newest = self._journals.ends()
 
     # --- reading
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         options = self._options
+        starts, ends = self._places(start), self._places(end)
         found: list[InputPartition] = []
-        for number, (source, first, last) in enumerate(
-            zip(options.sources, self._places(start), self._places(end), strict=True)
-        ):
+        for number, last in ends.items():
+            source = self._journals.source(number)
+            first = starts[number] if number in starts else self._begun(number)
             parts = between(source, first, last, fail_on_data_loss=options.fail_on_data_loss)
             if parts:
                 journal = JournalParts(number, source, source.identity()[1], source.catalogue(), [])
@@ -224,20 +246,28 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         if self._options.cursor is None:
             return
-        for source, place in zip(self._options.sources, self._places(end), strict=True):
-            _move_cursor(_server(source), self._options.cursor, place.position, self._options.fail_on_data_loss)
+        places = self._places(end)
+        servers = {number: _server(self._journals.source(number)) for number in places}
+        for number, known in _cursors(servers).items():
+            position = places[number].position
+            _move_cursor(servers[number], known, self._options.cursor, position, self._options.fail_on_data_loss)
 
-    def _as_offset(self, places: Sequence[Place]) -> dict[str, Any]:
-        if len(places) == 1:
-            return places[0]._asdict()
-        return {str(number): place._asdict() for number, place in enumerate(places)}
+    def _places(self, offset: dict[str, Any]) -> Places:
+        found = {"0": offset} if "position" in offset else offset
+        return {
+            number: Place(found[str(number)]["segment"], found[str(number)]["offset"], found[str(number)]["position"])
+            for number in sorted(map(int, found))
+        }
 
-    def _places(self, offset: dict[str, Any]) -> list[Place]:
-        count = len(self._options.sources)
-        found = [offset] if "position" in offset else [offset[key] for key in sorted(offset, key=int)]
-        if len(found) != count:
-            raise InvalidInput(f"the checkpoint is of {len(found)} journals, and {count} are given", field="path")
-        return [Place(one["segment"], one["offset"], one["position"]) for one in found]
+    def _check(self, places: Places, ends: Places) -> None:
+        """Partitions are added and never removed."""
+        is_other = isinstance(self._journals, SeveralJournals) and places.keys() != ends.keys()
+        if is_other or not places.keys() <= ends.keys():
+            there = ", ".join(map(str, sorted(ends)))
+            raise InvalidInput(
+                f"the checkpoint is of {len(places)} journals, and there are {there} in {self._journals.name}",
+                field="path",
+            )
 
 
 class RefusedStream(DataSourceStreamReader):
@@ -274,10 +304,30 @@ def column_names(schema: StructType) -> list[str]:
     return list(schema.names)
 
 
-def _move_cursor(server: ServerSource, name: str, position: int, fail_on_data_loss: bool) -> None:
+def _as_offset(places: Places) -> dict[str, Any]:
+    """Spark compares offsets as text: always in the same order."""
+    if places.keys() == {0}:
+        return places[0]._asdict()
+    return {str(number): places[number]._asdict() for number in sorted(places)}
+
+
+def _cursors(servers: Mapping[int, ServerSource]) -> dict[int, dict[str, dict[str, Any]]]:
+    """Where all cursors stand, by journal: one request for all partitions of a server."""
+    by_url: dict[str, list[int]] = {}
+    for number, server in servers.items():
+        by_url.setdefault(server.url, []).append(number)
+    found = {}
+    for numbers in by_url.values():
+        parts = servers[numbers[0]].cursors_of(servers[number].partition for number in numbers)
+        found.update({number: parts[servers[number].partition] for number in numbers})
+    return found
+
+
+def _move_cursor(
+    server: ServerSource, known: dict[str, dict[str, Any]], name: str, position: int, fail_on_data_loss: bool
+) -> None:
     """To move a cursor is an event too, and comes by as the next thing to read. If that alone moved it on, an idle
     server would be followed in circles: so a cursor stays while no more happened than all cursors being moved once."""
-    known = server.cursors()
     held = known.get(name)
     if held is not None and held["state"] == "ok" and 0 <= position - held["position"] <= len(known):
         return

@@ -151,6 +151,15 @@ class Warehouse:
     def read(self, spark: SparkSession, name: str) -> DataFrame:
         return spark.read.parquet(str(self.version(name)))
 
+    def read_events(self, spark: SparkSession) -> DataFrame:
+        """The archive. Columns of events that were not there yet when a file was written are null in it."""
+        from laneway.pipeline.schema import EVENTS as COLUMNS
+
+        there = self.read(spark, EVENTS).columns
+        known = [one for one in COLUMNS if one.is_default or one.name in there]
+        schema = ", ".join(f"`{one.name}` {one.type}" for one in known)
+        return spark.read.schema(schema).parquet(str(self.version(EVENTS)))
+
     def read_arrow(self, name: str) -> pa.Table:
         """The table without Spark: for showing it, and for charts."""
         import pyarrow.dataset

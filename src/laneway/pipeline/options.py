@@ -9,21 +9,23 @@ from typing import NamedTuple
 
 from laneway.core.events import Kind
 from laneway.errors import InvalidInput
+from laneway.pipeline.journals import ChosenJournals, FolderJournals, Journals, ServerJournals, SeveralJournals
 from laneway.pipeline.selection import Catalogue, Selection
-from laneway.pipeline.sources import FolderSource, ServerSource, Source
+from laneway.pipeline.sources import ServerSource
 
 EARLIEST, LATEST = "earliest", "latest"
 DEFAULT_PARTITION_BYTES = 128 << 20  # as Spark has it for files
 
 #: Every option for reading, with what it does.
 READ_OPTIONS = {
-    "path": "a journal folder, or several in a JSON list or separated by commas",
-    "url": "the address of a running server instead, or several",
+    "path": "a data folder, with all its partitions; or several of one each, in a JSON list or separated by commas",
+    "url": "the address of a running server instead, with all its partitions; or several of one each",
     "user": "who reads, with `password`",
     "password": "of `user`",
     "token": "a key instead of a user and a password",
-    "startPosition": "earliest, latest, or the number of the first commit to read, with nothing missing behind it",
-    "endPosition": "the number of the first commit not to read (batch)",
+    "partitions": "only these partitions, by their numbers",
+    "startPosition": "earliest, latest, or the first commit to read of one partition, with nothing missing behind",
+    "endPosition": "of one partition the number of the first commit not to read (batch)",
     "startTime": "events from this time on, ISO 8601; UTC unless it says otherwise",
     "endTime": "events before this time",
     "kinds": "only these kinds of events, in a JSON list or separated by commas",
@@ -39,7 +41,7 @@ _SPELLED = {name.lower(): name for name in (*READ_OPTIONS, "paths")}
 
 
 class ReadOptions(NamedTuple):
-    sources: tuple[Source, ...]
+    journals: Journals
     start: int | str | None  # a position, EARLIEST, LATEST
     end_position: int | None
     since_ms: int | None
@@ -75,7 +77,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         named[_SPELLED[name.lower()]] = value
     flag(named, "body"), flag(named, "attributes")
     read = ReadOptions(
-        sources=_sources(named),
+        journals=_journals(named),
         start=_start(named.get("startPosition")),
         end_position=_number(named, "endPosition"),
         since_ms=_time_ms(named, "startTime"),
@@ -87,11 +89,18 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         partition_bytes=_number(named, "partitionBytes") or DEFAULT_PARTITION_BYTES,
         fail_on_data_loss=flag(named, "failOnDataLoss", default=True),
     )
-    if len(read.sources) > 1 and (isinstance(read.start, int) or read.end_position is not None):
-        raise InvalidInput(
-            "a position is of one journal; several are read from earliest or latest", field="startPosition"
-        )
+    if isinstance(read.journals, SeveralJournals):
+        check_positions(read, 2)
     return read
+
+
+def check_positions(options: ReadOptions, journal_count: int) -> None:
+    """A position is of one journal. How many partitions there are is known when a read begins."""
+    if journal_count > 1 and (isinstance(options.start, int) or options.end_position is not None):
+        raise InvalidInput(
+            "a position is of one partition: choose it with partitions, or read all from earliest or latest",
+            field="startPosition",
+        )
 
 
 def flag(given: Mapping[str, str], name: str, *, default: bool = False) -> bool:
@@ -103,21 +112,26 @@ def flag(given: Mapping[str, str], name: str, *, default: bool = False) -> bool:
     return text.lower() == "true"
 
 
-def _sources(named: Mapping[str, str]) -> tuple[Source, ...]:
+def _journals(named: Mapping[str, str]) -> Journals:
     paths = [*_list(named.get("path", "")), *_list(named.get("paths", ""))]
     urls = _list(named.get("url", ""))
     if bool(paths) == bool(urls):
         raise InvalidInput("say where to read from: path (a journal folder) or url (a running server)", field="path")
-    if paths:
-        if "cursor" in named:
-            raise InvalidInput(
-                "a cursor is kept by a server: read from its url, or leave the cursor out; a folder is read without "
-                "holding anything back",
-                field="cursor",
-            )
-        return tuple(FolderSource(path) for path in paths)
-    who = {name: named.get(name) for name in ("user", "password", "token")}
-    return tuple(ServerSource(url, **who) for url in urls)
+    if paths and "cursor" in named:
+        raise InvalidInput(
+            "a cursor is kept by a server: read from its url, or leave the cursor out; a folder is read without "
+            "holding anything back",
+            field="cursor",
+        )
+    user, password, token = (named.get(name) for name in ("user", "password", "token"))
+    given: list[FolderJournals | ServerJournals] = [FolderJournals(path) for path in paths]
+    given += [ServerJournals(ServerSource(url, user=user, password=password, token=token)) for url in urls]
+    all: Journals = given[0] if len(given) == 1 else SeveralJournals(given)
+    numbers = _list(named.get("partitions", ""))
+    wrong = [text for text in numbers if not (text.isascii() and text.isdigit())]
+    if wrong:
+        raise InvalidInput(f"partitions are numbers such as 0,2, not {wrong[0]!r}", field="partitions")
+    return ChosenJournals(all, frozenset(map(int, numbers))) if numbers else all
 
 
 def _list(text: str) -> list[str]:

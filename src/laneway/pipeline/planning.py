@@ -13,7 +13,7 @@ from laneway.journal.interface import Place
 from laneway.journal.segments.follow import SegmentInfo
 from laneway.pipeline.commits import Span
 from laneway.pipeline.decode import Decoder
-from laneway.pipeline.options import LATEST, ReadOptions
+from laneway.pipeline.options import LATEST, ReadOptions, check_positions
 from laneway.pipeline.selection import FAR_FUTURE_MS, FAR_PAST_MS, Catalogue, Selection
 from laneway.pipeline.sources import Source, spans
 
@@ -42,11 +42,14 @@ _NAMES = frozenset({"vhost", "queue", "tier", "target_vhost", "target_queue"})
 def survey(options: ReadOptions, names: Sequence[str]) -> list[JournalParts]:
     """All that a batch read of these columns concerns, up to now."""
     is_named = options.queues is not None or not _NAMES.isdisjoint(names)
-    return [_survey(number, source, options, is_named) for number, source in enumerate(options.sources)]
+    ends = options.journals.ends()
+    check_positions(options, len(ends))
+    return [
+        _survey(number, options.journals.source(number), end, options, is_named) for number, end in sorted(ends.items())
+    ]
 
 
-def _survey(number: int, source: Source, options: ReadOptions, is_named: bool) -> JournalParts:
-    end = source.end()
+def _survey(number: int, source: Source, end: Place, options: ReadOptions, is_named: bool) -> JournalParts:
     if options.end_position is not None and options.end_position < end.position:
         end = source.place(options.end_position)
     if options.start == LATEST:

@@ -125,7 +125,7 @@ class Options:
 
         wanted = [column(name) for name in columns] or [one for one in EVENTS if one.is_default]
         if self.is_lake:
-            frame = self.warehouse.read(spark, "events")
+            frame = self.warehouse.read_events(spark)
             missing = [one.name for one in wanted if one.name not in frame.columns]
             if missing:
                 raise InvalidInput(
@@ -168,8 +168,7 @@ class Options:
             return
         from laneway.pipeline.options import read_options
 
-        for source in read_options(self.source_options()).sources:
-            source.end()
+        read_options(self.source_options()).journals.ends()
 
     def source_options(self) -> dict[str, str]:
         """The data source's options that say where to read, and as whom."""

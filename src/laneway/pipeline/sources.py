@@ -1,4 +1,5 @@
-"""Where history is read from: a journal folder, or a running server. One interface for both.
+"""Where the history of one partition is read from: a journal folder, or a running server. One interface for both;
+journals.py puts those of several partitions together.
 
 A place is where a commit begins; a span is whole commits of one segment. Sources travel to the tasks of a job, so they
 are made of plain values and open what they need when it is needed.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -146,13 +147,22 @@ def _header(name: str, data: bytes) -> tuple[int, int]:
 
 
 class ServerSource:
-    """A running server, over its HTTP API. Only what is durable is let out by it."""
+    """One partition of a running server, over its HTTP API. Only what is durable is let out by it."""
 
-    def __init__(self, url: str, *, user: str | None = None, password: str | None = None, token: str | None = None):
+    def __init__(
+        self,
+        url: str,
+        *,
+        user: str | None = None,
+        password: str | None = None,
+        token: str | None = None,
+        partition: int = 0,
+    ):
         if token is not None and user is not None:
             raise InvalidInput("give a token, or a user and a password, not both", field="token")
         self.url = (url if "://" in url else f"http://{url}").rstrip("/")
-        self.name = self.url
+        self.name = f"{self.url} partition {partition}" if partition else self.url
+        self.partition = partition
         self._user, self._password, self._token = user, password, token
         self._http: Any = None
         self._identity: tuple[int, int] | None = None
@@ -167,6 +177,15 @@ class ServerSource:
             found = self._seen or self._look()
             self._identity = int(found["store"]), int(found["tag"])
         return self._identity
+
+    def of(self, partition: int) -> ServerSource:
+        """Another partition of the same server, asked in the same name."""
+        return ServerSource(self.url, user=self._user, password=self._password, token=self._token, partition=partition)
+
+    @property
+    def partition_count(self) -> int:
+        """As the server said when it was last asked for its end."""
+        return int((self._seen or self._look())["partition_count"])
 
     def end(self) -> Place:
         return _place(self._look()["end"])
@@ -214,16 +233,25 @@ class ServerSource:
     # --- cursors
 
     def cursors(self) -> dict[str, dict[str, Any]]:
-        """All there are, by their names."""
-        return {one["name"]: one for one in self._get("/journal/cursors")}
+        """Where all there are stand in this partition, by their names."""
+        return self.cursors_of((self.partition,))[self.partition]
+
+    def cursors_of(self, partitions: Iterable[int]) -> dict[int, dict[str, dict[str, Any]]]:
+        """The same of several partitions, by one request."""
+        found: dict[int, dict[str, dict[str, Any]]] = {partition: {} for partition in partitions}
+        for one in self._request("GET", "/journal/cursors").json():
+            for part in one["partitions"]:
+                if part["partition"] in found:
+                    found[part["partition"]][one["name"]] = part
+        return found
 
     def cursor(self, name: str) -> dict[str, Any] | None:
         return self.cursors().get(name)
 
-    def put_cursor(self, name: str, position: int, *, rewind: bool = False) -> dict[str, Any]:
-        """Hold history from a position on, and let go what is before it."""
-        body = {"position": position, **({"rewind": True} if rewind else {})}
-        return dict(self._request("PUT", f"/journal/cursors/{quote(name, safe='')}", json=body).json())
+    def put_cursor(self, name: str, position: int, *, rewind: bool = False) -> None:
+        """Hold history of this partition from a position on, and let go what is before it."""
+        body = {"positions": {str(self.partition): position}, **({"rewind": True} if rewind else {})}
+        self._request("PUT", f"/journal/cursors/{quote(name, safe='')}", json=body)
 
     def delete_cursor(self, name: str) -> None:
         self._request("DELETE", f"/journal/cursors/{quote(name, safe='')}")
@@ -231,10 +259,13 @@ class ServerSource:
     # --- requests
 
     def _get(self, path: str, **query: object) -> Any:
-        return self._request("GET", path, params=query).json()
+        return self._request("GET", path, params={**query, **self._which()}).json()
+
+    def _which(self) -> dict[str, int]:
+        return {"partition": self.partition} if self.partition else {}
 
     def read(self, segment: int, offset: int, size: int) -> bytes:
-        query = {"offset": offset, "length": size}
+        query = {"offset": offset, "length": size, **self._which()}
         return bytes(self._request("GET", f"/journal/segments/{segment}", params=query).content)
 
     def _request(self, method: str, path: str, **how: Any) -> Any:

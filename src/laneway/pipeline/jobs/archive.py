@@ -22,6 +22,7 @@ from pyspark.sql import functions as F
 from laneway.client import Client
 from laneway.errors import InvalidInput
 from laneway.pipeline.archive import Archive, Archived
+from laneway.pipeline.journals import Journals, SeveralJournals
 from laneway.pipeline.options import read_options
 from laneway.pipeline.runner import Options, Result
 from laneway.pipeline.schema import EVENTS
@@ -84,100 +85,119 @@ def run(spark: SparkSession, options: Options) -> Result:
             "the archive is what this job makes: give the folder or the URL of a journal", field="source"
         )
     archive = Archive(options.warehouse.events, options.warehouse.path / ".staging" / "archive")
-    source = _one_journal(options)
+    journals = _one_server(options)
     begun_s = time.time()  # what happens from now on may not be in the lake in the end
     with archive.locked():
         cleaned = archive.clean()
         notes = [f"{cleaned} files of a run that died were removed"] if cleaned else []
         begun = archive.state()
-        for state in _batches(spark, options, archive, source, notes):
-            options.say(f"archive: {state.events - begun.events} events, up to position {state.next_position - 1}")
+        for partition, state in _batches(spark, options, archive, journals, notes):
+            reached = state.of(partition).next_position - 1
+            of = f" of partition {partition}" if state.partitions else ""
+            options.say(f"archive: {state.events - begun.events} events, up to position {reached}{of}")
         state = archive.state()
         deleted = 0
-        hours = _dead_letters_after(options, source)
+        hours = _dead_letters_after(options)
         if hours is not None:
             deleted = _let_go(spark, options, archive, hours, begun_s)
             notes.append(f"{deleted} dead letters are in the lake and were deleted from their queues")
     facts = {
         "archived": state.events - begun.events,
         "next_position": state.next_position,
+        **{f"next_position_{partition}": one.next_position for partition, one in sorted(state.partitions.items())},
         "events": state.events,
         "dead_letters_deleted": deleted,
     }
     return Result(list(facts), [list(facts.values())], notes, {"events": state.events}, facts=facts)
 
 
-def _one_journal(options: Options) -> Source:
-    sources = read_options(options.source_options()).sources
-    if len(sources) != 1:
+def _one_server(options: Options) -> Journals:
+    journals = read_options(options.source_options()).journals
+    if isinstance(journals, SeveralJournals):
         raise InvalidInput(
-            f"an archive is of one journal, and {len(sources)} are given: archive each into a warehouse of its own",
+            "an archive is of one server, and several are given: archive each into a warehouse of its own",
             field="source",
         )
-    return sources[0]
+    return journals
 
 
-def _begin(options: Options, archive: Archive, source: Source, notes: list[str]) -> Archived:
-    """Where to go on, which is behind a gap where there may be one: always for an archive that is new."""
-    state = archive.state()
+def _begin(
+    options: Options, archive: Archive, source: Source, state: Archived, partition: int, notes: list[str]
+) -> Archived:
+    """Where to go on, which is behind a gap where there may be one: always for a partition that is new here."""
+    reached = state.of(partition)
     store = f"{source.identity()[0]:016x}"
-    if state.store not in ("", store):
+    if reached.store not in ("", store):
         raise InvalidInput(
             f"the archive {archive.folder} is of another journal than {source.name}: give another warehouse",
             field="warehouse",
         )
     first = source.first_position()
-    if state.next_position < first and (not state.store or options["allow_gap"]):
-        notes.append(f"history from position {state.next_position} to {first - 1} had gone before it was archived")
-        state = msgspec.structs.replace(state, next_position=first)
-    return msgspec.structs.replace(state, store=store)
+    if reached.next_position < first and (not reached.store or options["allow_gap"]):
+        of = f" of partition {partition}" if partition else ""
+        notes.append(
+            f"history{of} from position {reached.next_position} to {first - 1} had gone before it was archived"
+        )
+        reached = msgspec.structs.replace(reached, next_position=first)
+    return state.having(partition, msgspec.structs.replace(reached, store=store))
 
 
 def _batches(
-    spark: SparkSession, options: Options, archive: Archive, source: Source, notes: list[str]
-) -> Iterator[Archived]:
-    """Take in batch after batch, until all is in that was there in the beginning."""
-    end = source.end()
-    state = _begin(options, archive, source, notes)
-    if isinstance(source, ServerSource):
-        state = msgspec.structs.replace(state, cursor=_cursor(options, archive.state()))
+    spark: SparkSession, options: Options, archive: Archive, journals: Journals, notes: list[str]
+) -> Iterator[tuple[int, Archived]]:
+    """Take in batch after batch, until all is in that was there in the beginning: (partition, state)."""
+    ends = journals.ends()
+    begun = state = archive.state()
+    for partition in ends:
+        state = _begin(options, archive, journals.source(partition), state, partition, notes)
+    if options.is_server:
+        state = msgspec.structs.replace(state, cursor=_cursor(options, begun))
         archive.save(state)  # before the first batch, so that a run that dies leaves no cursor nobody knows of
-    _hold(source, state.cursor, state.next_position)
-    while state.next_position < end.position:
-        place = source.place(state.next_position)
-        until = source.advance(place, end, options["batch_events"])
-        staged = archive.stage()
-        batch = _read(spark, options, state.next_position, until.position)
-        archived(batch).write.partitionBy("day", "folder").parquet(str(staged))
-        first, count = state.next_position, _row_count(staged)
-        state = msgspec.structs.replace(
-            state, next_position=until.position, events=state.events + count, bodies=options["bodies"]
-        )
-        archive.take_in(staged, first, state)
-        _hold(source, state.cursor, state.next_position)
-        yield state
+    for partition in ends:
+        _hold(journals.source(partition), state.cursor, state.of(partition).next_position)
+    for partition, end in ends.items():
+        source, reached = journals.source(partition), state.of(partition)
+        while reached.next_position < end.position:
+            place = source.place(reached.next_position)
+            until = source.advance(place, end, options["batch_events"])
+            staged = archive.stage()
+            batch = _read(spark, options, partition, reached.next_position, until.position)
+            archived(batch).write.partitionBy("day", "folder").parquet(str(staged))
+            first, count = reached.next_position, _row_count(staged)
+            reached = msgspec.structs.replace(reached, next_position=until.position)
+            state = msgspec.structs.replace(state, events=state.events + count, bodies=options["bodies"])
+            state = state.having(partition, reached)
+            archive.take_in(staged, first, state, partition)
+            _hold(source, state.cursor, reached.next_position)
+            yield partition, state
 
 
-def _read(spark: SparkSession, options: Options, first: int, end: int) -> DataFrame:
+def _read(spark: SparkSession, options: Options, partition: int, first: int, end: int) -> DataFrame:
     policy = options["bodies"]
     wanted = [one for one in EVENTS if one.name != "body" or policy == "all"]
-    events = _events(spark, options, ", ".join(f"`{one.name}` {one.type}" for one in wanted), first, end)
-    if policy != "dead" or not _deaths(spark, options, first, end):
+    schema = ", ".join(f"`{one.name}` {one.type}" for one in wanted)
+    events = _events(spark, options, schema, partition, first, end)
+    if policy != "dead" or not _deaths(spark, options, partition, first, end):
         return events
-    published = _events(spark, options, "message_id string, body binary", None, end, kinds="published")
+    published = _events(spark, options, "message_id string, body binary", partition, None, end, kinds="published")
     return with_bodies_of_the_dead(events, published)
 
 
-def _deaths(spark: SparkSession, options: Options, first: int, end: int) -> int:
+def _deaths(spark: SparkSession, options: Options, partition: int, first: int, end: int) -> int:
     """All of them are counted: a question that is answered by the first would stop the reader in the middle, which its
     Python tells of as a broken pipe."""
     return (
-        _events(spark, options, "kind string, reason string", first, end, kinds=DEATH_KINDS).where(is_death()).count()
+        _events(spark, options, "kind string, reason string", partition, first, end, kinds=DEATH_KINDS)
+        .where(is_death())
+        .count()
     )
 
 
-def _events(spark: SparkSession, options: Options, schema: str, first: int | None, end: int, **more: str) -> DataFrame:
+def _events(
+    spark: SparkSession, options: Options, schema: str, partition: int, first: int | None, end: int, **more: str
+) -> DataFrame:
     reader = spark.read.format("laneway").schema(schema).options(**options.source_options(), **more)
+    reader = reader.option("partitions", str(partition))
     if first is not None:
         reader = reader.option("startPosition", str(first))
     return reader.option("endPosition", str(end)).load()
@@ -212,12 +232,12 @@ def _row_count(folder: object) -> int:
 # Dead letters
 
 
-def _dead_letters_after(options: Options, source: Source) -> float | None:
+def _dead_letters_after(options: Options) -> float | None:
     """After how many hours dead letters leave their queues for the lake. Unless it is said, a day where the source is a
     server; a folder is read and nothing more."""
     given: float | None = options["dead_letters_after"]
     if given is None:
-        return DEAD_LETTERS_AFTER_HOURS if isinstance(source, ServerSource) else None
+        return DEAD_LETTERS_AFTER_HOURS if options.is_server else None
     return None if math.isinf(given) else given
 
 
@@ -245,7 +265,7 @@ def _let_go(spark: SparkSession, options: Options, archive: Archive, hours: floa
     until_ms = int((begun_s - hours * 3600) * 1000)
     if not any(True for _ in archive.files()):
         return 0
-    found = letters(options.warehouse.read(spark, "events"), state.dead_letters_until_ms, until_ms)
+    found = letters(options.warehouse.read_events(spark), state.dead_letters_until_ms, until_ms)
     deleted = 0
     rows = found.orderBy("vhost", "queue").toLocalIterator()
     for (vhost, queue), of_queue in groupby(rows, key=lambda row: (row["vhost"], row["queue"])):

@@ -192,20 +192,22 @@ def _verdict(fates: DataFrame, spans: Sequence[Row], violations: int, *, is_whol
 SHOWN = ("vhost", "queue", "published", "moved_in", "copied_in", "from_before", *FATES)
 
 
-def whole_since(options: Options) -> int:
-    """From which position on a journal is without a gap: a server drops settled segments between others that are still
-    needed, and what is before the last of these gaps is not whole. The lake has none unless history was lost."""
+def whole_since(options: Options) -> dict[int, int]:
+    """By partition: from which position on history is without a gap, where that is not the first one. A server drops
+    settled segments between others that are still needed, and what is before the last of these gaps is not whole. The
+    lake has none unless history was lost."""
     if options.is_lake:
-        return 1
-    sources = read_options(options.source_options()).sources
-    return sources[0].first_position() if len(sources) == 1 else 1
+        return {}
+    journals = read_options(options.source_options()).journals
+    found = {number: journals.source(number).first_position() for number in journals.ends()}
+    return {number: first for number, first in found.items() if first > 1}
 
 
 def run(spark: SparkSession, options: Options) -> Result:
     warehouse = options.warehouse
-    events, first = options.events(spark, *READ), whole_since(options)
-    if first > 1:
-        events = events.where(F.col("position") >= first)
+    events = options.events(spark, *READ)
+    for partition, first in whole_since(options).items():
+        events = events.where((F.col("partition") != partition) | (F.col("position") >= first))
     with warehouse.scratch(options.run_id) as folder, audit(events, folder) as findings:
         options.say("audit: following every message through its life")
         tables = {

@@ -260,8 +260,10 @@ def _limits(spark: SparkSession, options: Options, queues: list[tuple[str, str]]
     knows the names of queues alone."""
     told: dict[tuple[str, str], int | None] = {}
     if not options.is_lake:
-        for source in read_options(options.source_options()).sources:
-            told.update({(one.vhost, one.name): one.max_messages for _, one in sorted(source.catalogue().items())})
+        journals = read_options(options.source_options()).journals
+        for number in journals.ends():
+            names = journals.source(number).catalogue()
+            told.update({(one.vhost, one.name): one.max_messages for _, one in sorted(names.items())})
     usual: int | None = options["backlog_limit"]
     limits = [usual if (told_of := told.get(queue)) is None else told_of for queue in queues]
     return limits_of(spark, [(*queue, limit) for queue, limit in zip(queues, limits, strict=True)])

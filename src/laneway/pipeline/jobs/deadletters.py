@@ -173,7 +173,7 @@ def run(spark: SparkSession, options: Options) -> Result:
     names: tuple[str, ...] = (*COLUMNS, "attributes")
     if options["no_attributes"]:
         names = COLUMNS
-    elif options.is_lake and "attributes" not in options.warehouse.read(spark, "events").columns:
+    elif options.is_lake and "attributes" not in options.warehouse.read_events(spark).columns:
         names = COLUMNS
         notes.append("the archive has no attributes")
     events = options.events(spark, *names, kinds=KINDS)

@@ -77,7 +77,7 @@ def _plan(spark: SparkSession, options: Options, folder: Path, asked: dict[str, 
                 field="name",
             )
         return plan
-    events = options.warehouse.read(spark, "events")
+    events = options.warehouse.read_events(spark)
     if options.since is not None:
         events = events.where(F.col("time") >= F.lit(options.since))
     if options.until is not None:
