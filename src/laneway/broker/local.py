@@ -41,11 +41,6 @@ Done = Callable[[Any], None]
 log = logging.getLogger("laneway.broker")
 
 
-def _log_refusal(answer: object) -> None:
-    if isinstance(answer, LanewayError):
-        log.warning("queues of a virtual host that is gone could not be deleted yet: %s", answer)
-
-
 class LocalBroker:
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
@@ -152,12 +147,12 @@ class LocalBroker:
         exchanges = chain.from_iterable(e.values() for e in self._partition.engine.state.topology.exchanges.values())
         return {(exchange.vhost, exchange.bindings[key].destination) for exchange in exchanges for key in exchange.ids}
 
-    def delete_queues_in(self, is_gone: Callable[[str], bool]) -> None:
+    def delete_queues_in(self, is_gone: Callable[[str], bool], done: Callable[[object], None]) -> None:
         """Delete the queues of virtual hosts that are gone, in slices."""
         queues = self._partition.engine.state.by_name
         numbers = [queue.number for (vhost, _), queue in queues.items() if is_gone(vhost)]
         if numbers:
-            self._partition.in_slices(self._delete_all(numbers), _log_refusal)
+            self._partition.in_slices(self._delete_all(numbers), done)
 
     def _delete_all(self, numbers: list[int]) -> Generator[None, None, None]:
         self._partition.begin_change(adds=False)

@@ -82,7 +82,7 @@ class Feed:
     """What one partition tells."""
 
     def __init__(self, topology: FollowedTopology, partition: int) -> None:
-        self._topology = topology
+        self.topology = topology
         self._partition = partition
         self._keeps_all = partition == 0  # exchanges, bindings, virtual hosts and documents too
         self._appliers: dict[Kind, Callable[[Any], None]] = {
@@ -101,7 +101,7 @@ class Feed:
 
     def begin(self, image: TopologyImage) -> None:
         """This is what the partition keeps from now on; what it said before is forgotten."""
-        topology, partition = self._topology, self._partition
+        topology, partition = self.topology, self._partition
         there = {queue_id(partition, queue.number) for queue in image.queues}
         for number in [n for n in topology.queues if partition_of(n) == partition and n not in there]:
             topology.forget(number, keeps_bindings=True)
@@ -118,7 +118,7 @@ class Feed:
 
     def apply(self, change: Change) -> None:
         if isinstance(change, Owned):
-            self._topology.owners[queue_id(self._partition, change.queue)] = change.session
+            self.topology.owners[queue_id(self._partition, change.queue)] = change.session
             return
         applier = self._appliers.get(change.kind)
         if applier is not None:  # others keep documents of their own, which concern nobody else
@@ -126,34 +126,34 @@ class Feed:
 
     def _queue_put(self, e: QueuePut) -> None:
         document, number = msgspec.json.decode(e.document, type=QueueDocument), queue_id(self._partition, e.queue)
-        known = self._topology.queues.get(number)
+        known = self.topology.queues.get(number)
         created_at_ms = e.at_ms if known is None else known.created_at_ms
         queue = FollowedQueue(number, document.vhost, document.name, document.settings, created_at_ms, e.at_ms)
-        self._topology.know(queue)
+        self.topology.know(queue)
 
     def _queue_deleted(self, e: QueueDeleted) -> None:
-        self._topology.forget(queue_id(self._partition, e.queue), keeps_bindings=not self._keeps_all)
+        self.topology.forget(queue_id(self._partition, e.queue), keeps_bindings=not self._keeps_all)
 
     def _exchange_put(self, e: ExchangePut) -> None:
-        self._topology.routing.put(*msgspec.msgpack.decode(e.document, type=tuple[str, str, ExchangeSettings]), e.at_ms)
+        self.topology.routing.put(*msgspec.msgpack.decode(e.document, type=tuple[str, str, ExchangeSettings]), e.at_ms)
 
     def _exchange_deleted(self, e: ExchangeDeleted) -> None:
-        self._topology.routing.delete(*msgspec.msgpack.decode(e.document, type=tuple[str, str]))
+        self.topology.routing.delete(*msgspec.msgpack.decode(e.document, type=tuple[str, str]))
 
     def _bound(self, e: Bound) -> None:
         vhost, binding, elsewhere = decoded_binding(e)
-        self._topology.routing.bind(vhost, binding, elsewhere or e.queue or None)
+        self.topology.routing.bind(vhost, binding, elsewhere or e.queue or None)
 
     def _unbound(self, e: Unbound) -> None:
         vhost, binding, _ = decoded_binding(e)
-        self._topology.routing.unbind(vhost, binding)
-        self._topology.tell_changed()
+        self.topology.routing.unbind(vhost, binding)
+        self.topology.tell_changed()
 
     def _document_put(self, e: DocumentPut) -> None:
-        self._topology.put_document(e.collection, e.key, e.document)
+        self.topology.put_document(e.collection, e.key, e.document)
 
     def _document_removed(self, e: DocumentRemoved) -> None:
-        self._topology.remove_document(e.collection, e.key)
+        self.topology.remove_document(e.collection, e.key)
 
 
 class FollowedTopology:
@@ -181,6 +181,10 @@ class FollowedTopology:
     @property
     def is_complete(self) -> bool:
         return not self._unheard
+
+    def has_queues(self, vhost: str) -> bool:
+        at = bisect_left(self.names, (vhost, ""))
+        return at < len(self.names) and self.names[at][0] == vhost
 
     def on_vhost_deleted(self, call: Callable[[str], None]) -> None:
         self._on_vhost_deleted.append(call)

@@ -4,18 +4,20 @@
                       ASK number, request                  number 0: it has no answer
                       WITHDRAW number                      it is answered with what there is, perhaps nothing
                       OPEN session                         pushes for it are wanted
+                      SEEN count                           it has so many more changes
     leader ─▶ edge    WELCOME limits, image                the topology as it is now; CHANGED follows it
                       ANSWER number, answer
                       PUSHED session, pushes
                       CHANGED change
                       HEALTH health                        as Broker.health; sent when it is another
 
-An answer comes behind the changes of the topology that its request has caused.
+An answer comes behind the changes of the topology that its request has caused; if it changed something, when every edge
+has said that it has them (barrier.py).
 """
 
 from __future__ import annotations
 
-HELLO, ASK, WITHDRAW, OPEN, WELCOME, ANSWER, PUSHED, CHANGED, HEALTH = range(9)
+HELLO, ASK, WITHDRAW, OPEN, WELCOME, ANSWER, PUSHED, CHANGED, HEALTH, SEEN = range(10)
 
 #: Two processes of one server are of one version. What would misread the other is refused.
 VERSION = 1

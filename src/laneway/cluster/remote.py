@@ -27,10 +27,10 @@ from laneway.broker.interface import (
     Unsubscribe,
 )
 from laneway.broker.parts import is_long
-from laneway.broker.topology import TopologyView
+from laneway.broker.topology import Change, TopologyView
 from laneway.broker.values import BrokerLimits
 from laneway.cluster import parcels as p
-from laneway.cluster.following import FollowedTopology, TopologyImage
+from laneway.cluster.following import Feed, FollowedTopology, TopologyImage
 from laneway.cluster.link import Link, LinkOwner, Parcel
 from laneway.core.deliveries import NOTHING, Deliveries
 from laneway.errors import LanewayError, OutcomeUnknown, Unavailable
@@ -74,13 +74,12 @@ class RemoteSession:
 class RemoteBroker(LinkOwner):
     limits: BrokerLimits
 
-    def __init__(self, path: str, edge: int, now_ms: Callable[[], int]) -> None:
+    def __init__(self, path: str, edge: int, now_ms: Callable[[], int], feed: Feed | None = None) -> None:
         self._path = path
         self._edge = edge
         self.now = now_ms
-        self._model = FollowedTopology()
-        self._feed = self._model.feeds[0]
-        self.topology: Topology = TopologyView(self._model)
+        self._feed = feed or FollowedTopology().feeds[0]  # what it tells of the topology goes there
+        self.topology: Topology = TopologyView(self._feed.topology)
         self._link: Link | None = None  # one over which a welcome came
         self._health: dict[str, object] = {"state": "starting"}
         self._last_number = 0
@@ -90,6 +89,7 @@ class RemoteBroker(LinkOwner):
         self._sessions: dict[SessionId, RemoteSession] = {}
         self._last_session = edge << p.SESSION_BITS
         self._is_stopping = False
+        self._seen = 0  # changes that the leader was not told of yet
         self._attempts = 0  # to reach the leader, since it last welcomed this edge
         self._reached = asyncio.Event()
         self._reaching: asyncio.Task[None] | None = None
@@ -97,7 +97,7 @@ class RemoteBroker(LinkOwner):
         self._takers: dict[int, Callable[..., None]] = {
             p.ANSWER: self._answered,
             p.PUSHED: self._pushed,
-            p.CHANGED: self._feed.apply,
+            p.CHANGED: self._changed,
             p.HEALTH: self._told_health,
         }
 
@@ -150,6 +150,7 @@ class RemoteBroker(LinkOwner):
         self._attempts = 0
         self.limits = limits
         self._health = health
+        self._seen = 0
         self._feed.begin(image)
         for number, session in self._sessions.items():
             link.post((p.OPEN, number))
@@ -217,6 +218,17 @@ class RemoteBroker(LinkOwner):
                     session.subscriptions.pop(push.consumer, None)
             session.push(pushes)
 
+    def _changed(self, change: Change) -> None:
+        self._feed.apply(change)
+        if not self._seen:
+            self._loop.call_soon(self._tell_seen)
+        self._seen += 1
+
+    def _tell_seen(self) -> None:
+        seen, self._seen = self._seen, 0
+        if self._link is not None and seen:
+            self._link.post((p.SEEN, seen))
+
     def _told_health(self, health: dict[str, object]) -> None:
         self._health = health
 
@@ -270,12 +282,14 @@ class RemoteBroker(LinkOwner):
         if answer:
             _tell(done, NOTHING)
 
-    def open_session(self, push: Callable[[list[Push]], None]) -> SessionId:
-        self._last_session += 1
-        self._sessions[self._last_session] = RemoteSession(push)
+    def open_session(self, push: Callable[[list[Push]], None], number: SessionId = 0) -> SessionId:
+        """`number`: that it has already, where it is known in other partitions."""
+        if not number:
+            number = self._last_session = self._last_session + 1
+        self._sessions[number] = RemoteSession(push)
         if self._link is not None:
-            self._link.post((p.OPEN, self._last_session))
-        return self._last_session
+            self._link.post((p.OPEN, number))
+        return number
 
     def call_soon(self, call: Callable[[], None]) -> None:
         self._loop.call_soon(call)

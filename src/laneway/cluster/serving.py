@@ -31,9 +31,12 @@ from laneway.broker.interface import (
 )
 from laneway.broker.topology import Change, TopologyModel
 from laneway.cluster import parcels as p
+from laneway.cluster.barrier import Barrier
 from laneway.cluster.following import image_of
 from laneway.cluster.link import Link, LinkOwner, Parcel
+from laneway.cluster.overall import CHANGES
 from laneway.core.deliveries import Deliveries
+from laneway.errors import LanewayError
 
 log = logging.getLogger("laneway.cluster")
 
@@ -61,10 +64,11 @@ class LedBroker(Broker, Protocol):
 class PartitionServer(LinkOwner):
     def __init__(self, broker: LedBroker) -> None:
         self._broker = broker
-        self._edges: dict[Link, Edge] = {}
+        self._edges: dict[Link, RemoteEdge] = {}
         self._server: asyncio.Server | None = None
         self._health: dict[str, object] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self.barrier = Barrier()
         broker.follow(self._changed)
 
     async def start(self, path: str) -> None:
@@ -79,6 +83,7 @@ class PartitionServer(LinkOwner):
             self._server.close()
         for link in list(self._edges):
             link.close()
+        self.barrier.stop()
 
     def _look_at_health(self) -> None:
         health = self._broker.health()
@@ -89,6 +94,7 @@ class PartitionServer(LinkOwner):
         self._timer = asyncio.get_running_loop().call_later(HEALTH_S, self._look_at_health)
 
     def _changed(self, change: Change) -> None:
+        self.barrier.changed()
         for edge in self._edges.values():
             edge.tell_change(change)
 
@@ -105,12 +111,14 @@ class PartitionServer(LinkOwner):
         kind, version, _ = parcel
         if kind != p.HELLO or version != p.VERSION:
             raise ValueError(f"an edge of version {version}, this is version {p.VERSION}")
-        edge = self._edges[link] = Edge(link, self._broker)
+        edge = self._edges[link] = RemoteEdge(link, self._broker, self.barrier)
+        self.barrier.joined(link)
         link.post((p.WELCOME, self._broker.limits, image_of(self._broker.model), self._broker.health()))
 
     def link_lost(self, link: Link) -> None:
         edge = self._edges.pop(link, None)
         if edge is not None:
+            self.barrier.left(link)
             edge.end()
 
     def link_full(self, link: Link, is_full: bool) -> None:
@@ -119,12 +127,13 @@ class PartitionServer(LinkOwner):
             edge.hold_back(is_full)
 
 
-class Edge:
+class RemoteEdge:
     """One process whose clients use this partition."""
 
-    def __init__(self, link: Link, broker: LedBroker) -> None:
+    def __init__(self, link: Link, broker: LedBroker, barrier: Barrier) -> None:
         self._link = link
         self._broker = broker
+        self._barrier = barrier
         self._first_lease = broker.next_lease()
         self._is_full = False
         self._sessions: dict[int, Holdings] = {}
@@ -134,6 +143,7 @@ class Edge:
             p.ASK: self._ask,
             p.WITHDRAW: self._withdraw,
             p.OPEN: self._open,
+            p.SEEN: partial(barrier.seen, link),
         }
 
     def take(self, parcel: Parcel) -> None:
@@ -147,7 +157,9 @@ class Edge:
 
     def _ask(self, number: int, request: Request) -> None:
         done = partial(self._answer, number)
-        if isinstance(request, SettleHeld):
+        if type(request) in CHANGES:
+            done = partial(self._answer_when_known, number)
+        elif isinstance(request, SettleHeld):
             request = self._settled(request)
         elif isinstance(request, Transact):
             request.settlements = list(map(self._settled, request.settlements))
@@ -165,6 +177,12 @@ class Edge:
     def _answer(self, number: int, answer: Any) -> None:
         if number:
             self._link.post((p.ANSWER, number, answer))
+
+    def _answer_when_known(self, number: int, answer: Any) -> None:
+        if isinstance(answer, LanewayError):
+            self._answer(number, answer)
+        else:
+            self._barrier.wait(partial(self._answer, number, answer))
 
     def _lease(self, number: int, request: Lease) -> None:
         def done(answer: Any) -> None:
