@@ -33,8 +33,7 @@ from laneway.broker.interface import (
 )
 from laneway.broker.local import LocalBroker
 from laneway.broker.partition import Partition
-from laneway.broker.values import Binding, ExchangeSettings, QueueSettings
-from laneway.cluster.link import Link, LinkOwner, Parcel
+from laneway.broker.values import Binding, ExchangeSettings, QueueSettings, QueueStats
 from laneway.cluster.remote import RETRY_S, RemoteBroker
 from laneway.cluster.serving import PartitionServer
 from laneway.core.message import Messages
@@ -60,8 +59,8 @@ class Pair:
         self.server = PartitionServer(self.local)
         await self.server.start(self.path)
 
-    async def edge(self) -> RemoteBroker:
-        edge = RemoteBroker(self.path, len(self.edges) + 1, lambda: NOW_MS)
+    async def edge(self, patience_s: float = 0.01) -> RemoteBroker:
+        edge = RemoteBroker(self.path, len(self.edges) + 1, lambda: NOW_MS, patience_s=patience_s)
         await edge.start()
         self.edges.append(edge)
         return edge
@@ -195,7 +194,32 @@ def test_what_waits_for_an_answer_hears_that_the_outcome_is_unknown(tmp_path: Pa
         (answer,) = answers
         assert isinstance(answer, OutcomeUnknown) or answer[0].queue == queue  # it was confirmed before
         edge.send(Publish((queue,), Messages([b"b"], [b""])), answers.append)
+        await until(lambda: len(answers) == 2)
         assert type(answers[1]) is Unavailable  # nothing was sent: that is known
+        edge.send(Publish((queue,), Messages([b"c"], [b""])), answers.append)
+        assert type(answers[2]) is Unavailable, "it waited long enough for a leader"
+
+    run(tmp_path, work)
+
+
+def test_what_is_asked_while_the_leader_is_away_waits_for_the_next_one(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        edge = await pair.edge(patience_s=20)
+        queue = await declare(edge)
+        await pair.lose_leader()
+        pushed: list[Delivered] = []
+        session = edge.open_session(pushed.extend)  # type: ignore[arg-type]
+        answers: list[Any] = []
+        for request in (
+            Subscribe(session, 1, queue, credit=1),
+            Publish((queue,), Messages([b"a", b"b"], [b"", b""])),
+            DescribeQueue("/", "q"),
+        ):
+            edge.send(request, answers.append)
+        await pair.serve()
+        await until(lambda: len(answers) == 3 and pushed)
+        (stats,) = (answer for answer in answers if isinstance(answer, QueueStats))
+        assert (stats.subscribers, stats.ready) == (1, 2), "they came in order, and the consumer once"
 
     run(tmp_path, work)
 
@@ -413,52 +437,3 @@ def test_the_socket_is_its_owners_alone(tmp_path: Path) -> None:
         assert stat.S_IMODE(Path(pair.path).stat().st_mode) == 0o600
 
     run(tmp_path, work)
-
-
-class Recorder(LinkOwner):
-    def __init__(self) -> None:
-        self.came: list[Parcel] = []
-        self.lost = 0
-
-    def parcel_came(self, link: Link, parcel: Parcel) -> None:
-        self.came.append(parcel)
-
-    def link_lost(self, link: Link) -> None:
-        self.lost += 1
-
-
-@pytest.mark.parametrize(
-    "data", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x03abc", b"\x00\x00\x00\x00"], ids=["too large", "unreadable", "empty"]
-)
-def test_a_link_that_brings_nonsense_is_cut(data: bytes, tmp_path: Path) -> None:
-    async def main() -> None:
-        recorder, path = Recorder(), str(tmp_path / "socket")
-        server = await asyncio.get_running_loop().create_unix_server(lambda: Link(recorder), path)
-        reader, writer = await asyncio.open_unix_connection(path)
-        writer.write(data)
-        async with asyncio.timeout(10):
-            try:
-                assert await reader.read() == b""
-            except ConnectionResetError:
-                pass
-        await until(lambda: recorder.lost)
-        assert recorder.came == []
-        writer.close()
-        server.close()
-
-    asyncio.run(main())
-
-
-def test_frames_are_read_in_whatever_pieces_they_come(tmp_path: Path) -> None:
-    async def main() -> None:
-        from laneway.cluster.codec import encode
-
-        recorder = Recorder()
-        link = Link(recorder)
-        frames = [encode([("a", 1), ("b", bytes(5_000))]), encode([("c",)])]
-        stream = b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)
-        for at in range(0, len(stream), 7):
-            link.data_received(stream[at : at + 7])
-        assert recorder.came == [("a", 1), ("b", bytes(5_000)), ("c",)]
-
-    asyncio.run(main())

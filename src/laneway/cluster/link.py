@@ -1,18 +1,24 @@
 """One socket between two processes of a server: parcels both ways, in order.
 
-    frame:  | length: u32, big endian | a list of parcels, encoded (codec.py) |
+    greeting (greeting.py), then frames
 
-What is posted in one turn of the loop leaves in one frame, because a frame costs little more than a parcel. A link
-tells its owner when the other end does not keep up, so that what it would send next waits where it came from.
+    frame:  | length: u32, big endian | a list of parcels, encoded (codec.py); none: it only shows that this end lives |
+
+What is posted in one turn of the loop leaves together, because a frame costs little more than a parcel. A link tells
+its owner when the other end does not keep up, so that what it would send next waits where it came from. Over TCP both
+ends send something in every beat, so that each notices when the other is gone without a word.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
+from collections.abc import Callable
 from typing import Any, cast
 
 from laneway.cluster.codec import decode, encode
+from laneway.cluster.greeting import CHALLENGE_BYTES, Role, Stranger, greeting
 
 log = logging.getLogger("laneway.cluster")
 
@@ -20,8 +26,21 @@ log = logging.getLogger("laneway.cluster")
 MAX_FRAME_BYTES = 1 << 30
 #: With more than this unsent, the other end does not keep up.
 UNSENT_BYTES = 8 * 1024 * 1024
+#: With more than this unsent before something is added, it is given up: what cannot wait elsewhere ends here.
+MAX_UNSENT_BYTES = 256 * 1024 * 1024
+#: A frame ends with the parcel that makes it as large as this: it is read in one turn of the loop.
+FRAME_BYTES = 256 * 1024
+FRAME_PARCELS = 1024
+#: After so many bytes were read, others have their turn.
+TURN_BYTES = 1024 * 1024
+#: The other end has so long to greet.
+GREETING_S = 5.0
+#: After so many beats without a word it is given up.
+SILENT_BEATS = 4
 
+_READ_BYTES = 256 * 1024
 _LENGTH_BYTES = 4
+_BEAT = bytes(_LENGTH_BYTES)
 
 Parcel = tuple[Any, ...]
 
@@ -29,8 +48,18 @@ Parcel = tuple[Any, ...]
 class LinkOwner:
     """Who is told what happens on a link. Each end has its own kind."""
 
+    role: Role
+    secret: bytes = b""
+    beat_s: float = 0  # 0: the kernel says at once when the other end is gone
+
+    def link_begun(self, link: Link) -> None:
+        """Somebody is there, who is to say who it is."""
+
     def link_made(self, link: Link) -> None:
-        """The other end is there."""
+        """The other end is who it should be."""
+
+    def link_refused(self, link: Link, why: str) -> None:
+        """The other end is not who it should be."""
 
     def parcel_came(self, link: Link, parcel: Parcel) -> None:
         """In the order in which they were posted."""
@@ -42,31 +71,58 @@ class LinkOwner:
         """The other end does not take what is sent, or does so again."""
 
 
-class Link(asyncio.Protocol):
-    def __init__(self, owner: LinkOwner) -> None:
+class Link(asyncio.BufferedProtocol):
+    def __init__(self, owner: LinkOwner, random_bytes: Callable[[int], bytes] = secrets.token_bytes) -> None:
         self._owner = owner
         self._transport: asyncio.Transport | None = None
         self._loop: asyncio.AbstractEventLoop
+        self._greeting = greeting(owner.role, owner.secret, random_bytes(CHALLENGE_BYTES))
+        self._is_greeted = False
         self._posted: list[Parcel] = []
-        self._received = bytearray()
+        self._posted_bytes = 0
+        self._buffer = bytearray()  # what came and is not understood yet stands at its head
+        self._filled = 0
+        self._needed = 0  # so much must be there before it is looked at again
+        self._read_bytes = 0  # since others had their turn
+        self._timer: asyncio.TimerHandle | None = None
+        self._silent_beats = 0
 
     @property
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    def post(self, parcel: Parcel) -> None:
+    @property
+    def peer(self) -> str:
+        """Where the other end is, for people."""
+        assert self._transport is not None
+        found = self._transport.get_extra_info("peername")
+        return "{}:{}".format(*found[:2]) if isinstance(found, tuple) else "a Unix socket"
+
+    def post(self, parcel: Parcel, size_bytes: int = 0) -> None:
         """Send it with all that is posted in this turn of the loop. Nothing is sent once the link is lost."""
         if not self._posted:
             self._loop.call_soon(self._send)
         self._posted.append(parcel)
+        self._posted_bytes += size_bytes
+        if self._posted_bytes >= FRAME_BYTES or len(self._posted) >= FRAME_PARCELS:
+            self._send()
 
     def _send(self) -> None:
-        posted, self._posted = self._posted, []
+        posted, self._posted, self._posted_bytes = self._posted, [], 0
         if not self.is_open or not posted:
             return
-        frame = encode(posted)
         assert self._transport is not None
-        self._transport.writelines((len(frame).to_bytes(_LENGTH_BYTES, "big"), frame))
+        if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            self._cut(f"it does not take what it is sent: {MAX_UNSENT_BYTES >> 20} MiB wait")
+            return
+        try:
+            frame = encode(posted)
+            length = len(frame).to_bytes(_LENGTH_BYTES, "big")
+        except Exception:
+            log.exception("what was to be sent to another process cannot be")
+            self._cut("something would be missing from what it is sent")
+            return
+        self._transport.writelines((length, frame))
 
     def close(self) -> None:
         """What was posted still leaves."""
@@ -80,55 +136,133 @@ class Link(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=UNSENT_BYTES)
-        self._owner.link_made(self)
+        self._timer = self._loop.call_later(GREETING_S, self.refuse, f"it did not greet within {GREETING_S:g} s")
+        self._go_on_greeting(next(self._greeting))
+        self._owner.link_begun(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._posted = []
-        self._received = bytearray()
+        self._buffer = bytearray()
+        if self._timer is not None:
+            self._timer.cancel()
         self._owner.link_lost(self)
-
-    def data_received(self, data: bytes) -> None:
-        received = self._received
-        received += data
-        at = 0
-        while len(received) - at >= _LENGTH_BYTES:
-            size = int.from_bytes(received[at : at + _LENGTH_BYTES], "big")
-            if size > MAX_FRAME_BYTES:
-                self._cut(f"a frame of {size} bytes, {MAX_FRAME_BYTES} are allowed")
-                return
-            end = at + _LENGTH_BYTES + size
-            if end > len(received):
-                break
-            with memoryview(received) as whole:
-                frame = bytes(whole[at + _LENGTH_BYTES : end])
-            at = end
-            if not self._take(frame):
-                return
-        del received[:at]
-
-    def _take(self, frame: bytes) -> bool:
-        try:
-            parcels = decode(frame)
-        except Exception as trouble:  # whatever it is: what cannot be read may have been an answer
-            self._cut(f"a frame that cannot be read: {trouble}")
-            return False
-        for parcel in parcels:
-            try:
-                self._owner.parcel_came(self, parcel)
-            except Exception:
-                log.exception("a parcel of another process could not be taken")
-                self._cut("a parcel that could not be taken")
-                return False
-        return True
-
-    def _cut(self, why: str) -> None:
-        log.error("the link to another process is cut: it sent %s", why)
-        if self._transport is not None:
-            self._transport.abort()
 
     def pause_writing(self) -> None:
         self._owner.link_full(self, True)
 
     def resume_writing(self) -> None:
         self._owner.link_full(self, False)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return memoryview(self._buffer)[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._filled += nbytes
+        self._silent_beats = 0
+        if self._filled >= self._needed:
+            if self._is_greeted:
+                self._read_frames()
+            else:
+                self._greet()
+        self._read_bytes += nbytes
+        if self._read_bytes >= TURN_BYTES and self.is_open:
+            self._read_bytes = 0
+            assert self._transport is not None
+            self._transport.pause_reading()
+            self._loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if self.is_open:
+            assert self._transport is not None
+            self._transport.resume_reading()
+
+    # The greeting
+
+    def _greet(self) -> None:
+        try:
+            step = self._greeting.send(bytes(self._buffer))
+        except Stranger as why:
+            self.refuse(str(why))
+        else:
+            self._go_on_greeting(step)
+
+    def refuse(self, why: str) -> None:
+        self._owner.link_refused(self, why)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _go_on_greeting(self, step: tuple[bytes, int]) -> None:
+        """The buffer has room for what the greeting waits for, and for nothing behind it."""
+        said, self._needed = step
+        assert self._transport is not None
+        if said:
+            self._transport.write(said)
+        self._buffer, self._filled = bytearray(self._needed or _READ_BYTES), 0
+        if not self._needed:
+            self._is_greeted = True
+            self._needed = _LENGTH_BYTES
+            assert self._timer is not None
+            self._timer.cancel()
+            self._timer = None
+            if self._owner.beat_s:
+                self._beat()
+            self._owner.link_made(self)
+
+    def _beat(self) -> None:
+        """Beats are counted, and no clock is asked: a process that slept does not take what it did not read meanwhile
+        for silence."""
+        self._timer = self._loop.call_later(self._owner.beat_s, self._beat)
+        if self._silent_beats >= SILENT_BEATS:
+            self._cut(f"nothing came from it for {SILENT_BEATS * self._owner.beat_s:g} s")
+        elif self.is_open:
+            self._silent_beats += 1
+            assert self._transport is not None
+            self._transport.write(_BEAT)
+
+    # Frames
+
+    def _read_frames(self) -> None:
+        """The frames that are there whole. Where the next one ends it goes on."""
+        at, filled = 0, self._filled
+        with memoryview(self._buffer) as whole:
+            while filled - at >= _LENGTH_BYTES:
+                size = int.from_bytes(whole[at : at + _LENGTH_BYTES], "big")
+                if size > MAX_FRAME_BYTES:
+                    self._cut(f"it sent a frame of {size} bytes, {MAX_FRAME_BYTES} are allowed")
+                    return
+                end = at + _LENGTH_BYTES + size
+                if end > filled:
+                    break
+                if size and not self._take(whole[at + _LENGTH_BYTES : end]):
+                    return
+                at = end
+            rest = bytes(whole[at:filled])
+        self._needed = _LENGTH_BYTES if len(rest) < _LENGTH_BYTES else end - at
+        room = max(self._needed, _READ_BYTES)
+        if len(self._buffer) != room:
+            self._buffer = bytearray(room)
+        self._buffer[: len(rest)] = rest
+        self._filled = len(rest)
+
+    def _take(self, frame: memoryview) -> bool:
+        try:
+            parcels = decode(frame)
+            if type(parcels) is not list:
+                raise ValueError("it has no list of parcels")
+        except Exception as trouble:  # whatever it is: what cannot be read may have been an answer
+            self._cut(f"it sent a frame that cannot be read: {trouble}")
+            return False
+        for parcel in parcels:
+            try:
+                self._owner.parcel_came(self, parcel)
+            except Exception:
+                log.exception("a parcel of another process could not be taken")
+                self._cut("it sent a parcel that could not be taken")
+                return False
+        return True
+
+    def _cut(self, why: str) -> None:
+        log.error("the link to another process is cut: %s", why)
+        if self._transport is not None:
+            self._transport.abort()

@@ -1,15 +1,21 @@
 """What two processes say to each other on a link: a kind, and what belongs to it.
 
-    edge ─▶ leader    HELLO version, edge                  who is there; the number of an edge is its own
+    edge ─▶ leader    HELLO edge                           the number of an edge is its own
                       ASK number, request                  number 0: it has no answer
                       WITHDRAW number                      it is answered with what there is, perhaps nothing
                       OPEN session                         pushes for it are wanted
                       SEEN count                           it has so many more changes
-    leader ─▶ edge    WELCOME limits, image                the topology as it is now; CHANGED follows it
+                      HEARD                                that a publish was refused, and all behind it
+    leader ─▶ edge    WELCOME limits, credit, image, …     the topology as it is now; CHANGED follows it
                       ANSWER number, answer
                       PUSHED session, pushes
                       CHANGED change
                       HEALTH health                        as Broker.health; sent when it is another
+
+Credit is how many bytes of requests an edge may have under way: sent, and not answered. It holds back what is more.
+
+A leader that cannot publish now refuses what came behind as well, until the edge has heard of it: what is sent again
+later must not be overtaken.
 
 An answer comes behind the changes of the topology that its request has caused; if it changed something, when every edge
 has said that it has them (barrier.py).
@@ -17,10 +23,7 @@ has said that it has them (barrier.py).
 
 from __future__ import annotations
 
-HELLO, ASK, WITHDRAW, OPEN, WELCOME, ANSWER, PUSHED, CHANGED, HEALTH, SEEN = range(10)
-
-#: Two processes of one server are of one version. What would misread the other is refused.
-VERSION = 1
+HELLO, ASK, WITHDRAW, OPEN, SEEN, HEARD, WELCOME, ANSWER, PUSHED, CHANGED, HEALTH = range(11)
 
 #: Bits of a session's number that are the edge's own count; the number of the edge is above them.
 SESSION_BITS = 32

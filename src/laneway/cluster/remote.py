@@ -2,7 +2,8 @@
 everything else crosses a link.
 
 When the link is lost, whoever waits for an answer is told that the outcome is unknown. Leases that wait for messages go
-on waiting: they are asked for again once there is a link. So are subscriptions.
+on waiting: they are asked for again once there is a link. So are subscriptions. What is asked while there is no leader
+waits for one, for a while.
 """
 
 from __future__ import annotations
@@ -22,24 +23,33 @@ from laneway.broker.interface import (
     Push,
     Request,
     SessionId,
+    Spread,
     Subscribe,
     Topology,
+    Transact,
     Unsubscribe,
 )
 from laneway.broker.parts import is_long
 from laneway.broker.topology import Change, TopologyView
 from laneway.broker.values import BrokerLimits
 from laneway.cluster import parcels as p
+from laneway.cluster.addresses import check_secret, connect, is_path
+from laneway.cluster.asking import Asked, Asking, Done
 from laneway.cluster.following import Feed, FollowedTopology, TopologyImage
 from laneway.cluster.link import Link, LinkOwner, Parcel
 from laneway.core.deliveries import NOTHING, Deliveries
-from laneway.errors import LanewayError, OutcomeUnknown, Unavailable
+from laneway.errors import DiskFull, LanewayError, OutcomeUnknown, Unavailable
 
 log = logging.getLogger("laneway.cluster")
 
 RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5)  # between attempts to be welcomed; the last one again and again
+#: What is asked while the leader is away waits so long for the next one.
+PATIENCE_S = 5.0
+BEAT_S = 1.0  # over TCP
 
-Done = Callable[[Any], None]
+#: A leader that refuses one of these with such an error refuses those behind it too, until it hears that it was heard.
+_PUBLISHES = (Publish, Transact, Spread)
+_NOT_NOW = (DiskFull, Unavailable)
 
 
 class RemoteSession:
@@ -74,18 +84,36 @@ class RemoteSession:
 class RemoteBroker(LinkOwner):
     limits: BrokerLimits
 
-    def __init__(self, path: str, edge: int, now_ms: Callable[[], int], feed: Feed | None = None) -> None:
-        self._path = path
+    role = "edge"
+
+    def __init__(
+        self,
+        address: str,
+        edge: int,
+        now_ms: Callable[[], int],
+        feed: Feed | None = None,
+        *,
+        secret: bytes = b"",
+        beat_s: float = BEAT_S,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """`address`: the path of a Unix socket, or HOST:PORT, which takes a secret."""
+        check_secret(address, secret)
+        self._address = address
+        self.secret = secret
+        self.beat_s = 0 if is_path(address) else beat_s
+        self._patience_s = patience_s
+        self._impatience: asyncio.TimerHandle | None = None
+        self._is_away = False  # for longer than that
         self._edge = edge
         self.now = now_ms
         self._feed = feed or FollowedTopology().feeds[0]  # what it tells of the topology goes there
         self.topology: Topology = TopologyView(self._feed.topology)
         self._link: Link | None = None  # one over which a welcome came
         self._health: dict[str, object] = {"state": "starting"}
-        self._last_number = 0
-        self._pending: dict[int, tuple[Request, Done]] = {}
+        self._asking = Asking(self._ask)
         self._again: dict[int, Subscribe] = {}  # by number: consumers that a new leader has not answered for yet
-        self._withdrawn: set[int] = set()  # of those that are pending: an answer may be on its way all the same
+        self._withdrawn: set[int] = set()  # of those that were asked: an answer may be on its way all the same
         self._sessions: dict[SessionId, RemoteSession] = {}
         self._last_session = edge << p.SESSION_BITS
         self._is_stopping = False
@@ -113,10 +141,12 @@ class RemoteBroker(LinkOwner):
         self._is_stopping = True
         if self._reaching is not None:
             self._reaching.cancel()
+        if self._impatience is not None:
+            self._impatience.cancel()
         if self._link is not None:
             self._link.close()
         else:
-            self._fail(list(self._pending), _stopping())
+            self._fail_all(_stopping())
 
     def _reach(self) -> None:
         self._reaching = self._loop.create_task(self._try_to_reach())
@@ -127,16 +157,20 @@ class RemoteBroker(LinkOwner):
                 await asyncio.sleep(RETRY_S[min(self._attempts, len(RETRY_S)) - 1])
             self._attempts += 1
             try:
-                await self._loop.create_unix_connection(lambda: Link(self), self._path)
+                await connect(lambda: Link(self), self._address)
                 return
             except OSError as trouble:
                 if self._attempts == len(RETRY_S) + 1:
-                    log.warning("the leader at %s is not there: %s; trying again", self._path, trouble)
+                    log.warning("the leader at %s is not there: %s; trying again", self._address, trouble)
 
     # The link
 
     def link_made(self, link: Link) -> None:
-        link.post((p.HELLO, p.VERSION, self._edge))
+        link.post((p.HELLO, self._edge))
+
+    def link_refused(self, link: Link, why: str) -> None:
+        if self._attempts == 1:
+            log.error("what listens at %s is not the leader: %s; trying again", self._address, why)
 
     def parcel_came(self, link: Link, parcel: Parcel) -> None:
         kind = parcel[0]
@@ -145,9 +179,14 @@ class RemoteBroker(LinkOwner):
         else:
             self._takers[kind](*parcel[1:])
 
-    def _welcome(self, link: Link, limits: BrokerLimits, image: TopologyImage, health: dict[str, object]) -> None:
+    def _welcome(
+        self, link: Link, limits: BrokerLimits, credit_bytes: int, image: TopologyImage, health: dict[str, object]
+    ) -> None:
         self._link = link
         self._attempts = 0
+        self._is_away = False
+        if self._impatience is not None:
+            self._impatience.cancel()
         self.limits = limits
         self._health = health
         self._seen = 0
@@ -157,33 +196,60 @@ class RemoteBroker(LinkOwner):
             for request in session.to_repeat():
                 asked = 0
                 if isinstance(request, Subscribe):
-                    asked = self._next_number()
+                    asked = self._asking.next_number()
                     self._again[asked] = request
                 link.post((p.ASK, asked, request))
-        for number, (again, _) in self._pending.items():
-            link.post((p.ASK, number, again))
+        self._asking.open(credit_bytes)
         self._reached.set()
 
+    def link_full(self, link: Link, is_full: bool) -> None:
+        self._asking.is_full = is_full
+        self._asking.go_on()
+
     def link_lost(self, link: Link) -> None:
+        was_open = self._asking.is_open
+        self._asking.close()
         if self._is_stopping:
-            self._fail(list(self._pending), _stopping())
+            self._fail_all(_stopping())
             return
-        log.warning("the link to the leader at %s is lost", self._path)
         self._link = None
-        self._again.clear()
-        self._health = {**self._health, "state": "unreachable"}
-        for number in self._withdrawn:
-            del self._pending[number]
-        self._withdrawn.clear()
-        lost = [number for number, (request, _) in self._pending.items() if not _may_be_repeated(request)]
-        self._fail(lost, OutcomeUnknown("the process that has the queue is gone: whether this was done is not known"))
+        if was_open:
+            log.warning("the link to the leader at %s is lost", self._address)
+            self._health = {**self._health, "state": "unreachable"}
+            self._impatience = self._loop.call_later(self._patience_s, self._be_impatient)
+            self._again.clear()
+            for number in self._withdrawn:
+                self._asking.end(number)
+            self._withdrawn.clear()
+            self._fail_lost()
         self._reach()
 
-    def _fail(self, numbers: list[int], error: LanewayError) -> None:
-        for number in numbers:
-            request, done = self._pending.pop(number)
-            self._note_refusal(request)
-            _tell(done, error)
+    def _fail_lost(self) -> None:
+        """What had not been sent is known not to be done. It does not go to the next leader, where it would overtake
+        what is sent again because its outcome is not known."""
+        asking = self._asking
+        unknown = OutcomeUnknown("the process that has the queue is gone: whether this was done is not known")
+        for number in asking.numbers():
+            if number in asking and _may_be_repeated(asking[number].request):
+                asking.hold(number)
+            else:
+                self._fail(number, _gone() if asking.is_held(number) else unknown)
+
+    def _be_impatient(self) -> None:
+        self._is_away = True
+        for number in self._asking.numbers():
+            if number in self._asking and not _may_be_repeated(self._asking[number].request):
+                self._fail(number, _gone())
+
+    def _fail_all(self, error: LanewayError) -> None:
+        for number in self._asking.numbers():
+            self._fail(number, error)
+
+    def _fail(self, number: int, error: LanewayError) -> None:
+        if number in self._asking:  # else somebody who was told before has withdrawn it
+            asked = self._asking.end(number)
+            self._note_refusal(asked.request)
+            _tell(asked.done, error)
 
     def _note_refusal(self, request: Request) -> None:
         """Who was told that it is no consumer is not made one behind its back."""
@@ -191,24 +257,22 @@ class RemoteBroker(LinkOwner):
         if session is not None and isinstance(request, Subscribe):
             session.subscriptions.pop(request.consumer, None)
 
-    def _next_number(self) -> int:
-        self._last_number += 1
-        return self._last_number
-
     def _answered(self, number: int, answer: Any) -> None:
         again = self._again.pop(number, None)
         if again is not None:
             if isinstance(answer, LanewayError):  # its queue is gone, perhaps
                 self._pushed(again.session, [ConsumerEnded(again.consumer)])
             return
-        request, done = self._pending.pop(number)
+        asked = self._asking.end(number)
         if isinstance(answer, LanewayError):
-            self._note_refusal(request)
+            self._note_refusal(asked.request)
+            if isinstance(answer, _NOT_NOW) and isinstance(asked.request, _PUBLISHES) and self._link is not None:
+                self._link.post((p.HEARD,))
         if number in self._withdrawn:
             self._withdrawn.discard(number)
             if not isinstance(answer, Deliveries) or not len(answer):
                 return  # as it was asked for; else there are messages, which whoever asked has to give back
-        _tell(done, answer)
+        _tell(asked.done, answer)
 
     def _pushed(self, number: SessionId, pushes: list[Push]) -> None:
         session = self._sessions.get(number)
@@ -239,7 +303,7 @@ class RemoteBroker(LinkOwner):
 
     def send(self, request: Request, done: Done) -> int:
         session = self._sessions.get(getattr(request, "session", 0))
-        if session is not None:
+        if session is not None and type(request) is not Subscribe:
             session.note(request)
             if isinstance(request, EndSession):
                 del self._sessions[request.session]
@@ -247,16 +311,23 @@ class RemoteBroker(LinkOwner):
             if self._link is not None:
                 self._link.post((p.ASK, 0, request))
             return 0
-        number = self._next_number()
-        if self._link is None and not _may_be_repeated(request):
-            self._note_refusal(request)
-            _tell(done, Unavailable("the process that has the queue is not there; try again in a moment"))
+        if self._is_away and not _may_be_repeated(request):
+            _tell(done, _gone())
             return 0
-        self._pending[number] = (request, done)
-        if self._link is not None:
-            self._link.post((p.ASK, number, request))
+        try:
+            number = self._asking.ask(request, done)
+        except Unavailable as refusal:
+            _tell(done, refusal)
+            return 0
         may_be_overtaken = isinstance(request, Publish) and is_long(request.targets, len(request.messages.bodies))
         return number if may_be_overtaken or isinstance(request, Lease) else 0
+
+    def _ask(self, number: int, asked: Asked) -> None:
+        request = asked.request
+        if isinstance(request, Subscribe) and request.session in self._sessions:
+            self._sessions[request.session].note(request)  # from now on it is for the next leader too
+        assert self._link is not None
+        self._link.post((p.ASK, number, request), asked.size_bytes)
 
     async def ask(self, request: Request) -> Any:
         answer: asyncio.Future[Any] = self._loop.create_future()
@@ -271,16 +342,16 @@ class RemoteBroker(LinkOwner):
         return given
 
     def withdraw(self, number: int, *, answer: bool = False) -> None:
-        if number not in self._pending:
+        if number not in self._asking:
             return
-        if self._link is not None:
+        if self._link is not None and not self._asking.is_held(number):
             if not answer:
                 self._withdrawn.add(number)
             self._link.post((p.WITHDRAW, number))
             return
-        _, done = self._pending.pop(number)
+        asked = self._asking.end(number)
         if answer:
-            _tell(done, NOTHING)
+            _tell(asked.done, NOTHING)
 
     def open_session(self, push: Callable[[list[Push]], None], number: SessionId = 0) -> SessionId:
         """`number`: that it has already, where it is known in other partitions."""
@@ -297,6 +368,10 @@ class RemoteBroker(LinkOwner):
 
 def _stopping() -> Unavailable:
     return Unavailable("the node is stopping; try again later")
+
+
+def _gone() -> Unavailable:
+    return Unavailable("the process that has the queue is not there; try again in a moment")
 
 
 def _may_be_repeated(request: Request) -> bool:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -22,25 +20,37 @@ from laneway.broker.interface import (
     EndSession,
     Flow,
     Lease,
+    Publish,
     Push,
     QueueId,
     Request,
     SessionId,
     SettleHeld,
+    Spread,
     Transact,
 )
 from laneway.broker.topology import Change, TopologyModel
 from laneway.cluster import parcels as p
+from laneway.cluster.addresses import check_secret, is_path, listen
 from laneway.cluster.barrier import Barrier
 from laneway.cluster.following import image_of
 from laneway.cluster.link import Link, LinkOwner, Parcel
 from laneway.cluster.overall import CHANGES
-from laneway.core.deliveries import Deliveries
-from laneway.errors import LanewayError
+from laneway.core.deliveries import NOTHING, Deliveries
+from laneway.errors import DiskFull, LanewayError, Unavailable
 
 log = logging.getLogger("laneway.cluster")
 
 HEALTH_S = 0.5  # how old an edge's knowledge of the health may be
+#: Of requests that an edge may have under way. It is what this process keeps of them, with what they become.
+CREDIT_BYTES = 16 * 1024 * 1024
+#: Connections that have not said who they are.
+MAX_STRANGERS = 100
+STRANGERS_LOG_S = 60.0  # between log lines about them
+BEAT_S = 1.0  # over TCP
+
+#: A publish that is refused with one of these is sent again later.
+_NOT_NOW = (DiskFull, Unavailable)
 _TIDY_FROM = 1_000  # deliveries to a session that are noted before the settled ones are looked for
 
 
@@ -62,26 +72,51 @@ class LedBroker(Broker, Protocol):
 
 
 class PartitionServer(LinkOwner):
-    def __init__(self, broker: LedBroker) -> None:
+    role = "leader"
+
+    def __init__(
+        self,
+        broker: LedBroker,
+        *,
+        secret: bytes = b"",
+        beat_s: float = BEAT_S,
+        credit_bytes: int = CREDIT_BYTES,
+    ) -> None:
         self._broker = broker
+        self.secret = secret
+        self._tcp_beat_s = beat_s
+        self._credit_bytes = credit_bytes
         self._edges: dict[Link, RemoteEdge] = {}
+        self._strangers: set[Link] = set()
+        self._strangers_logged_s = -STRANGERS_LOG_S
         self._server: asyncio.Server | None = None
         self._health: dict[str, object] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.barrier = Barrier()
         broker.follow(self._changed)
 
-    async def start(self, path: str) -> None:
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: Link(self), sock=_socket_of_the_owner(path))
+    async def start(self, address: str) -> None:
+        """`address`: the path of a Unix socket, or HOST:PORT, which takes a secret."""
+        check_secret(address, self.secret)
+        self.beat_s = 0 if is_path(address) else self._tcp_beat_s
+        self._server = await listen(self._new_link, address)
         self._look_at_health()
+
+    @property
+    def port(self) -> int:
+        """Where it listens, if that is not a path."""
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def _new_link(self) -> Link:
+        return Link(self)
 
     async def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self._server is not None:
             self._server.close()
-        for link in list(self._edges):
+        for link in [*self._edges, *self._strangers]:
             link.close()
         self.barrier.stop()
 
@@ -100,22 +135,36 @@ class PartitionServer(LinkOwner):
 
     # Links
 
+    def link_begun(self, link: Link) -> None:
+        self._strangers.add(link)
+        if len(self._strangers) > MAX_STRANGERS:
+            link.refuse(f"{MAX_STRANGERS} connections are greeting already")
+
+    def link_refused(self, link: Link, why: str) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._strangers_logged_s >= STRANGERS_LOG_S:
+            self._strangers_logged_s = now_s
+            log.error("a connection from %s to this process is refused: %s", link.peer, why)
+
     def link_made(self, link: Link) -> None:
-        """It says who it is first."""
+        """It says next which edge it is."""
 
     def parcel_came(self, link: Link, parcel: Parcel) -> None:
         edge = self._edges.get(link)
         if edge is not None:
             edge.take(parcel)
             return
-        kind, version, _ = parcel
-        if kind != p.HELLO or version != p.VERSION:
-            raise ValueError(f"an edge of version {version}, this is version {p.VERSION}")
-        edge = self._edges[link] = RemoteEdge(link, self._broker, self.barrier)
+        kind, _ = parcel
+        if kind != p.HELLO:
+            raise ValueError(f"an edge begins with parcel {p.HELLO}, not {kind}")
+        self._strangers.discard(link)
+        self._edges[link] = RemoteEdge(link, self._broker, self.barrier)
         self.barrier.joined(link)
-        link.post((p.WELCOME, self._broker.limits, image_of(self._broker.model), self._broker.health()))
+        image = image_of(self._broker.model)
+        link.post((p.WELCOME, self._broker.limits, self._credit_bytes, image, self._broker.health()))
 
     def link_lost(self, link: Link) -> None:
+        self._strangers.discard(link)
         edge = self._edges.pop(link, None)
         if edge is not None:
             self.barrier.left(link)
@@ -139,11 +188,15 @@ class RemoteEdge:
         self._sessions: dict[int, Holdings] = {}
         self._paused: set[int] = set()  # sessions whose clients take nothing for now
         self._waits: dict[int, int] = {}  # the broker's number of each request that it may withdraw
+        self._ending: set[int] = set()  # of those, which the edge waits for no longer
+        self._parked: dict[int, Lease] = {}  # leases that are asked for when it takes something again
+        self._refusal: LanewayError | None = None  # of a publish, until the edge has heard of it
         self._takers: dict[int, Callable[..., None]] = {
             p.ASK: self._ask,
             p.WITHDRAW: self._withdraw,
             p.OPEN: self._open,
             p.SEEN: partial(barrier.seen, link),
+            p.HEARD: self._heard,
         }
 
     def take(self, parcel: Parcel) -> None:
@@ -156,13 +209,18 @@ class RemoteEdge:
         self._link.post((p.HEALTH, health))
 
     def _ask(self, number: int, request: Request) -> None:
-        done = partial(self._answer, number)
+        done: Callable[[Any], None] = partial(self._answer, number)
         if type(request) in CHANGES:
             done = partial(self._answer_when_known, number)
         elif isinstance(request, SettleHeld):
             request = self._settled(request)
-        elif isinstance(request, Transact):
-            request.settlements = list(map(self._settled, request.settlements))
+        elif isinstance(request, Publish | Transact | Spread):
+            if self._refusal is not None:
+                done(self._refusal)
+                return
+            done = partial(self._answer_publish, number)
+            if isinstance(request, Transact):
+                request.settlements = list(map(self._settled, request.settlements))
         elif isinstance(request, EndSession):
             self._sessions.pop(request.session, None)
             self._paused.discard(request.session)
@@ -184,9 +242,26 @@ class RemoteEdge:
         else:
             self._barrier.wait(partial(self._answer, number, answer))
 
+    def _answer_publish(self, number: int, answer: Any) -> None:
+        if isinstance(answer, _NOT_NOW):
+            self._refusal = answer
+        self._link.post((p.ANSWER, number, answer))
+
+    def _heard(self) -> None:
+        self._refusal = None
+
     def _lease(self, number: int, request: Lease) -> None:
+        if self._is_full:
+            self._parked[number] = request
+            return
+
         def done(answer: Any) -> None:
             del self._waits[number]
+            is_wanted = number not in self._ending
+            self._ending.discard(number)
+            if self._is_full and is_wanted and isinstance(answer, Deliveries) and not len(answer):
+                self._parked[number] = request
+                return
             if request.session and isinstance(answer, Deliveries) and not request.no_ack:
                 self._note(request.session, answer)
             self._answer(number, answer)
@@ -198,8 +273,11 @@ class RemoteEdge:
 
     def _withdraw(self, number: int) -> None:
         """It is answered all the same: messages may be on their way to it already."""
+        if self._parked.pop(number, None) is not None:
+            self._answer(number, NOTHING)
         wait = self._waits.get(number, 0)
         if wait:
+            self._ending.add(number)
             self._broker.withdraw(wait, answer=True)
 
     # Sessions
@@ -234,10 +312,17 @@ class RemoteEdge:
         return request
 
     def hold_back(self, is_full: bool) -> None:
-        """It does not take what it is pushed: push no more, or go on with those whose clients take something."""
+        """It does not take what it is sent: give it no more messages; or go on, with those whose clients take them."""
         self._is_full = is_full
         for session in self._sessions:
             self._broker.send(Flow(session, is_full or session in self._paused), _ignore)
+        if is_full:
+            for wait in list(self._waits.values()):
+                self._broker.withdraw(wait, answer=True)  # what is answered with nothing is parked
+        else:
+            parked, self._parked = self._parked, {}
+            for number, request in parked.items():
+                self._lease(number, request)
 
     def _pause(self, session: int, is_paused: bool) -> None:
         if is_paused:
@@ -248,6 +333,7 @@ class RemoteEdge:
 
     def end(self) -> None:
         """The edge is gone, and so are its clients."""
+        self._parked.clear()
         for wait in self._waits.values():
             if wait:
                 self._broker.withdraw(wait)
@@ -297,17 +383,6 @@ class Holdings:
 
     def all(self) -> list[tuple[int, Sequence[int], Sequence[int]]]:
         return [(queue, seqs, leases) for queue, parts in self._by_queue.items() for seqs, leases in parts]
-
-
-def _socket_of_the_owner(path: str) -> socket.socket:
-    """Whoever may open it may do everything: from the first moment on it is this user alone."""
-    found = socket.socket(socket.AF_UNIX)
-    mask = os.umask(0o177)
-    try:
-        found.bind(path)
-    finally:
-        os.umask(mask)
-    return found
 
 
 def _ignore(answer: object) -> None:
