@@ -15,6 +15,10 @@ log = logging.getLogger("laneway")
 
 
 class _JsonLines(logging.Formatter):
+    def __init__(self, process: int | None) -> None:
+        super().__init__()
+        self._process = process
+
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
@@ -22,6 +26,8 @@ class _JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if self._process is not None:
+            line["process"] = self._process
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)
@@ -51,20 +57,22 @@ def printable(text: str) -> str:
     )
 
 
-def set_up_logging(level: str, form: str) -> None:
-    """From now on all that is logged goes to stderr, from this level on; again with others when they change."""
+def set_up_logging(level: str, form: str, process: int | None = None) -> None:
+    """From now on all that is logged goes to stderr, from this level on; again with others when they change. Of
+    several processes of a server each says its number."""
     handler = logging.StreamHandler()
-    handler.setFormatter(formatter(form))
+    handler.setFormatter(formatter(form, process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
     sys.excepthook = _uncaught
     threading.excepthook = lambda said: _uncaught(said.exc_type, said.exc_value, said.exc_traceback)
 
 
-def formatter(form: str) -> logging.Formatter:
+def formatter(form: str, process: int | None = None) -> logging.Formatter:
     if form == "json":
-        return _JsonLines()
-    return _TextLines("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        return _JsonLines(process)
+    number = "" if process is None else f"[{process}] "
+    return _TextLines(f"%(asctime)s %(levelname)s {number}%(name)s: %(message)s")
 
 
 def announce(form: str, message: str) -> None:

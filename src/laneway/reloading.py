@@ -36,11 +36,16 @@ class Reloading:
         self.running = running  # the settings in force
         self._read = read or (lambda: self.running)
         self._parts: list[tuple[frozenset[str], Prepare]] = []
+        self._on_reloaded: list[Callable[[Reloaded], None]] = []
 
     def on(self, names: Iterable[str], prepare: Prepare) -> None:
         """These settings can change. `prepare` is called with all settings as they are to be, and checks them without
         changing anything; what it gives back puts them in force."""
         self._parts.append((frozenset(names), prepare))
+
+    def on_reloaded(self, call: Callable[[Reloaded], None]) -> None:
+        """Have this called with what each reload did."""
+        self._on_reloaded.append(call)
 
     def reload(self) -> Reloaded:
         """ConfigInvalid: nothing has changed."""
@@ -56,7 +61,10 @@ class Reloading:
             put_in_force()
         self.running = wanted
         files = [name for name in FILES if name in reloadable and getattr(wanted, name) is not None]
-        return Reloaded(taken, [name for name in differing if name not in reloadable], files)
+        done = Reloaded(taken, [name for name in differing if name not in reloadable], files)
+        for call in self._on_reloaded:
+            call(done)
+        return done
 
     def reload_and_log(self) -> None:
         """As SIGHUP asks for it: nobody waits for an answer, so the log tells."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Protocol, TypedDict
 
@@ -63,6 +63,7 @@ class FrontEnds:
         self.intake = Intake(most_connections=shares.connection_count, most_bytes=shares.receiving_bytes)
         self.http: HttpServer | None = None
         self.amqp: AmqpServer | None = None
+        self._ports: Mapping[str, int] = {}
         self.addresses: dict[str, Address] = {}  # where it listens, by setting
 
     def build(self, broker: Broker, access: Access, own: LocalDirectory, every: Directory, reload: Reload) -> None:
@@ -74,10 +75,10 @@ class FrontEnds:
         access.on_change(self.http.recheck)
         self.amqp = AmqpServer(broker, access, AmqpLimits(body_bytes=self._config.max_message_bytes), **in_common)
 
-    async def listen(self, *, is_shared: bool = False) -> None:
-        """`is_shared`: the ports are those of other processes too."""
+    async def listen(self, ports: Mapping[str, int], *, is_shared: bool = False) -> None:
+        """At these ports, by setting, else those of the settings. `is_shared`: other processes listen there too."""
         assert self.http is not None and self.amqp is not None
-        c = self._config
+        c, self._ports = self._config, ports
         await self._listen("http", c.http, self.http.start, is_shared=is_shared)
         await self._listen("amqp", c.amqp, self.amqp.start, is_shared=is_shared)
         if self.tls is not None:
@@ -93,7 +94,9 @@ class FrontEnds:
         door = self._plain if door is None and is_proxied else door
         try:
             proxies = self._proxies if is_proxied else None
-            bound = await start(address.host, address.port, door, proxies, is_shared=is_shared)
+            bound = await start(
+                address.host, self._ports.get(setting, address.port), door, proxies, is_shared=is_shared
+            )
         except OSError as trouble:
             raise cannot_listen(setting, address, trouble) from None
         self.addresses[setting] = Address(*bound)

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 from laneway.errors import ConfigInvalid, JournalLocked, StartError
-from laneway.journal.segments.format import segment_numbers, snapshot_positions
+from laneway.journal.segments.format import LOCK_NAME, segment_numbers, snapshot_positions
 
 PARTITIONS, PROCESSES = "partitions", "processes"
 _LOCK = "lock"
@@ -92,17 +92,23 @@ class DataFolder:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            pid = os.read(file, 32).decode("ascii", "replace").strip()
+            pid = os.read(file, 32)
             os.close(file)
-            raise JournalLocked(
-                f"the data folder {self.path} is in use by the server of process {pid or 'unknown'}. "
-                "Stop that one first, or give this one another data folder.",
-                folder=str(self.path),
-                pid=pid,
-            ) from None
+            raise _locked(self.path, pid) from None
         os.ftruncate(file, 0)
         os.pwrite(file, str(os.getpid()).encode(), 0)
         return file
+
+    def check_journal_unlocked(self) -> None:
+        """For a server of several processes: no server of one uses the folder."""
+        path = self.path / LOCK_NAME
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise _locked(self.path, file.read(32)) from None
 
     def check_unlocked(self) -> None:
         """For a server of one process: nobody may run several on this folder, also while none of them has a journal."""
@@ -138,6 +144,16 @@ class DataFolder:
     def _clear(self, folder: Path) -> None:
         for left in folder.glob("*.sock"):
             left.unlink(missing_ok=True)
+
+
+def _locked(path: Path, holder: bytes) -> JournalLocked:
+    pid = holder.decode("ascii", "replace").strip()
+    return JournalLocked(
+        f"the data folder {path} is in use by the server of process {pid or 'unknown'}. "
+        "Stop that one first, or give this one another data folder.",
+        folder=str(path),
+        pid=pid,
+    )
 
 
 def _unusable(path: Path, trouble: OSError) -> StartError:

@@ -44,6 +44,7 @@ class Seat(msgspec.Struct, frozen=True):
     process: int = 0
     process_count: int = 1
     sockets: Path = Path()
+    ports: dict[str, int] = {}  # that all of them listen at, by setting; else those of the settings
 
     @property
     def is_alone(self) -> bool:
@@ -70,29 +71,29 @@ class Node:
         wrap: Callable[[LocalBroker], Awaitable[Broker]] = _as_it_is,
         read_config: Callable[[], Config] | None = None,
         first_admin: FirstAdmin | None = None,
-        place: Seat | None = None,
+        seat: Seat | None = None,
     ) -> None:
         self.reloading = Reloading(config, read_config)
         self._first_admin = first_admin
-        self.place = place = place or Seat()
+        self.seat = seat = seat or Seat()
         self.failed: asyncio.Event = asyncio.Event()
         self.turns = LoopTurns()
         self._watch = TurnWatch(self.turns)
         self.floods = FloodLog()
         folder = DataFolder(config.data)
-        if place.is_alone:
+        if seat.is_alone:
             folder.check_unlocked()
-        self.partition_count = count = folder.wanted_count(config.partitions, place.process_count)
-        self._shares = shares = shares_of(config, place.process_count, len(place.led(count)))
+        self.partition_count = count = folder.wanted_count(config.partitions, seat.process_count)
+        self._shares = shares = shares_of(config, seat.process_count, len(seat.led(count)))
         self._front = FrontEnds(config, shares, self.floods)
         self.intake = self._front.intake
         self._memory = MemoryWatch(shares.memory_bytes, self._memory_changed)
         limits = broker_limits(config, count)
-        self._folders = {number: folder.partition(number) for number in place.led(count)}
+        self._folders = {number: folder.partition(number) for number in seat.led(count)}
         self.partitions: dict[int, Partition] = {}  # that are led here
         for number, where in self._folders.items():
             journal = open_journal(config, where, shares)
-            if place.is_alone and not number:  # from here on no other server does so
+            if seat.is_alone and not number:  # from here on no other server does so
                 folder.make_partitions(count)
             self.partitions[number] = build_partition(
                 config,
@@ -135,17 +136,17 @@ class Node:
 
     async def _reach_all(self) -> Broker:
         """Serve what is led here to the other processes, and wait until they serve what is led there."""
-        place, led = self.place, {number: LocalBroker(partition) for number, partition in self.partitions.items()}
-        if not place.is_alone:
+        seat, led = self.seat, {number: LocalBroker(partition) for number, partition in self.partitions.items()}
+        if not seat.is_alone:
             for number, broker in led.items():
                 server = self._servers[number] = PartitionServer(broker)
-                path = partition_socket(place.sockets, number)
+                path = partition_socket(seat.sockets, number)
                 Path(path).unlink(missing_ok=True)  # of a process that was killed
                 await server.start(path)
         for number in range(self.partition_count):
             if number not in led:
-                path = partition_socket(place.sockets, number)
-                self._remotes[number] = RemoteBroker(path, place.process, wall_clock_ms)
+                path = partition_socket(seat.sockets, number)
+                self._remotes[number] = RemoteBroker(path, seat.process, wall_clock_ms)
         await asyncio.gather(*(remote.start() for remote in self._remotes.values()))
         if self.partition_count > 1:
             raise StartError("several partitions cannot be served yet")
@@ -166,10 +167,10 @@ class Node:
             )
         directory = LocalDirectory(wall_clock_ms)
         self._front.build(self.broker, access, directory, directory, self._reload)
-        await self._front.listen(is_shared=not self.place.is_alone)
+        await self._front.listen(self.seat.ports, is_shared=not self.seat.is_alone)
         self._front.follow(self.reloading)
-        on = self.reloading.on
-        on(("log_level", "log_format"), lambda c: partial(set_up_logging, c.log_level, c.log_format))
+        on, number = self.reloading.on, None if self.seat.is_alone else self.seat.process
+        on(("log_level", "log_format"), lambda c: partial(set_up_logging, c.log_level, c.log_format, number))
         on(("history_limit_bytes", "history_seconds"), lambda c: partial(self._keep_history, c))
         on(("shutdown_grace_seconds",), lambda c: lambda: None)  # is looked up when it is needed
         # What recovery built stays: the collector need not walk it again and again.
