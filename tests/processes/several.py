@@ -24,7 +24,7 @@ def is_alive(pid: int) -> bool:
 
 
 class SeveralProcesses(Server):
-    def __init__(self, folder: Path, *options: str, processes: int = 2, partitions: int = 1, **more: Any) -> None:
+    def __init__(self, folder: Path, *options: str, processes: int = 2, partitions: int = 2, **more: Any) -> None:
         numbers = ("--processes", str(processes), "--partitions", str(partitions))
         super().__init__(folder, *numbers, *options, **more)
         self._count = processes

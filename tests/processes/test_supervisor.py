@@ -107,7 +107,7 @@ def test_second_server_on_the_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_process_that_cannot_start_ends_the_start_with_its_reason(tmp_path: Path) -> None:
-    said = refused(tmp_path / "data", "--processes", "2", "--partitions", "1", "--http", "0.0.0.0:0")
+    said = refused(tmp_path / "data", "--processes", "2", "--http", "0.0.0.0:0")
     assert "http is 0.0.0.0" in said and "the only account is guest" in said
 
 

@@ -12,6 +12,7 @@ from laneway.broker.clock import Clock
 from laneway.broker.engine import Engine
 from laneway.broker.partition import Partition
 from laneway.broker.values import BrokerLimits
+from laneway.cluster.following import FollowedTopology
 from laneway.config import Config
 from laneway.errors import StartError
 from laneway.journal.segments.journal import SegmentJournal
@@ -46,13 +47,20 @@ def build_partition(
     journal: SegmentJournal,
     folder: Path,
     *,
+    number: int = 0,
+    model: FollowedTopology | None = None,
     shares: Shares,
     limits: BrokerLimits,
     turns: LoopTurns,
     on_failed: Callable[[], None],
 ) -> Partition:
+    """`model`: of the topology of the whole server, where it has several partitions."""
     engine = Engine(
-        journal, new_tag=lambda: 1 + secrets.randbelow((1 << 26) - 1), cache_bytes=shares.partition_cache_bytes
+        journal,
+        new_tag=lambda: 1 + secrets.randbelow((1 << 26) - 1),
+        cache_bytes=shares.partition_cache_bytes,
+        partition=number,
+        world=model,
     )
     return Partition(
         engine,

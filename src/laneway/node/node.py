@@ -17,8 +17,11 @@ from laneway.broker.documents import Documents
 from laneway.broker.interface import Broker
 from laneway.broker.local import LocalBroker
 from laneway.broker.partition import Partition
+from laneway.cluster.edge import Edge, PartitionBroker
+from laneway.cluster.following import FollowedTopology, image_of
 from laneway.cluster.remote import RemoteBroker
 from laneway.cluster.serving import PartitionServer
+from laneway.cluster.tidying import Tidying
 from laneway.config import Address, Config
 from laneway.errors import StartError
 from laneway.first_admin import FirstAdmin
@@ -90,6 +93,9 @@ class Node:
         self._memory = MemoryWatch(shares.memory_bytes, self._memory_changed)
         limits = broker_limits(config, count)
         self._folders = {number: folder.partition(number) for number in seat.led(count)}
+        # Of all partitions; a server of one process and one partition has no need of it.
+        self._model = None if seat.is_alone and count == 1 else FollowedTopology(count)
+        self._limits = limits
         self.partitions: dict[int, Partition] = {}  # that are led here
         for number, where in self._folders.items():
             journal = open_journal(config, where, shares)
@@ -99,6 +105,8 @@ class Node:
                 config,
                 journal,
                 where,
+                number=number,
+                model=self._model,
                 shares=shares,
                 limits=limits,
                 turns=self.turns,
@@ -126,31 +134,45 @@ class Node:
 
     async def open(self) -> Access:
         """Recover what is in the folder, reach the other partitions, and listen nowhere."""
-        for number, partition in self.partitions.items():
-            await start_partition(partition, self._folders[number])
-        self.broker = await self._reach_all()
+        led = {number: await self._lead(number) for number in self.partitions}
+        self.broker = await (self._wrap(led[0]) if self._model is None else self._reach_all(led, self._model))
         self.access = Access(Documents(self.broker), now_ms=wall_clock_ms, floods=self.floods)
         if self._first_admin is not None and 0 in self.partitions and await self._first_admin.create(self.access):
             log.info("created the first account, %r with the role admin, and deleted guest", self._first_admin.name)
         return self.access
 
-    async def _reach_all(self) -> Broker:
-        """Serve what is led here to the other processes, and wait until they serve what is led there."""
-        seat, led = self.seat, {number: LocalBroker(partition) for number, partition in self.partitions.items()}
-        if not seat.is_alone:
-            for number, broker in led.items():
-                server = self._servers[number] = PartitionServer(broker)
-                path = partition_socket(seat.sockets, number)
-                Path(path).unlink(missing_ok=True)  # of a process that was killed
-                await server.start(path)
+    async def _lead(self, number: int) -> LocalBroker:
+        """Recover a partition; have it tell the model what it has, and serve it to the other processes."""
+        await start_partition(self.partitions[number], self._folders[number])
+        broker = LocalBroker(self.partitions[number])
+        if self._model is not None:
+            feed = self._model.feeds[number]
+            feed.begin(image_of(broker.model))
+            broker.follow(feed.apply)
+            Tidying(broker, self._model, number)
+        if not self.seat.is_alone:
+            server = self._servers[number] = PartitionServer(broker)
+            path = partition_socket(self.seat.sockets, number)
+            Path(path).unlink(missing_ok=True)  # of a process that was killed
+            await server.start(path)
+        return broker
+
+    async def _reach_all(self, led: dict[int, LocalBroker], model: FollowedTopology) -> Broker:
+        """Wait until the other processes serve what they lead."""
         for number in range(self.partition_count):
             if number not in led:
-                path = partition_socket(seat.sockets, number)
-                self._remotes[number] = RemoteBroker(path, seat.process, wall_clock_ms)
+                path = partition_socket(self.seat.sockets, number)
+                self._remotes[number] = RemoteBroker(path, self.seat.process, wall_clock_ms, model.feeds[number])
         await asyncio.gather(*(remote.start() for remote in self._remotes.values()))
-        if self.partition_count > 1:
-            raise StartError("several partitions cannot be served yet")
-        return await self._wrap(led[0]) if led else self._remotes[0]
+        brokers: dict[int, PartitionBroker] = {**led, **self._remotes}
+        return Edge(
+            [brokers[number] for number in range(self.partition_count)],
+            model,
+            limits=self._limits,
+            process=self.seat.process,
+            led=list(led),
+            barriers={number: server.barrier.wait for number, server in self._servers.items()},
+        )
 
     async def start(self) -> None:
         await self.open()

@@ -169,7 +169,7 @@ class Supervisor:
             for key, _ in self._selector.select(min(pauses_s, default=None)):
                 if key.fileobj is self._woken:
                     self._take(self._woken.recv(4096))
-                else:
+                elif key.fileobj is key.data.control:  # it may have been buried just now
                     self._listen_to(key.data)
 
     def _take(self, numbers: bytes) -> None:
