@@ -15,7 +15,7 @@ import msgspec
 from laneway.core import births, burial, clockwork, commands, lease_commands, publishing, rows, snapshot
 from laneway.core.deadlines import TTL
 from laneway.core.digits import token
-from laneway.core.events import Event, Kind, Opened, Published, Relocated
+from laneway.core.events import Arrived, Event, Kind, Opened, Published, Relocated
 from laneway.core.message import (
     PLAIN,
     Draft,
@@ -78,28 +78,33 @@ class Paper:
         return bytes(self.extents[(location >> 32) - 1][at : at + size])
 
 
-def row_births(stored: bytes) -> Iterator[tuple[int, int, tuple[int, int]]]:
-    """(number, new number if it gets one, (first published at, number in its id)) of each row that is about a message,
-    read as rows.py documents them and not as it writes them."""
-    for kind, _, _, flags, _, seq, _, due, lease, expires, _, target, _, _ in rows.ROW.iter_unpack(stored):
+Birth = tuple[int, int, int]  # first published at, tag of the store it was born in (0: this one), number in its id
+
+
+def row_births(stored: bytes) -> Iterator[tuple[int, int, Birth]]:
+    """(number, new number if it gets one, its birth) of each row that is about a message, read as rows.py documents
+    them and not as it writes them."""
+    for kind, _, rank, flags, _, seq, _, due, lease, expires, receives, low, _, _ in rows.ROW.iter_unpack(stored):
         at_ms, upper = expires & (1 << 48) - 1, expires >> 48
         if kind in (Kind.MOVED, Kind.COPIED):
-            yield seq, lease, (expires, due)
+            yield seq, lease, (expires, receives, due)
         elif Kind.LEASED <= kind <= Kind.REMOVED or kind == Kind.RELOCATED:
-            yield seq, 0, (at_ms, upper << 32 | target if flags & 32 else seq)
+            tag = due >> 48 | rank << 16 | (flags >> 1 & 3) << 24 if flags & 64 else 0
+            yield seq, 0, (at_ms, tag, upper << 32 | low if flags & 32 else seq)
 
 
 class Core:
     """A State with a clock and a journal; commands run as the broker runs them."""
 
-    def __init__(self, *, extent_bytes: int = 400) -> None:
+    def __init__(self, *, extent_bytes: int = 400, partition: int = 0, tag: int = TAG) -> None:
         self.state = State()
+        self.state.partition = partition
         self.state.read_props = self.props
         self.paper = Paper(extent_bytes)
         self.now_ms = START_MS
         self._batches: list[tuple[int, int]] = []  # (first number, published at), to check what rows say
-        self._moved: dict[int, tuple[int, int]] = {}  # number -> (published at, number in its id) of moved messages
-        self.run(iter([Opened(self.now_ms, 1, TAG)]))
+        self._moved: dict[int, Birth] = {}  # by the numbers of messages that moved or came from elsewhere
+        self.run(iter([Opened(self.now_ms, 1, tag)]))
 
     def run(self, command: Iterator[Event]) -> list[Event]:
         events = []
@@ -110,6 +115,8 @@ class Core:
             self._check_births(event)
             if event.kind in (Kind.PUBLISHED, Kind.RELOCATED):
                 event.location, event.locations = location, told.locations  # type: ignore[union-attr]
+            elif event.kind is Kind.ARRIVED:
+                event.location = location  # type: ignore[union-attr]
             self.state.apply(event)
             events.append(event)
         return events
@@ -118,10 +125,13 @@ class Core:
         """Each row about a message tells its id without any other."""
         if isinstance(event, Published):
             self._batches.append((event.first_seq, event.at_ms))
+        elif isinstance(event, Arrived):
+            tag = event.tag if event.tag != self.state.tag else 0
+            self._moved[event.seq] = (event.enqueued_ms, tag, event.number)
         else:
             for seq, new, found in row_births(self.paper.commits[-1][1]):
                 at = bisect_right(self._batches, seq, key=lambda batch: batch[0]) - 1
-                known = self._moved.get(seq) or (self._batches[at][1], seq)
+                known = self._moved.get(seq) or (self._batches[at][1], 0, seq)
                 assert found == known, f"the row of message {seq} says {found}, it is {known}"
                 if new:
                     self._moved[new] = known
@@ -196,7 +206,7 @@ class Core:
 
     def redrive(self, seqs: Sequence[int], queue: str = "q", to: str | None = None) -> tuple[list[Event], list[int]]:
         failed: list[int] = []
-        target = None if to is None else self[to]
+        target = None if to is None else self[to].number
         return self.run(burial.redrive(self.state, self[queue], seqs, target, self.now_ms, failed)), failed
 
     def relocate(self, seqs: Iterable[int]) -> list[Event]:

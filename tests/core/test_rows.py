@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from laneway.core import rows
 from laneway.core.events import (
     Acked,
+    Arrived,
     Births,
     Bound,
     Cause,
@@ -33,9 +34,11 @@ from laneway.core.events import (
     QueueDeleted,
     QueuePurged,
     QueuePut,
+    Received,
     Released,
     Relocated,
     Removed,
+    Told,
     Unbound,
 )
 from laneway.core.message import (
@@ -49,7 +52,12 @@ from laneway.core.message import (
 )
 from tests.core.runner import row_births
 
-u32, u48, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**48 - 1), st.integers(0, 2**64 - 1)
+u26, u32, u48, u64 = (
+    st.integers(1, 2**26 - 1),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**48 - 1),
+    st.integers(0, 2**64 - 1),
+)
 words = st.text(st.characters(codec="utf-8"), max_size=20)
 seqs = st.lists(u64, min_size=1, max_size=6)
 causes = st.sampled_from(Cause)
@@ -97,7 +105,7 @@ def pairs(draw: st.DrawFn, kind: type[Acked] | type[Released] | type[Leased]) ->
     given_seqs = draw(seqs)
     other = draw(st.lists(u32, min_size=len(given_seqs), max_size=len(given_seqs)))
     if kind is Leased:
-        return Leased(draw(u32), draw(u64), given_seqs, other, draw(st.integers(1, 2**63)), draw(u64), draw(words))
+        return Leased(draw(u32), draw(u64), given_seqs, other, draw(st.integers(1, 2**63)), draw(u48), draw(words))
     if kind is Acked:
         return Acked(draw(u32), draw(u64), given_seqs, other)
     return Released(draw(u32), draw(u64), given_seqs, other, draw(causes))
@@ -111,7 +119,20 @@ def moved(draw: st.DrawFn, kind: type[Moved] | type[Copied]) -> Event:
     tenants = draw(st.just(()) | st.lists(words, min_size=len(given_seqs), max_size=len(given_seqs)).map(tuple))
     first = draw(st.integers(1, 2**63))
     rest = draw(u32), first, draw(words), *way, priorities
-    return kind(draw(u32), draw(u64), given_seqs, draw(causes), *rest, tenants=tenants)
+    event = kind(draw(u32), draw(u64), given_seqs, draw(causes), *rest, tenants=tenants)
+    if draw(st.booleans()):  # into an outbox
+        event.tenants, event.bound_for = (), draw(st.integers(1, 2**63))
+    return event
+
+
+@st.composite
+def arrived(draw: st.DrawFn) -> Arrived:
+    group, tenant, body = draw(words), draw(words), draw(blobs)
+    props = encode_props(Properties(group=group, tenant=tenant))
+    size = RECORD_PREFIX_BYTES + len(props) + len(body)
+    about = draw(u32), draw(u64), draw(u64), draw(causes), draw(u32), draw(u26), draw(u48), draw(u48)
+    tenant = tenant if draw(st.booleans()) else ""  # the queue may not be fair
+    return Arrived(*about, draw(st.integers(0, 255)), size, props, body, group, tenant)
 
 
 EVENTS: dict[Kind, st.SearchStrategy[Event]] = {
@@ -123,11 +144,14 @@ EVENTS: dict[Kind, st.SearchStrategy[Event]] = {
     Kind.LEASED: pairs(Leased),
     Kind.ACKED: pairs(Acked),
     Kind.RELEASED: pairs(Released),
-    Kind.EXTENDED: st.builds(Extended, u32, u64, seqs, u64),
+    Kind.EXTENDED: st.builds(Extended, u32, u64, seqs, u48),
     Kind.DEAD_LETTERED: st.builds(DeadLettered, u32, u64, seqs, causes, words),
     Kind.MOVED: moved(Moved),
     Kind.COPIED: moved(Copied),
     Kind.REMOVED: st.builds(Removed, u32, u64, seqs, causes, words),
+    Kind.ARRIVED: arrived(),
+    Kind.TOLD: st.builds(Told, u32, u64, u64, blobs),
+    Kind.RECEIVED: st.builds(Received, u64, u32, u64),
     Kind.RELOCATED: relocated(),
     Kind.KEY_REMEMBERED: st.builds(KeyRemembered, u32, u64, u64, blobs, u64),
     Kind.DOCUMENT_PUT: st.builds(DocumentPut, u64, words, words, blobs),
@@ -146,7 +170,8 @@ def with_births(draw: st.DrawFn, events: st.SearchStrategy[Event]) -> Event:
     if hasattr(event, "births") and draw(st.booleans()):
         count = len(event.seqs)  # type: ignore[union-attr]
         times = draw(st.lists(u48, min_size=count, max_size=count))
-        event.births = Births(times, draw(st.dictionaries(st.integers(0, count - 1), u48)))
+        places = st.integers(0, count - 1)
+        event.births = Births(times, draw(st.dictionaries(places, u48)), draw(st.dictionaries(places, u26)))
     return event
 
 
@@ -167,9 +192,11 @@ def without_records(event: Event, location: int) -> Event:
     """As it is read back: records are not, their place is known instead."""
     if isinstance(event, Published):
         return msgspec.structs.replace(event, props=(), bodies=(), location=location)
+    if isinstance(event, Arrived):
+        return msgspec.structs.replace(event, props=b"", body=b"", location=location)
     if isinstance(event, Relocated):
         return msgspec.structs.replace(event, records=(), location=location, births=None)
-    if isinstance(event, Moved | Copied) and event.exchange is None:
+    if isinstance(event, Moved | Copied) and event.exchange is None and not event.bound_for:
         event = msgspec.structs.replace(event, routing_key=None)  # there is none without an exchange
     return msgspec.structs.replace(event, births=None) if hasattr(event, "births") else event
 
@@ -198,7 +225,9 @@ def test_a_commit_comes_back_event_by_event(events: list[Event]) -> None:
     back = list(rows.decode(stored, lambda at, size: page[at : at + size], lambda at: locations.append(at) or at))
     assert [e.kind for e in back] == [e.kind for e in events]
     starts = iter(locations)
-    assert back == [without_records(e, next(starts) if isinstance(e, Published | Relocated) else 0) for e in events]
+    assert back == [
+        without_records(e, next(starts) if isinstance(e, Published | Relocated | Arrived) else 0) for e in events
+    ]
 
 
 def test_a_row_has_the_documented_fields_at_the_documented_places() -> None:
@@ -230,9 +259,10 @@ def test_a_row_about_a_message_tells_its_id(kind: Kind) -> None:
         found = [(seq, birth) for seq, _, birth in row_births(stored)]
         if told is not None:
             numbers = [told.numbers.get(i, seq) for i, seq in enumerate(seqs)]
-            assert found == list(zip(seqs, zip(told.enqueued_ms, numbers, strict=True), strict=True))
+            tags = [told.tags.get(i, 0) for i in range(len(seqs))]
+            assert found == list(zip(seqs, zip(told.enqueued_ms, tags, numbers, strict=True), strict=True))
         else:
-            assert all(at_ms == 0 for _, (at_ms, _) in found)  # as a version did that knew nothing of it
+            assert all(at_ms == tag == 0 for _, (at_ms, tag, _) in found)  # as a version did that knew nothing of it
 
     check()
 
@@ -251,6 +281,15 @@ def test_the_number_in_an_id_stands_where_it_is_documented() -> None:
     first, second = stored[:64], stored[64:]
     assert [int.from_bytes(first[at : at + 8], "little") for at in (24, 32, 40)] == [9, 20, 5000]
     assert [int.from_bytes(second[at : at + 8], "little") for at in (24, 32, 40)] == [0x1234_89AB_CDEF, 21, 6000]
+
+
+def test_the_store_of_a_message_that_came_from_elsewhere_stands_where_it_is_documented() -> None:
+    born = Births([5000], {}, {0: 0x2AB_CDEF})
+    row, _ = rows.encode(Acked(3, 9000, [9], [77], born), 100)
+    assert row[2:4] == bytes([0xAB, rows.BORN_ELSEWHERE | 4])  # 2 << 1 of the flags
+    assert row[24:32] == bytes(6) + bytes([0xEF, 0xCD])
+    row, _ = rows.encode(Moved(3, 9000, [9], Cause.REJECTED, 8, 20, births=born), 100)
+    assert int.from_bytes(row[48:52], "little") == 0x2AB_CDEF
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 40, 100])

@@ -78,7 +78,7 @@ def only(rows: list[dict[str, Any]], names: Sequence[str] = NAMES) -> list[dict[
     return [{name: row.get(name) for name in names} for row in rows]
 
 
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("kind", sorted(histories.EVENTS))
 def test_each_kind_of_event_is_read_as_it_is_written(kind: Kind) -> None:
     @settings(max_examples=25)
     @given(st.lists(histories.EVENTS[kind], min_size=1, max_size=4))

@@ -169,7 +169,7 @@ class DamageSimulation(Simulation):
                 slab = node.engine.state.table.slabs[seq >> table.SLAB_BITS]
                 i = seq & table.SLAB_MASK
                 self._check_place(slab.location[i], slab.size[i])
-                unreadable.add(node.engine.record_seq(seq))
+                unreadable.add(node.engine.kept_as(seq))
             else:
                 body = decode_record(record)[3]
                 self.ledger.check_content(self.ledger.sent(body), node.glimpses([seq])[0])

@@ -14,7 +14,7 @@ import msgspec
 
 from laneway.core import births, clockwork, lease_commands, snapshot, stepping
 from laneway.core.deliveries import Deliveries
-from laneway.core.events import Event, Kind, Leased, Opened, Published
+from laneway.core.events import Arrived, Cause, Event, Kind, Leased, Opened, Published
 from laneway.core.message import Death, Glimpse, decode_props, message_id, record_is_intact, split_record
 from laneway.core.queue import Queue
 from laneway.core.runs import runs
@@ -240,7 +240,7 @@ class Engine:
         start = 0
         if found is not None:
             start, source = found
-            self._begin(snapshot.thaw(source))
+            self._begin(snapshot.thaw(source, self._partition))
         end, event_count = start, 0
         apply = self.state.apply
         for position, events in self.journal.replay(start):
@@ -273,6 +273,11 @@ class Engine:
                         self.cache.keep(event)  # type: ignore[arg-type]
                 elif kind is Kind.ACKED:
                     self.cache.discard(event.seqs)  # type: ignore[union-attr]
+                elif kind is Kind.ARRIVED:
+                    event.location = location  # type: ignore[union-attr]
+                    self._keep_arrived(event)  # type: ignore[arg-type]
+                elif kind is Kind.REMOVED and event.cause is Cause.DEPARTED:  # type: ignore[union-attr]
+                    self.cache.discard(event.seqs)  # type: ignore[union-attr]
                 apply(event)
                 events.append(event)
         except BaseException as trouble:
@@ -285,6 +290,9 @@ class Engine:
             raise
         return events
 
+    def _keep_arrived(self, event: Arrived) -> None:
+        self.cache.add(event.seq, event.enqueued_ms, [event.props], [event.body])
+
     def tick(self, now_ms: int) -> list[Event]:
         return self.run(clockwork.tick(self.state, now_ms))
 
@@ -294,10 +302,10 @@ class Engine:
 
     # Reading
 
-    def record_seq(self, seq: int) -> int:
-        """The number a message's record was written under: its own, unless it has moved."""
+    def kept_as(self, seq: int) -> int:
+        """The number a message's content was kept under: that which its record was written under."""
         told = self.state.stories.get(seq)
-        return told.record_seq if told is not None else seq
+        return told.record_seq if told is not None and not told.tag else seq
 
     def contents(self, seqs: Sequence[int]) -> Columns:
         """(enqueued at, props, bodies) of messages, as columns. Bodies may be views of what was read with them, so they
@@ -322,7 +330,7 @@ class Engine:
     def kept(self, seqs: Sequence[int]) -> Columns | None:
         """The contents of messages if all of them are in memory."""
         if self.state.stories:
-            found = [self.cache.get(self.record_seq(seq)) for seq in seqs]
+            found = [self.cache.get(self.kept_as(seq)) for seq in seqs]
             return None if None in found else tuple(map(list, zip(*found, strict=True)))  # type: ignore[return-value]
         at_ms: list[int] = []
         props: list[bytes] = []
@@ -369,7 +377,7 @@ class Engine:
         return [block if body is not None else None for block, body in zip(props, bodies, strict=True)]
 
     def _contents(self, seqs: Sequence[int]) -> list[Content | tuple[int, bytes, None]]:
-        found: list[Content | tuple[int, bytes, None] | None] = [self.cache.get(self.record_seq(seq)) for seq in seqs]
+        found: list[Content | tuple[int, bytes, None] | None] = [self.cache.get(self.kept_as(seq)) for seq in seqs]
         missing = [i for i, content in enumerate(found) if content is None]
         if missing:
             for i, record in zip(missing, self.records([seqs[i] for i in missing]), strict=True):
@@ -446,7 +454,7 @@ class Engine:
                 properties, deaths = fill_in(told, properties)
             out.append(
                 Glimpse(
-                    message_id(at_ms, state.tag, told.record_seq if told is not None else seq),
+                    message_id(at_ms, (told and told.tag) or state.tag, told.record_seq if told is not None else seq),
                     found,
                     slab.priority[i],
                     bytes(body),

@@ -460,7 +460,7 @@ class Partition:
         return deleted
 
     async def redrive_batch(
-        self, queue: Queue, seqs: Sequence[int], target: Queue | None, progress: Callable[[int, int], Event]
+        self, queue: Queue, seqs: Sequence[int], target: int | None, progress: Callable[[int, int], Event]
     ) -> int:
         """How many were moved in one step of a redrive, once durable. What `progress(moved, failed)` makes of it is in
         the same commit, so that a task's count is that of what was moved, also after a crash."""

@@ -15,7 +15,7 @@ import msgspec
 
 from laneway.broker import peeking
 from laneway.broker.values import DeadLetterFilter, RedriveRequest, Task
-from laneway.core import burial
+from laneway.core import burial, commands
 from laneway.core.events import DocumentPut
 from laneway.core.queue import Queue
 from laneway.errors import InvalidInput, LanewayError, LimitExceeded, QueueNotFound, no_task
@@ -69,13 +69,14 @@ class Redrives:
         async for batch in peeking.dead_letters(engine, queue, wanted, self._partition.now()):
             found.update(dict.fromkeys([burial.origin_of(engine.state, queue, seq) for seq in batch]))
             await asyncio.sleep(0)
-        return [engine.state.queues[number].name for number in found if number in engine.state.queues]
+        known = engine.state.world.queues
+        return [known[number].name for number in found if number in known]
 
     async def begin(self, queue: Queue, request: RedriveRequest) -> Task:
         if request.max_per_second is not None and not 1 <= request.max_per_second <= MAX_RATE:
             raise InvalidInput(f"max_per_second is from 1 to {MAX_RATE}", field="max_per_second")
         if request.target is not None:
-            self._partition.find_queue(queue.vhost, request.target)
+            self._target(queue.vhost, request.target)
         if len(self._running) >= MAX_RUNNING:
             raise LimitExceeded(f"{MAX_RUNNING} tasks are running already; try again later")
         if request.filter.message_ids is not None:
@@ -131,11 +132,12 @@ class Redrives:
         loop = asyncio.get_running_loop()
         started_s, moved = loop.time(), 0
         for i in range(0, len(matched), step):
-            while not partition.has_room():  # it adds to the journal, so it waits as publishers do
+            # It adds to the journal, so it waits as publishers do, and until it is known which queues there are.
+            while not partition.has_room() or not partition.engine.state.world.is_complete:
                 await asyncio.sleep(WAIT_FOR_ROOM_S)
             if partition.find_queue(task.vhost, task.queue) is not queue:
                 raise QueueNotFound(f"queue {task.queue!r} was deleted")
-            target = None if request.target is None else partition.find_queue(task.vhost, request.target)
+            target = None if request.target is None else self._target(task.vhost, request.target)
             moved += await partition.redrive_batch(
                 queue, matched[i : i + step], target, partial(self._advance, task_id)
             )
@@ -144,11 +146,18 @@ class Redrives:
                 if ahead_s > 0:
                     await asyncio.sleep(ahead_s)
 
+    def _target(self, vhost: str, name: str) -> int:
+        """The id of a queue, which may be in another partition."""
+        found = self._partition.engine.state.world.by_name.get((vhost, name))
+        if found is None:
+            raise commands.no_queue(vhost, name)
+        return found.number
+
     def _of_origins(self, queue: Queue, seqs: list[int], request: RedriveRequest) -> list[int]:
         if request.target is not None or request.origins is None:
             return seqs
         state = self._partition.engine.state
-        found = [(seq, state.queues.get(burial.origin_of(state, queue, seq))) for seq in seqs]
+        found = [(seq, state.world.queues.get(burial.origin_of(state, queue, seq))) for seq in seqs]
         return [seq for seq, origin in found if origin is None or origin.name in request.origins]
 
     def _advance(self, task_id: str, moved: int, failed: int) -> DocumentPut:

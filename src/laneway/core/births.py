@@ -52,5 +52,6 @@ def births(state: State, seqs: Sequence[int]) -> Births:
             enqueued_ms += (slab.enqueued_ms or slab.since_ms)[i : i + count]
     if not stories or stories.keys().isdisjoint(seqs):
         return Births(enqueued_ms, _NONE)
-    told = ((i, seq, stories.get(seq)) for i, seq in enumerate(seqs))
-    return Births(enqueued_ms, {i: s.record_seq for i, seq, s in told if s is not None and s.record_seq != seq})
+    told = [(i, seq, s) for i, seq in enumerate(seqs) if (s := stories.get(seq)) is not None]
+    numbers = {i: s.record_seq for i, seq, s in told if s.record_seq != seq}
+    return Births(enqueued_ms, numbers, {i: s.tag for i, _, s in told if s.tag})

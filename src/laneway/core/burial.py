@@ -3,23 +3,27 @@
 A queue sends its dead letters to a dead-letter queue, or through a dead-letter exchange to none, one or several queues.
 Those that have no place to go are kept in the queue, out of sight, or dropped if it says so; so are those that would go
 round for ever between queues without anyone ever seeing them, and those that would be copied too often at once because
-of others. What one step cannot bury, because finding its way or copying it would take too long, is kept in any case. A
+of others. Where they go may be in another partition: then they are moved to an outbox (outbox.py). What one step cannot
+bury, because finding its way or copying it would take too long, is kept in any case. A
 message that was received or rejected on its way may come back as often as it likes: that is a retry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
 from typing import Any
 
-from laneway.core.events import Cause, Copied, DeadLettered, Event, Moved, Removed
+from laneway.core.events import Cause, Copied, DeadLettered, Event, Moved, QueuePut, Removed
 from laneway.core.matching import MAX_STEPS, Steps
 from laneway.core.message import decode_props, parse_message_id, routing_keys
+from laneway.core.outbox import put_outbox
+from laneway.core.partitions import local_number, partition_of, queue_id
 from laneway.core.queue import Queue
+from laneway.core.settings import QueueSettings
 from laneway.core.state import State
-from laneway.core.stories import REASONS
+from laneway.core.stories import NUMBER_BITS, REASONS
 from laneway.core.table import DEAD, DELAYED, READY, SLAB_BITS, SLAB_MASK, TENANTED
 from laneway.errors import ExchangeNotFound, MessageNotFound, RouteTooLong
 
@@ -87,6 +91,7 @@ def _bury(
 ) -> Iterator[Event]:
     settings = queue.settings
     exchange, key = settings.dead_letter_exchange, settings.dead_letter_routing_key
+    queues = state.world.queues
     by_targets: dict[tuple[int, ...], list[int]] = {}
     lost: dict[str, list[int]] = {}
     if exchange is not None:
@@ -94,16 +99,20 @@ def _bury(
         why = UNROUTABLE
     else:
         name = settings.dead_letter_queue
-        target = state.by_name.get((queue.vhost, name)) if name is not None else None
+        target = state.world.by_name.get((queue.vhost, name)) if name is not None else None
         places = [(target.number,) if target is not None else ()] * len(seqs)
         why = NOT_KEPT
+    # What would be lost for want of a place may have one that has not been heard of yet.
+    is_known = state.world.is_complete or (exchange is None and settings.dead_letter_queue is None)
     kept: list[int] = []
     for seq, targets in zip(seqs, places, strict=True):
         if targets is _TOO_LONG:
             kept.append(seq)
             continue
         good = tuple([t for t in targets if not _goes_round_unseen(state, queue, t, seq, cause)]) if targets else ()
-        if not good:
+        if not good and not is_known:
+            kept.append(seq)
+        elif not good:
             lost.setdefault(ENDLESS if targets else why, []).append(seq)
         elif wave.may_go(good):
             by_targets.setdefault(good, []).append(seq)
@@ -119,20 +128,29 @@ def _bury(
         else:
             yield Removed(queue.number, now_ms, group, cause, f"{why}: {detail}" if detail else why)
     for targets, group in by_targets.items():
-        for number in targets[1:]:
-            first, ranks = state.table.next_seq, _priorities(state, queue, group, number)
-            event = Copied(queue.number, now_ms, group, cause, number, first, detail, exchange, key, ranks)
-            event.tenants = _tenants(state, queue, group, number)
+        for at, there in enumerate((*targets[1:], targets[0]), 1):
+            number, bound_for = yield from where_to(state, there, now_ms)
+            first, ranks = state.table.next_seq, _priorities(state, queue, group, queues[there].settings)
+            kind = Copied if at < len(targets) else Moved
+            event = kind(queue.number, now_ms, group, cause, number, first, detail, exchange, key, ranks)
+            event.bound_for = bound_for
+            event.tenants = () if bound_for else _tenants(state, queue, group, number)
             yield event
-        first, ranks = state.table.next_seq, _priorities(state, queue, group, targets[0])
-        last = Moved(queue.number, now_ms, group, cause, targets[0], first, detail, exchange, key, ranks)
-        last.tenants = _tenants(state, queue, group, targets[0])
-        yield last
-        wave.grown.update(dict.fromkeys(targets))
+        own = [local_number(there) for there in targets if partition_of(there) == state.partition]
+        wave.grown.update(dict.fromkeys(own))
+
+
+def where_to(state: State, target: int, now_ms: int) -> Generator[QueuePut, None, tuple[int, int]]:
+    """For the id of a queue: the number of the queue to move to, and if that is an outbox, the id once more."""
+    partition = partition_of(target)
+    if partition == state.partition:
+        return local_number(target), 0
+    yield from put_outbox(state, partition, now_ms)
+    return state.outboxes[partition].number, target
 
 
 def _routes(state: State, queue: Queue, seqs: Sequence[int]) -> list[tuple[int, ...]]:
-    """Per message the queues that the dead-letter exchange leads it to."""
+    """Per message the queues that the dead-letter exchange leads it to, by their ids."""
     exchange, key = queue.settings.dead_letter_exchange or "", queue.settings.dead_letter_routing_key
     steps = Steps(MAX_ROUTE_STEPS)
     if not exchange and key is not None:  # the one case that no message has a say in
@@ -154,10 +172,10 @@ def _routes(state: State, queue: Queue, seqs: Sequence[int]) -> list[tuple[int, 
     return routes
 
 
-def _priorities(state: State, queue: Queue, seqs: Sequence[int], target: int) -> Sequence[int]:
+def _priorities(state: State, queue: Queue, seqs: Sequence[int], target: QueueSettings) -> Sequence[int]:
     """The priorities that messages were published with, if the target may take them at higher ones than this queue
     did; () if they are the ones that they have."""
-    if state.queues[target].settings.max_priority <= queue.settings.max_priority:
+    if target.max_priority <= queue.settings.max_priority:
         return ()
     found, given = [], []
     for seq, props in zip(seqs, state.read_props(seqs), strict=True):
@@ -191,7 +209,7 @@ def _route(
     state: State, vhost: str, exchange: str, keys: Sequence[str], headers: dict[str, Any], steps: Steps
 ) -> tuple[int, ...]:
     try:
-        found = [state.topology.route(vhost, exchange, key, headers, steps) for key in keys]
+        found = [state.world.routing.route(vhost, exchange, key, headers, steps) for key in keys]
     except ExchangeNotFound:
         return ()
     except RouteTooLong:
@@ -204,12 +222,12 @@ def _goes_round_unseen(state: State, queue: Queue, target: int, seq: int, cause:
     redriven by anyone: queues that send each other their dead letters would pass it round for ever."""
     if cause == Cause.REJECTED or state.table.slabs[seq >> SLAB_BITS].receives[seq & SLAB_MASK]:
         return False
-    if target == queue.number:
+    if target == queue_id(state.partition, queue.number):
         return True
     told = state.stories.get(seq)
     if told is None:
         return False
-    name = state.queues[target].name
+    name = state.world.queues[target].name
     for death in reversed(told.deaths[told.redriven :]):
         if death.reason == REASONS[Cause.REJECTED] or death.receives:
             return False
@@ -293,15 +311,15 @@ def is_dead_letter(state: State, queue: Queue, seq: int) -> bool:
 
 
 def origin_of(state: State, queue: Queue, seq: int) -> int:
-    """The number of the queue to which a redrive takes a dead letter of this one back."""
-    return state.stories[seq].origin or queue.number
+    """The id of the queue to which a redrive takes a dead letter of this one back."""
+    return state.stories[seq].origin or queue_id(state.partition, queue.number)
 
 
 def redrive(
-    state: State, queue: Queue, seqs: Sequence[int], target: Queue | None, now_ms: int, failed: list[int]
+    state: State, queue: Queue, seqs: Sequence[int], target: int | None, now_ms: int, failed: list[int]
 ) -> Iterator[Event]:
-    """Dead letters back to their origins, or all to one queue, as fresh messages with their history kept. Queues that
-    grow too long by it push out messages."""
+    """Dead letters back to their origins, or all to one queue (its id), as fresh messages with their history kept.
+    Queues that grow too long by it push out messages."""
     by_target: dict[int, list[int]] = {}
     seen: set[int] = set()
     for seq in seqs:
@@ -309,17 +327,20 @@ def redrive(
             failed.append(seq)
             continue
         seen.add(seq)
-        number = target.number if target is not None else origin_of(state, queue, seq)
-        if number in state.queues:
-            by_target.setdefault(number, []).append(seq)
+        whither = target if target is not None else origin_of(state, queue, seq)
+        if whither in state.world.queues:
+            by_target.setdefault(whither, []).append(seq)
         else:
             failed.append(seq)
-    for number, group in by_target.items():
-        first, whose = state.table.next_seq, _tenants(state, queue, group, number)
-        yield Moved(queue.number, now_ms, group, Cause.REDRIVEN, number, first, tenants=whose)
     wave = _Wave()
     wave.is_first = False
-    wave.grown = dict.fromkeys(by_target)
+    for whither, group in by_target.items():
+        number, bound_for = yield from where_to(state, whither, now_ms)
+        event = Moved(queue.number, now_ms, group, Cause.REDRIVEN, number, state.table.next_seq, bound_for=bound_for)
+        if not bound_for:
+            event.tenants = _tenants(state, queue, group, number)
+            wave.grown[number] = None
+        yield event
     yield from _push_out(state, wave, now_ms)
 
 
@@ -337,7 +358,9 @@ def number_of(state: State, queue: Queue, text: str) -> int:
     letter that went to several queues, its number in this one."""
     _, tag, record_seq = parse_message_id(text)
     if tag != state.tag:
-        return 0
+        record_seq |= tag << NUMBER_BITS
+        if record_seq not in state.moved:
+            return 0
     numbers: tuple[int, ...] = (record_seq, *state.copies.get(record_seq, ()))
     for seq in numbers:
         if seq in state.table and state.table.slabs[seq >> SLAB_BITS].queue[seq & SLAB_MASK] == queue.number:

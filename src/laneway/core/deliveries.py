@@ -50,12 +50,11 @@ class Deliveries(msgspec.Struct, gc=False):
     def __getitem__(self, i: int) -> Delivery:
         seq, at_ms = self.seqs[i], self.enqueued_at_ms[i]
         story = self.stories.get(seq) if self.stories else None
-        properties, deaths, record_seq = decode_props(self.props[i]), (), seq
+        properties, deaths = decode_props(self.props[i]), ()
         if story is not None:
-            record_seq = story.record_seq
             properties, deaths = fill_in(story, properties)  # type: ignore[assignment]
         return Delivery(
-            message_id(at_ms, self.tag, record_seq),
+            self.message_id(i),
             self.priorities[i],
             bytes(self.bodies[i]),
             properties,
@@ -74,7 +73,9 @@ class Deliveries(msgspec.Struct, gc=False):
 
     def message_id(self, i: int) -> str:
         story = self.stories.get(self.seqs[i]) if self.stories else None
-        return message_id(self.enqueued_at_ms[i], self.tag, self.seqs[i] if story is None else story.record_seq)
+        if story is None:
+            return message_id(self.enqueued_at_ms[i], self.tag, self.seqs[i])
+        return message_id(self.enqueued_at_ms[i], story.tag or self.tag, story.record_seq)
 
     def part(self, at: int, end: int) -> Deliveries:
         """Those from `at` up to `end`."""

@@ -33,6 +33,9 @@ class Kind(IntEnum):
     KEY_REMEMBERED = 20
     DOCUMENT_PUT = 21
     DOCUMENT_REMOVED = 22
+    ARRIVED = 24
+    TOLD = 25
+    RECEIVED = 26
     EXCHANGE_PUT = 30
     EXCHANGE_DELETED = 31
     BOUND = 32
@@ -52,6 +55,7 @@ class Cause(IntEnum):
     DELETED = 8  # by an administrator
     REDRIVEN = 9
     DEPARTED = 10  # from an outbox: the partition that it was for has it
+    RETURNED = 11  # from another partition, where the queue it was bound for is gone
 
 
 #: What an event of several queues says of them, in the order of its messages: (queue, how many); its `queue` is the
@@ -65,6 +69,7 @@ class Births(msgspec.Struct, gc=False):
 
     enqueued_ms: Sequence[int]  # when each was first published, 0: not known
     numbers: dict[int, int]  # that its record was written under, by index, of the few that have another now
+    tags: dict[int, int] = {}  # of the store it was born in, by index, of those that came from another partition
 
 
 class Opened(msgspec.Struct, gc=False):
@@ -213,6 +218,7 @@ class Moved(msgspec.Struct, gc=False):
     priorities: Sequence[int] = ()
     births: Births | None = None
     tenants: Sequence[str] = ()  # "": none; empty: nobody has one, or the target is not fair
+    bound_for: int = 0  # if the target is an outbox: the id of the queue of another partition
 
 
 class Copied(msgspec.Struct, gc=False):
@@ -232,6 +238,52 @@ class Copied(msgspec.Struct, gc=False):
     priorities: Sequence[int] = ()
     births: Births | None = None
     tenants: Sequence[str] = ()
+    bound_for: int = 0
+
+
+class Arrived(msgspec.Struct, gc=False):
+    """A message that came from another partition. It keeps its id and has a record of its own here. What it brought
+    beside is in the Told event behind this one. RETURNED: it is dead in the queue at once."""
+
+    kind: ClassVar[Kind] = Kind.ARRIVED
+    queue: int
+    at_ms: int
+    seq: int
+    cause: Cause
+    sender: int  # the partition
+    tag: int  # of the store it was born in
+    number: int  # in its id
+    enqueued_ms: int  # in its id: when it was first published
+    priority: int  # that it was published with
+    size: int  # of the record
+    props: bytes  # of which the record is made, with the body; empty when replayed
+    body: bytes
+    group: str = ""
+    tenant: str = ""  # "" also if the queue is not fair
+    location: int = 0
+
+    @property
+    def record(self) -> bytes:
+        return encode_record(self.number, self.enqueued_ms, self.props, self.body)
+
+
+class Told(msgspec.Struct, gc=False):
+    """The story that a message brought from another partition."""
+
+    kind: ClassVar[Kind] = Kind.TOLD
+    queue: int
+    at_ms: int
+    seq: int
+    story: bytes  # MessagePack: stories.Story
+
+
+class Received(msgspec.Struct, gc=False):
+    """Entries of another partition's outbox up to this number are done: by this commit, or before."""
+
+    kind: ClassVar[Kind] = Kind.RECEIVED
+    at_ms: int
+    sender: int
+    number: int
 
 
 class Removed(msgspec.Struct, gc=False):
@@ -345,6 +397,9 @@ Event = (
     | DeadLettered
     | Moved
     | Copied
+    | Arrived
+    | Told
+    | Received
     | Removed
     | Relocated
     | KeyRemembered

@@ -1,4 +1,5 @@
-"""What events of death do to the state: letters kept where they died, moved, copied, or gone for good.
+"""What events of death do to the state: letters kept where they died, moved, copied, gone for good, or come from
+another partition.
 
 Part of State.apply, in a file of its own.
 """
@@ -11,7 +12,8 @@ import msgspec
 
 from laneway.core import queue as q_
 from laneway.core.deadlines import TTL, coarse
-from laneway.core.events import Cause, Copied, DeadLettered, Moved, Removed
+from laneway.core.events import Arrived, Cause, Copied, DeadLettered, Moved, Removed, Told
+from laneway.core.partitions import queue_id
 from laneway.core.stories import REASONS, Story, died
 from laneway.core.table import DEAD, GROUPED, OVERDUE, READY, SLAB_BITS, SLAB_MASK, STORIED
 
@@ -78,17 +80,23 @@ def _carried(state: State, queue: Queue, seq: int, e: Moved | Copied, at: int) -
     priority = slab.priority[i] if told is None or told.priority is None else told.priority
     enqueued_ms = (slab.enqueued_ms or slab.since_ms)[i]
     row = slab.location[i], slab.size[i], e.priorities[at] if e.priorities else priority, enqueued_ms
+    on_its_way = (e.bound_for, queue.number) if e.bound_for else (0, 0)
     if e.cause == Cause.REDRIVEN:
         assert told is not None
-        return row, Story(told.record_seq, 0, told.deaths, redriven=len(told.deaths)), group or told.group
+        again = Story(told.record_seq, 0, told.deaths, "", None, None, len(told.deaths), None, 0, *on_its_way, told.tag)
+        return row, again, group or told.group
     story = died(told, seq, queue.name, e.cause, e.detail, slab.receives[i], e.at_ms)
     # It belongs to the queue it first died in, wherever it goes from there; back in that one it is no dead letter.
-    origin = story.origin if story.origin in state.queues else queue.number
-    if origin == e.target:
+    origin = story.origin if state.may_be_there(story.origin) else queue_id(state.partition, queue.number)
+    if origin == (e.bound_for or queue_id(state.partition, e.target)):
         origin = 0
     exchange = story.exchange if e.exchange is None else e.exchange
     key = story.routing_key if e.routing_key is None else e.routing_key
-    return row, Story(story.record_seq, origin, story.deaths, "", exchange, key, story.redriven), group
+    redriven = story.redriven
+    told_on = Story(
+        story.record_seq, origin, story.deaths, "", exchange, key, redriven, None, 0, *on_its_way, story.tag
+    )
+    return row, told_on, group
 
 
 def removed(state: State, e: Removed) -> None:
@@ -100,7 +108,27 @@ def removed(state: State, e: Removed) -> None:
         queue.totals[q_.DROPPED] += len(e.seqs)
         _count_reason(queue, e.cause, len(e.seqs))
     else:
-        queue.totals[q_.DELETED if e.cause == Cause.DELETED else q_.EXPIRED] += len(e.seqs)
+        queue.totals[q_.DELETED if e.cause in (Cause.DELETED, Cause.DEPARTED) else q_.EXPIRED] += len(e.seqs)
+
+
+def arrived(state: State, e: Arrived) -> None:
+    queue = state.queues[e.queue]
+    _check_next(state, e.seq)
+    row = e.location, e.size, e.priority, e.enqueued_ms
+    story = Story(e.number, 0, (), tag=e.tag if e.tag != state.tag else 0)
+    _arrive(state, queue, row, story, e.group, e.tenant, e.at_ms, is_dead=e.cause == Cause.RETURNED)
+    queue.totals[q_.MOVED_IN] += 1
+    if not queue.retention_armed_ms:
+        state.arm_retention(queue, queue.keeps_until(e.at_ms))
+
+
+def told(state: State, e: Told) -> None:
+    known, story = state.stories[e.seq], msgspec.msgpack.decode(e.story, type=Story)
+    state.count_origin(known.origin, -1)
+    state.count_origin(story.origin, 1)
+    state.stories[e.seq] = msgspec.structs.replace(
+        story, record_seq=known.record_seq, tag=known.tag, priority=known.priority, group=known.group or story.group
+    )
 
 
 def _check_next(state: State, first_seq: int) -> None:
@@ -108,13 +136,17 @@ def _check_next(state: State, first_seq: int) -> None:
         raise AssertionError(f"moved to {first_seq}, but {state.table.next_seq} is next")
 
 
-def _arrive(state: State, target: Queue, row: Row, story: Story, group: str, tenant: str, at_ms: int) -> None:
-    """A message under a new number at the end of a queue, with the record and the story it has. A queue takes it at its
-    own highest priority at most."""
+def _arrive(
+    state: State, target: Queue, row: Row, story: Story, group: str, tenant: str, at_ms: int, *, is_dead: bool = False
+) -> None:
+    """A message under a new number at the end of a queue, or dead in it, with the record and the story it has. A queue
+    takes it at its own highest priority at most. In an outbox neither group nor tenant counts."""
     location, size, published_with, enqueued_ms = row
     priority = min(published_with, target.settings.max_priority)
     if priority != published_with or story.priority is not None:
         story = msgspec.structs.replace(story, priority=published_with if priority != published_with else None)
+    if group and (is_dead or story.bound_for):
+        story = msgspec.structs.replace(story, group=group)
     new = state.table.next_seq
     state.table.append((location,), (size,), at_ms, (target.number,), (priority,), READY)
     state.extents[location >> 32] = state.extents.get(location >> 32, 0) + 1
@@ -123,11 +155,15 @@ def _arrive(state: State, target: Queue, row: Row, story: Story, group: str, ten
         slab.set_times(new & SLAB_MASK, at_ms, enqueued_ms)
     slab.flags[new & SLAB_MASK] |= STORIED
     state.stories[new] = story
-    note_number(state, story.record_seq, new)
-    origin = state.queues.get(story.origin)
-    if origin is not None:
-        origin.dead_elsewhere += 1
-    if group:
+    note_number(state, story.identity, new)
+    state.count_origin(story.origin, 1)
+    if is_dead:
+        slab.state[new & SLAB_MASK] = DEAD
+        target.dead[new] = None
+        return
+    if story.bound_for:
+        pass
+    elif group:
         state.join_group(target, slab, new, group)
     elif tenant:
         state.join_tenant(target, slab, new, tenant)
@@ -138,24 +174,24 @@ def _arrive(state: State, target: Queue, row: Row, story: Story, group: str, ten
         state.deadlines.add(coarse(at_ms + ttl_ms, at_ms), TTL, target.number, (new,))
 
 
-def note_number(state: State, record_seq: int, seq: int) -> None:
-    """A message has a new number, the highest of those that share its record."""
-    other = state.moved.get(record_seq)
+def note_number(state: State, identity: int, seq: int) -> None:
+    """A message has a new number, the highest of those that share its identity (Story)."""
+    other = state.moved.get(identity)
     if other is not None:
-        state.copies.setdefault(record_seq, [other]).append(seq)
-    state.moved[record_seq] = seq
+        state.copies.setdefault(identity, [other]).append(seq)
+    state.moved[identity] = seq
 
 
-def forget_number(state: State, record_seq: int, seq: int) -> None:
-    copies = state.copies.get(record_seq)
+def forget_number(state: State, identity: int, seq: int) -> None:
+    copies = state.copies.get(identity)
     if copies is None:
-        if state.moved.get(record_seq) == seq:
-            del state.moved[record_seq]
+        if state.moved.get(identity) == seq:
+            del state.moved[identity]
         return
     copies.remove(seq)
-    state.moved[record_seq] = copies[-1]
+    state.moved[identity] = copies[-1]
     if len(copies) == 1:
-        del state.copies[record_seq]
+        del state.copies[identity]
 
 
 def _count_arrivals(state: State, target: Queue, e: Moved | Copied) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 
 from laneway.core.exchanges import BUILT_IN
 from laneway.core.outbox import outbox_name
+from laneway.core.partitions import partition_of, queue_id
 from laneway.core.queue import Queue
 from laneway.core.state import HIDDEN, State
 from laneway.core.table import (
@@ -63,9 +64,29 @@ def check_invariants(state: State) -> None:
     _check_tenants(state, flagged[TENANTED])
     elsewhere = Counter(story.origin for story in state.stories.values() if story.origin)
     for queue in state.queues.values():
-        assert queue.dead_elsewhere == elsewhere[queue.number], f"{queue.name}: dead_elsewhere"
+        found = elsewhere[queue_id(state.partition, queue.number)]
+        assert queue.dead_elsewhere == found, f"{queue.name}: dead_elsewhere"
+    of_others = {number: count for number, count in elsewhere.items() if partition_of(number) != state.partition}
+    assert state.dead_of_others == of_others, f"dead letters of {of_others}, but {state.dead_of_others} are counted"
+    _check_crossing(state)
     _check_topology(state)
     _check_indexes(state)
+
+
+def _check_crossing(state: State) -> None:
+    outboxes = {queue.number: partition for partition, queue in state.outboxes.items()}
+    for seq, story in state.stories.items():
+        assert story.tag != state.tag or not story.tag, f"message {seq} was born here"
+        slab, i = state.table.slabs[seq >> SLAB_BITS], seq & SLAB_MASK
+        partition = outboxes.get(slab.queue[i])
+        if story.bound_for:
+            assert partition == partition_of(story.bound_for), f"message {seq} is bound for {story.bound_for:#x}"
+        else:
+            assert partition is None, f"message {seq} is in an outbox and bound for nowhere"
+    for partition, queue in state.outboxes.items():
+        assert queue.number not in state.dead_of_others and not queue.dead_elsewhere
+        assert not (queue.leased or queue.delayed or queue.dead or queue.groups or queue.tenants), f"outbox {partition}"
+    assert state.partition not in state.received and state.partition not in state.outboxes
 
 
 def _check_queue(

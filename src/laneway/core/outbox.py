@@ -106,6 +106,7 @@ class Letter(msgspec.Struct, frozen=True, gc=False):
     tenant: str = ""
     visible_at: int = 0
     expires_at: int = 0
+    left: int = 0  # id of the queue that it left; 0: it comes back, as the queue that it was for is gone
 
 
 class OutboxEntry(msgspec.Struct, frozen=True, gc=False):

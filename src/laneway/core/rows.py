@@ -3,41 +3,50 @@ without a Python loop. What does not fit in a row (records, names, documents) st
 
     row         0 u8  kind          events.Kind
                 1 u8  cause         events.Cause: why it was released, dead-lettered, moved, copied or removed
-                2 u8  priority      published · with flag 16: that it was published with (moved, copied)
+                2 u8  priority      published · that it was published with (arrived; moved and copied, with flag 16)
                 3 u8  flags         1 continues the event of the row before · 2 has a group · 4 has a dedup id ·
                                     8 came through an exchange (moved, copied) · 16 has a priority (moved, copied) ·
                                     32 its id has another number than its own (leased to removed, relocated, see
                                     below) ·
-                                    64 has a tenant, and the queue it comes to is fair (published, moved, copied) ·
+                                    64 has a tenant, and the queue it comes to is fair (published, moved, copied,
+                                    arrived); was born in another store (leased to removed, relocated, see below) ·
                                     128 visible at a time of day that its publisher named (published)
                 4 u32 queue         queue number, given when the queue was created, never reused
-                8 u64 seq           message number · epoch (opened) · first number kept (purged)
+                8 u64 seq           message number · epoch (opened) · first number kept (purged) · number of the last
+                                    entry that was done (received)
                16 u64 at_ms         when it happened
                24 u64 due_ms        visible at (published, released) · deadline (leased, extended) · the number in its
-                                    id (moved, copied) · idempotency keys that expire by then are forgotten (key
-                                    remembered); 0: none · what the clock before would say (clock set)
-               32 u64 lease         lease id (leased, acked) · new message number (moved, copied) · tag (opened) ·
+                                    id (moved, copied, arrived) · idempotency keys that expire by then are forgotten
+                                    (key remembered); 0: none · what the clock before would say (clock set)
+               32 u64 lease         lease id (leased, acked) · new message number (moved, copied) · tag (opened) · tag
+                                    of the store it was born in (arrived) · partition that sent the entry (received) ·
                                     uptime of the machine in milliseconds (clock set)
                40 u64 expires_ms    end of the time to live (published), of an idempotency key; 0: none · when it was
-                                    first published (leased to removed, moved, copied, relocated), in the lower 48
-                                    bits; 0: by a version that did not say
-               48 u32 receives      receive count after the event (leased)
+                                    first published (leased to removed, moved, copied, relocated, arrived), in the
+                                    lower 48 bits; 0: by a version that did not say
+               48 u32 receives      receive count after the event (leased) · partition that it came from (arrived) · tag
+                                    of the store it was born in (moved, copied), 0: of this one
                52 u32 target        target queue (moved, copied) · lower half of the number in its id, with flag 32,
                                     and then the upper 16 bits of expires_ms are its upper half
                56 u32 blob_offset   from the start of the commit
                60 u32 blob_size
 
-    blob        published, relocated: the record, which several rows of a commit may share · leased: the consumer's
-                name · dead-lettered, moved, copied, removed: a detail in words, shared by the rows of the event; with
-                flag 8: MessagePack [detail, exchange, routing key or null]; with flags 8 and 64: MessagePack [detail,
-                exchange or null, routing key or null, [tenants]], one tenant for each row of the event, "" for none ·
-                queue and document events: the document · clock set: which boot of the machine it is
+    blob        published, relocated: the record, which several rows of a commit may share · arrived: the record ·
+                leased: the consumer's name · dead-lettered, moved, copied, removed: a detail in words, shared by the
+                rows of the event; with flag 8: MessagePack [detail, exchange, routing key or null]; with flags 8 and
+                64: MessagePack [detail, exchange or null, routing key or null, [tenants]], one tenant for each row of
+                the event, "" for none; into an outbox: the same with [] for the tenants, and as a fifth element the id
+                of the queue they are bound for · told: the story as MessagePack (stories.py) · queue and document
+                events: the document · clock set: which boot of the machine it is
 
 A relocated row without the time it was first published, of an older version, has that and its number in its record.
 
 "leased to removed" are leased, acked, released, extended, dead-lettered and removed. The id of a message is made of the
 store's tag (opened), the time it was first published, and a number (message.py): its own, unless it was moved or copied
-since, which gives it a new one. So each row about a message tells its id without any other.
+since, which gives it a new one. One that came from another partition (arrived) has the tag of the store it was born in:
+with flag 64, rows of leased to removed and relocated say it in what these kinds leave free. Its lower 16 bits are the
+upper 16 bits of due_ms, the next 8 are the priority, the highest 2 are the flags 2 and 4. So each row about a message
+tells its id without any other.
 
 A field not listed for a kind is 0. Rows never change meaning: a new need takes a new kind or flag, or a new
 version of the segment format (journal/segments/format.py).
@@ -55,6 +64,7 @@ import msgspec
 
 from laneway.core.events import (
     Acked,
+    Arrived,
     Births,
     Bound,
     Cause,
@@ -77,9 +87,11 @@ from laneway.core.events import (
     QueuePurged,
     QueuePut,
     Queues,
+    Received,
     Released,
     Relocated,
     Removed,
+    Told,
     Unbound,
 )
 from laneway.core.message import RECORD_PREFIX_BYTES, decode_record, places, record_pieces
@@ -89,6 +101,7 @@ from laneway.core.table import column
 ROW = struct.Struct("<BBBBIQQQQQIIII")
 ROW_BYTES = ROW.size
 CONTINUES, HAS_GROUP, HAS_DEDUP, HAS_ROUTE, HAS_PRIORITY, HAS_NUMBER, HAS_TENANT = 1, 2, 4, 8, 16, 32, 64
+BORN_ELSEWHERE = 64
 NAMES_TIME = 128
 TIME_BITS = 48  # of expires_ms, where it holds when a message was first published
 _TIME_MASK = (1 << TIME_BITS) - 1
@@ -137,7 +150,7 @@ def _one(
 
 
 def _birth(births: Births | None) -> tuple[int, int, int]:
-    """Of an event about one message: (flag, expires_ms, target) of its row."""
+    """Of an event about one message of this store: (flag, expires_ms, target) of its row."""
     if births is None:
         return 0, 0, 0
     at_ms = births.enqueued_ms[0] & _TIME_MASK
@@ -156,6 +169,10 @@ def _set_births(words: array[int], births: Births | None) -> None:
         words[at] |= HAS_NUMBER << 24
         words[at + 5] = number >> 32 << TIME_BITS | words[at + 5] & _TIME_MASK
         words[at + 6] |= number << 32 & 0xFFFFFFFF00000000
+    for i, tag in births.tags.items():
+        at = 8 * i
+        words[at] |= (BORN_ELSEWHERE | tag >> 24 << 1) << 24 | (tag >> 16 & 0xFF) << 16
+        words[at + 3] |= (tag & 0xFFFF) << TIME_BITS
 
 
 def _encode_opened(e: Opened, offset: int) -> tuple[bytes, Sequence[bytes]]:
@@ -261,7 +278,7 @@ def _encode_leased(e: Leased, offset: int) -> tuple[bytes, Sequence[bytes]]:
     name = e.consumer.encode()
     blobs = (name,) if name else ()
     count = len(e.seqs)
-    if count == 1:
+    if count == 1 and (e.births is None or not e.births.tags):
         seq, receives = e.seqs[0], e.receives[0]
         due, lease, size = e.deadline_ms, e.first_lease, len(name)
         mark, born, low = _birth(e.births)
@@ -277,7 +294,7 @@ def _encode_leased(e: Leased, offset: int) -> tuple[bytes, Sequence[bytes]]:
 
 
 def _encode_acked(e: Acked, offset: int) -> tuple[bytes, Sequence[bytes]]:
-    if len(e.seqs) == 1:
+    if len(e.seqs) == 1 and (e.births is None or not e.births.tags):
         mark, born, low = _birth(e.births)
         return _pack(12, 0, 0, mark, e.queue, e.seqs[0], e.at_ms, 0, e.leases[0], born, 0, low, 0, 0), ()
     words = _table(len(e.seqs), e.kind, e.queue, e.at_ms, e.queues)
@@ -288,15 +305,11 @@ def _encode_acked(e: Acked, offset: int) -> tuple[bytes, Sequence[bytes]]:
 
 
 def _encode_released(e: Released, offset: int) -> tuple[bytes, Sequence[bytes]]:
-    words = _settled(e)
-    words[3::8] = array("Q", e.due_ms)
-    return _bytes(words), ()
+    return _bytes(_settled(e, array("Q", e.due_ms))), ()
 
 
 def _encode_extended(e: Extended, offset: int) -> tuple[bytes, Sequence[bytes]]:
-    words = _settled(e)
-    words[3::8] = array("Q", (e.deadline_ms,)) * len(e.seqs)
-    return _bytes(words), ()
+    return _bytes(_settled(e, array("Q", (e.deadline_ms,)) * len(e.seqs))), ()
 
 
 def _encode_gone(e: DeadLettered | Removed, offset: int) -> tuple[bytes, Sequence[bytes]]:
@@ -307,16 +320,21 @@ def _encode_gone(e: DeadLettered | Removed, offset: int) -> tuple[bytes, Sequenc
     return _bytes(words), (detail,)
 
 
-def _settled(e: Released | Extended | DeadLettered | Removed) -> array[int]:
+def _settled(e: Released | Extended | DeadLettered | Removed, due_ms: array[int] | None = None) -> array[int]:
     words = _table(len(e.seqs), e.kind | getattr(e, "cause", 0) << 8, e.queue, e.at_ms)
     words[1::8] = as_array(e.seqs)
+    if due_ms is not None:
+        words[3::8] = due_ms
     _set_births(words, e.births)
     return words
 
 
 def _encode_moved(e: Moved | Copied, offset: int) -> tuple[bytes, Sequence[bytes]]:
     blob, mark = e.detail.encode(), 0
-    if e.tenants:
+    if e.bound_for:
+        blob = msgspec.msgpack.encode((e.detail, e.exchange, e.routing_key, (), e.bound_for))
+        mark = HAS_ROUTE | HAS_TENANT
+    elif e.tenants:
         key = e.routing_key if e.exchange is not None else None
         blob, mark = msgspec.msgpack.encode((e.detail, e.exchange, key, e.tenants)), HAS_ROUTE | HAS_TENANT
     elif e.exchange is not None:
@@ -334,7 +352,23 @@ def _encode_moved(e: Moved | Copied, offset: int) -> tuple[bytes, Sequence[bytes
     if e.births is not None:
         words[3::8] = array("Q", [e.births.numbers.get(i, seq) for i, seq in enumerate(e.seqs)])
         words[5::8] = array("Q", [at_ms & _TIME_MASK for at_ms in e.births.enqueued_ms])
+        for i, tag in e.births.tags.items():
+            words[8 * i + 6] |= tag
     return _bytes(words), (blob,) if blob else ()
+
+
+def _encode_arrived(e: Arrived, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    mark = (HAS_GROUP if e.group else 0) | (HAS_TENANT if e.tenant else 0)
+    numbers = (e.queue, e.seq, e.at_ms, e.number, e.tag, e.enqueued_ms & _TIME_MASK, e.sender, 0, offset, e.size)
+    return _pack(e.kind, e.cause, e.priority, mark, *numbers), (e.record,)
+
+
+def _encode_told(e: Told, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    return _one(e.kind, queue=e.queue, seq=e.seq, at_ms=e.at_ms, offset=offset, size=len(e.story)), (e.story,)
+
+
+def _encode_received(e: Received, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    return _one(e.kind, seq=e.number, at_ms=e.at_ms, lease=e.sender), ()
 
 
 def _encode_relocated(e: Relocated, offset: int, starts: Sequence[int] = ()) -> tuple[bytes, Sequence[bytes]]:
@@ -390,6 +424,9 @@ _ENCODERS: dict[Kind, Callable[..., tuple[bytes, Sequence[bytes]]]] = {
     Kind.REMOVED: _encode_gone,
     Kind.RELOCATED: _encode_relocated,
     Kind.COPIED: _encode_moved,
+    Kind.ARRIVED: _encode_arrived,
+    Kind.TOLD: _encode_told,
+    Kind.RECEIVED: _encode_received,
     Kind.KEY_REMEMBERED: _encode_key_remembered,
     Kind.DOCUMENT_PUT: _encode_document_put,
     Kind.DOCUMENT_REMOVED: _encode_document_removed,
@@ -455,7 +492,7 @@ def _located(rows: list[Row], location: Location) -> tuple[int, Sequence[int]]:
 def _decode_leased(rows: list[Row], blob: Blob, location: Location) -> Event:
     f = rows[0]
     consumer = blob(f[12], f[13]).decode()
-    return Leased(f[4], f[6], [r[5] for r in rows], [r[10] for r in rows], f[8], f[7], consumer)
+    return Leased(f[4], f[6], [r[5] for r in rows], [r[10] for r in rows], f[8], f[7] & _TIME_MASK, consumer)
 
 
 def _decode_document_put(rows: list[Row], blob: Blob, location: Location) -> Event:
@@ -468,15 +505,13 @@ def _decode_document_removed(rows: list[Row], blob: Blob, location: Location) ->
     return DocumentRemoved(rows[0][6], collection, key)
 
 
-_Tenanted = tuple[str, str | None, str | None, tuple[str, ...]]
-
-
 def _decode_moved(rows: list[Row], blob: Blob, location: Location) -> Event:
     f = rows[0]
     words = blob(f[12], f[13])
-    detail, exchange, key, tenants = "", None, None, ()
+    exchange, key, tenants, bound_for = None, None, (), 0
     if f[3] & HAS_TENANT:
-        detail, exchange, key, tenants = msgspec.msgpack.decode(words, type=_Tenanted)
+        detail, exchange, key, tenants, *rest = msgspec.msgpack.decode(words)
+        bound_for = rest[0] if rest else 0
     elif f[3] & HAS_ROUTE:
         detail, exchange, key = msgspec.msgpack.decode(words, type=tuple[str, str, str | None])
     else:
@@ -484,8 +519,18 @@ def _decode_moved(rows: list[Row], blob: Blob, location: Location) -> Event:
     kind = Moved if f[0] == Kind.MOVED else Copied
     priorities = [r[2] for r in rows] if f[3] & HAS_PRIORITY else ()
     moved = kind(f[4], f[6], _seqs(rows), Cause(f[1]), f[11], f[8], detail, exchange, key, priorities)
-    moved.tenants = tenants
+    moved.tenants, moved.bound_for = tuple(tenants), bound_for
     return moved
+
+
+def _decode_arrived(rows: list[Row], blob: Blob, location: Location) -> Event:
+    ((_, cause, priority, flags, queue, seq, at_ms, number, tag, enqueued_ms, sender, _, offset, size),) = rows
+    group = tenant = ""
+    if flags & (HAS_GROUP | HAS_TENANT):
+        properties = decode_record(blob(offset, size))[2]
+        group, tenant = properties.group if flags & HAS_GROUP else "", properties.tenant if flags & HAS_TENANT else ""
+    about = (queue, at_ms, seq, Cause(cause), sender, tag, number, enqueued_ms, priority, size)
+    return Arrived(*about, b"", b"", group, tenant, location(offset))
 
 
 def _decode_relocated(rows: list[Row], blob: Blob, location: Location) -> Event:
@@ -505,13 +550,18 @@ _DECODERS: dict[int, Callable[[list[Row], Blob, Location], Event]] = {
     Kind.PUBLISHED: _decode_published,
     Kind.LEASED: _decode_leased,
     Kind.ACKED: lambda r, b, at: Acked(r[0][4], r[0][6], _seqs(r), [x[8] for x in r]),
-    Kind.RELEASED: lambda r, b, at: Released(r[0][4], r[0][6], _seqs(r), [x[7] for x in r], Cause(r[0][1])),
-    Kind.EXTENDED: lambda r, b, at: Extended(r[0][4], r[0][6], _seqs(r), r[0][7]),
+    Kind.RELEASED: lambda r, b, at: Released(
+        r[0][4], r[0][6], _seqs(r), [x[7] & _TIME_MASK for x in r], Cause(r[0][1])
+    ),
+    Kind.EXTENDED: lambda r, b, at: Extended(r[0][4], r[0][6], _seqs(r), r[0][7] & _TIME_MASK),
     Kind.DEAD_LETTERED: lambda r, b, at: DeadLettered(
         r[0][4], r[0][6], _seqs(r), Cause(r[0][1]), b(r[0][12], r[0][13]).decode()
     ),
     Kind.MOVED: _decode_moved,
     Kind.COPIED: _decode_moved,
+    Kind.ARRIVED: _decode_arrived,
+    Kind.TOLD: lambda r, b, at: Told(r[0][4], r[0][6], r[0][5], b(r[0][12], r[0][13])),
+    Kind.RECEIVED: lambda r, b, at: Received(r[0][6], r[0][8], r[0][5]),
     Kind.REMOVED: lambda r, b, at: Removed(r[0][4], r[0][6], _seqs(r), Cause(r[0][1]), b(r[0][12], r[0][13]).decode()),
     Kind.RELOCATED: _decode_relocated,
     Kind.KEY_REMEMBERED: lambda r, b, at: KeyRemembered(r[0][4], r[0][6], r[0][9], b(r[0][12], r[0][13]), r[0][7]),
@@ -525,6 +575,7 @@ _DECODERS: dict[int, Callable[[list[Row], Blob, Location], Event]] = {
 }
 
 __all__ = [
+    "BORN_ELSEWHERE",
     "CONTINUES",
     "HAS_DEDUP",
     "HAS_GROUP",

@@ -23,6 +23,7 @@ from laneway.core.exchanges import BUILT_IN, Binding, ExchangeSettings
 from laneway.core.graves import note_number
 from laneway.core.keys import Remembered
 from laneway.core.lane import Lane
+from laneway.core.partitions import partition_of
 from laneway.core.queue import Group, Queue
 from laneway.core.settings import QueueSettings
 from laneway.core.state import State
@@ -61,6 +62,7 @@ def freeze(state: State, at_ms: int = 0) -> Frozen:
         "extents": list(state.extents.items()),
         "stories": state.stories.copy(),
         "consumers": state.consumers.copy(),
+        "received": list(state.received.items()),
         "keys": [(*key, value) for key, value in state.keys.items()],
         "documents": {name: documents.copy() for name, documents in state.documents.items()},
         "queues": [_freeze_queue(queue) for queue in state.queues.values()],
@@ -214,10 +216,11 @@ class _Head(msgspec.Struct):
     elsewhere: list[tuple[str, Binding, int]] = []  # bindings to queues of other partitions, with their ids
     clock: ClockMark | None = None
     at_ms: int = 0
+    received: list[tuple[int, int]] = []
 
 
-def thaw(source: Iterable[bytes]) -> State:
-    """A state from the chunks of a snapshot."""
+def thaw(source: Iterable[bytes], partition: int = 0) -> State:
+    """A state from the chunks of a snapshot of this partition."""
     it = iter(source)
     first = next(it, None)
     if first is None:
@@ -227,6 +230,8 @@ def thaw(source: Iterable[bytes]) -> State:
         raise JournalVersionUnknown("the snapshot was written by another version of Laneway")
     head = msgspec.msgpack.decode(first, type=_Head)
     state = State()
+    state.partition = partition
+    state.received = dict(head.received)
     state.epoch, state.tag = head.epoch, head.tag
     state.clock, state.known_ms = head.clock, head.at_ms
     state.table.next_seq = head.next_seq
@@ -234,8 +239,11 @@ def thaw(source: Iterable[bytes]) -> State:
     state.extents = dict(head.extents)
     state.stories = head.stories
     for seq in sorted(head.stories):
-        if head.stories[seq].record_seq != seq:
-            note_number(state, head.stories[seq].record_seq, seq)
+        story = head.stories[seq]
+        if story.identity != seq:
+            note_number(state, story.identity, seq)
+        if story.origin and partition_of(story.origin) != partition:
+            state.count_origin(story.origin, 1)
     state.consumers = head.consumers
     for number, key, answer in head.keys:
         state.keys.remember(number, key, answer)

@@ -47,6 +47,7 @@ from laneway.core.events import (
     QueueDeleted,
     QueuePurged,
     QueuePut,
+    Received,
     Released,
     Relocated,
     Unbound,
@@ -54,6 +55,7 @@ from laneway.core.events import (
 from laneway.core.exchanges import Binding, ExchangeSettings, RoutingTable
 from laneway.core.keys import Keys, Remembered
 from laneway.core.message import message_id, places
+from laneway.core.partitions import local_number, partition_of
 from laneway.core.queue import Group, Queue
 from laneway.core.runs import as_array, runs
 from laneway.core.settings import QueueSettings
@@ -142,11 +144,13 @@ class State:
         self.topology = self.routing = RoutingTable(self.queues, self.by_name)
         self.partition = 0  # which one this is; set before anything is applied
         self.outboxes: dict[int, Queue] = {}  # other partition -> what is on its way there
+        self.received: dict[int, int] = {}  # other partition -> number of the last entry of its outbox that was done
+        self.dead_of_others: dict[int, int] = {}  # id of a queue of another partition -> its dead letters that are here
         self.next_queue = 1
         self.next_lease = 1
         self.extents: dict[int, int] = {}  # extent of the journal -> live records in it
         self.stories: dict[int, Story] = {}
-        self.moved: dict[int, int] = {}  # number a record was written under -> the number its message has now
+        self.moved: dict[int, int] = {}  # identity of a message (stories.py) -> the number that it has now
         self.copies: dict[int, list[int]] = {}  # … -> all numbers, of those that went to several queues
         # What commands may ask, and what applies events may not, as it is no part of the history: the props of messages
         # (None where a record is damaged), and how many messages the consumers that wait for a queue would take at
@@ -178,6 +182,9 @@ class State:
             Kind.MOVED: partial(graves.moved, self),
             Kind.REMOVED: partial(graves.removed, self),
             Kind.COPIED: partial(graves.copied, self),
+            Kind.ARRIVED: partial(graves.arrived, self),
+            Kind.TOLD: partial(graves.told, self),
+            Kind.RECEIVED: self._received,
             Kind.RELOCATED: self._relocated,
             Kind.KEY_REMEMBERED: self._key_remembered,
             Kind.DOCUMENT_PUT: self._document_put,
@@ -719,10 +726,8 @@ class State:
             self.leave_tenant(self.queues[slab.queue[i]], self.table.owned(seq), seq)
         if flags & STORIED:
             story = self.stories.pop(seq)
-            graves.forget_number(self, story.record_seq, seq)
-            origin = self.queues.get(story.origin)
-            if origin is not None:
-                origin.dead_elsewhere -= 1
+            graves.forget_number(self, story.identity, seq)
+            self.count_origin(story.origin, -1)
         self._extent_loses(slab.location[i] >> 32, 1)
         self.table.free(seq)
 
@@ -772,6 +777,34 @@ class State:
                 kept.extend(seqs[i:j])
             i = j
         return kept
+
+    # Ids of queues, which may lie in other partitions
+
+    def own(self, queue: int) -> Queue | None:
+        """The queue of an id if it is of this partition."""
+        return self.queues.get(local_number(queue)) if partition_of(queue) == self.partition else None
+
+    def may_be_there(self, queue: int) -> bool:
+        """Whether a queue is there, as far as the history of this partition can tell."""
+        return queue != 0 and (partition_of(queue) != self.partition or local_number(queue) in self.queues)
+
+    def count_origin(self, queue: int, count: int) -> None:
+        """So many more dead letters of a queue (0: of none) are kept elsewhere than in it."""
+        if not queue:
+            return
+        if partition_of(queue) == self.partition:
+            origin = self.queues.get(local_number(queue))
+            if origin is not None:
+                origin.dead_elsewhere += count
+            return
+        total = self.dead_of_others.get(queue, 0) + count
+        if total:
+            self.dead_of_others[queue] = total
+        else:
+            del self.dead_of_others[queue]
+
+    def _received(self, e: Received) -> None:
+        self.received[e.sender] = e.number
 
     # What other layers keep here
 

@@ -21,21 +21,30 @@ REASONS = {
     Cause.OVERFLOW: "overflow",
 }
 
+NUMBER_BITS = 48  # of message numbers, in ids
+
 #: A message that dies in very many queues keeps its first death and the latest ones.
 MAX_DEATHS = 32
 
 
 class Story(msgspec.Struct, frozen=True, array_like=True):
     record_seq: int  # the number its record was written under
-    origin: int  # number of the queue a redrive takes it back to, if it is kept in another; 0: it is no dead letter
+    origin: int  # id of the queue a redrive takes it back to, if it is kept in another; 0: it is no dead letter
     deaths: tuple[Death, ...]  # one for each queue and reason, the latest last
-    group: str = ""  # of one that is dead in its queue: it has left its group, and joins it again when redriven
+    group: str = ""  # of one that is dead in its queue, or in an outbox: it joins it again when redriven, or there
     exchange: str | None = None  # that it came through as a dead letter; None: that of its record
     routing_key: str | None = None  # that it was given then; None: those of its record
     redriven: int = 0  # so many of its deaths, the first ones, came before it was last redriven
     priority: int | None = None  # that it was published with, if the queue it is in takes less
     moved_ms: int = 0  # by how much the clock was set since it died: its retention counts from then and this
     bound_for: int = 0  # of one in an outbox: the id of the queue of another partition that it is on its way to
+    left: int = 0  # … and the number of the queue that it left; 0: it goes back, as the one it came for is gone
+    tag: int = 0  # of the store it was born in; 0: of this one
+
+    @property
+    def identity(self) -> int:
+        """What its id says beside the time: it has the same in every queue of this partition."""
+        return self.tag << NUMBER_BITS | self.record_seq
 
 
 def died(story: Story | None, seq: int, queue: str, cause: Cause, detail: str, receives: int, at_ms: int) -> Story:
@@ -74,18 +83,18 @@ def first_death(deaths: Sequence[Death]) -> Death:
     return next((d for d in deaths if d.is_first), deaths[0])
 
 
-class Told(NamedTuple):
+class Shown(NamedTuple):
     properties: Properties
     deaths: tuple[Death, ...]
 
 
-def fill_in(story: Story, properties: Properties) -> Told:
+def fill_in(story: Story, properties: Properties) -> Shown:
     """A message's properties and deaths as they are shown: what its story leaves open, its record says."""
     deaths = tuple([_fill_in(death, properties) for death in story.deaths])
     if story.exchange is not None:
         key = properties.routing_key if story.routing_key is None else story.routing_key
         properties = msgspec.structs.replace(properties, exchange=story.exchange, routing_key=key)
-    return Told(properties, deaths)
+    return Shown(properties, deaths)
 
 
 def _fill_in(death: Death, properties: Properties) -> Death:

@@ -150,7 +150,7 @@ class AnswerWriter:
         if any(d.props):
             bodies, members = self._described(d, middles)
         if d.stories:
-            ids = self._tell_stories(d, members)
+            ids = self._tell_stories(d, heads, members)
         tails = self._tails(d, with_handles=with_handles)
         columns: list[Piece] = [b","] * (12 * count)
         columns[0::12], columns[1::12], columns[2::12] = heads, *ids
@@ -191,14 +191,16 @@ class AnswerWriter:
                     bodies[i] = payload_of(bodies[i], types.get(block, JSON_TYPE))
         return bodies, list(map(members.__getitem__, d.props))
 
-    def _tell_stories(self, d: Deliveries, members: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+    def _tell_stories(self, d: Deliveries, heads: list[bytes], members: list[bytes]) -> tuple[list[bytes], list[bytes]]:
         """Show what messages went through that died or moved. The numbers in all ids: these keep the one of their
-        record."""
+        record, and the tag of the store they were born in."""
         seqs = list(d.seqs)
         for i, seq in enumerate(d.seqs):
             story = d.stories.get(seq)
             if story is not None:
                 seqs[i] = story.record_seq
+                if story.tag:
+                    heads[i] = _before_number(d.enqueued_at_ms[i], story.tag)
                 one = d[i]
                 members[i] = self._members(one.properties, one.deaths)
         return _digits(seqs, SEQ_DIGITS)
