@@ -29,6 +29,8 @@ class Elsewhere:
                 self.senders["/", queue.settings.dead_letter_queue] = {queue.number}
         self.routing = RoutingTable(self.queues, self.by_name)
         self.vhosts = {"/"}
+        self.partition_count = 1  # whose home the queues of the tests are
+        self.owners: dict[int, int] = {}
         self.is_complete = True
 
 
