@@ -17,20 +17,35 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
+from laneway.broker.clock import Clock
+from laneway.broker.engine import Engine
 from laneway.broker.interface import Broker, Push, Request, SessionId
 from laneway.broker.local import LocalBroker
+from laneway.broker.partition import Partition
 from laneway.cluster.codec import BUILDERS, NoValue, decode, is_value_class
+from laneway.cluster.edge import Edge
+from laneway.cluster.following import FollowedTopology, image_of
 from laneway.cluster.remote import RemoteBroker
 from laneway.cluster.serving import PartitionServer
+from laneway.cluster.tidying import Tidying
 from laneway.errors import LanewayError
+from laneway.journal.segments.journal import SegmentJournal
 
 #: For tests that look into the partition behind the broker's back, and so need it at once and in this process.
 inside = pytest.mark.skipif(
-    os.environ.get("LANEWAY_TEST_BROKER") == "socket", reason="looks into the partition behind the socket"
+    os.environ.get("LANEWAY_TEST_BROKER") in ("socket", "edge"), reason="looks into the partition behind the socket"
 )
+
+#: For tests of what the first partition has, in a server whose queues lie in another.
+of_the_first = pytest.mark.skipif(
+    os.environ.get("LANEWAY_TEST_BROKER") == "edge",
+    reason="is about partition 0, and queues lie in another",
+)
+_SECOND: WeakKeyDictionary[Partition, Partition] = WeakKeyDictionary()
 
 REFUSED = "REFUSED"  # what a line about something that is no value begins with, in the file of kinds
 
@@ -149,13 +164,16 @@ class WireBroker:
 
 
 async def for_tests(broker: LocalBroker) -> Broker:
-    """The broker as LANEWAY_TEST_BROKER says: itself, the stand-in, or one that reaches it over a socket."""
+    """The broker as LANEWAY_TEST_BROKER says: itself, the stand-in, one that reaches it over a socket, or an edge
+    before it and a second partition, in which all queues lie."""
     kind = os.environ.get("LANEWAY_TEST_BROKER")
     if kind == "wire":
         file = os.environ.get("LANEWAY_TEST_KINDS")
         return WireBroker(broker, Path(file) if file else None)
     if kind == "socket":
         return await over_a_socket(broker)
+    if kind == "edge":
+        return await beside_another(broker)
     return broker
 
 
@@ -168,3 +186,57 @@ async def over_a_socket(broker: LocalBroker) -> RemoteBroker:
     await remote.start()
     shutil.rmtree(folder)  # who is connected stays so
     return remote
+
+
+def queues_of(partition: Partition) -> Partition:
+    """Where the queues of a server lie whose first partition this is."""
+    return _SECOND.get(partition, partition)
+
+
+class QueuesLieInTheSecond(FollowedTopology):
+    def home(self, vhost: str, name: str) -> int:
+        return 1
+
+
+async def beside_another(broker: LocalBroker) -> Edge:
+    """An edge as a process has it that leads the first partition; the second is behind a socket, and has all queues.
+    The second one's clock is the first one's, and it stops with that."""
+    first: Any = broker._partition
+    here, there = QueuesLieInTheSecond(2), QueuesLieInTheSecond(2)
+    journal = SegmentJournal(f"{first.engine.journal._folder}-second")
+    engine = Engine(journal, new_tag=lambda: 8, partition=1, world=there)
+    second = Partition(engine, clock=Clock.steady(broker.now), limits=first.limits, idle_ms=first._idle_ms)
+    await second.start()
+    _SECOND[first] = second
+    led = LocalBroker(second)
+    first.engine.state.world = here
+    servers = PartitionServer(broker), PartitionServer(led)
+    folder = tempfile.mkdtemp(prefix="laneway-")
+    for server, local, model, number in zip(servers, (broker, led), (here, there), (0, 1), strict=True):
+        model.feeds[number].begin(image_of(local.model))
+        local.follow(model.feeds[number].apply)
+        await server.start(f"{folder}/{number}")
+        Tidying(local, model, number)
+    remotes = (
+        RemoteBroker(f"{folder}/0", 1, broker.now, there.feeds[0]),
+        RemoteBroker(f"{folder}/1", 0, broker.now, here.feeds[1]),
+    )
+    for remote in remotes:
+        await remote.start()
+    shutil.rmtree(folder)  # who is connected stays so
+    stop_first, time_passed = first.stop, first._on_timer
+
+    async def stop() -> None:
+        for remote in remotes:
+            await remote.stop()
+        for server in servers:
+            await server.stop()
+        await second.stop()
+        await stop_first()
+
+    def on_timer() -> None:
+        time_passed()
+        second._on_timer()
+
+    first.stop, first._on_timer = stop, on_timer
+    return Edge([broker, remotes[1]], here, limits=broker.limits, barriers={0: servers[0].barrier.wait})

@@ -8,6 +8,7 @@ from laneway.errors import Unavailable
 from tests.amqp.serving import Serving
 from tests.amqp.wire import Frame, Wire, method, publish
 from tests.in_thread import wait_for
+from tests.wire_broker import queues_of
 
 
 def deliveries(wire: Wire, count: int) -> list[tuple[int, bytes]]:
@@ -222,12 +223,12 @@ def test_time_is_extended_by_what_the_queue_allows_for(serving: Serving, wire: W
     wire.send(publish(1, "amq.laneway.extend", b""))
     nothing_comes(wire)
     serving.pass_time(40)
-    assert serving.call(serving.partition.queues.stats, "/", timed).leased == 1
+    assert serving.call(queues_of(serving.partition).queues.stats, "/", timed).leased == 1
     serving.pass_time(30)
     if way == "consume":
         assert deliveries(wire, 1) == [(2, b"slow")]
     else:
-        assert serving.call(serving.partition.queues.stats, "/", timed).ready == 1
+        assert serving.call(queues_of(serving.partition).queues.stats, "/", timed).ready == 1
 
 
 def test_direct_replies_reach_the_channel_that_asked(serving: Serving, wire: Wire, queue: str) -> None:
@@ -262,7 +263,9 @@ def test_a_rolled_back_or_lost_transaction_leaves_nothing(serving: Serving, wire
         other.expect("header"), other.read()
         other.send(publish(1, queue, b"not there") + method(1, "basic.ack", delivery=1))
         other.ask(1, "basic.qos")
-    wait_for(lambda: serving.call(serving.partition.queues.stats, "/", queue).ready == 1, "the ack is undone")
+    wait_for(
+        lambda: serving.call(queues_of(serving.partition).queues.stats, "/", queue).ready == 1, "the ack is undone"
+    )
     found = get(wire, queue)
     assert found is not None and found[1] == b"there"
     assert get(wire, queue) is None
@@ -273,7 +276,7 @@ def test_a_transaction_is_one_commit_of_the_journal(serving: Serving, wire: Wire
     wire.send(publish(1, queue, b"x") * 50)
     wire.ask(1, "basic.qos")
     sealed: list[int] = []
-    journal = serving.partition.engine.journal
+    journal = queues_of(serving.partition).engine.journal
     seal = journal.seal
 
     def count() -> object:
@@ -303,7 +306,7 @@ def test_stopping_tells_connections_and_takes_their_goodbye(serving: Serving, ow
 
 def test_when_the_disk_is_full_publishers_wait_and_are_told(serving: Serving, own_serving) -> None:  # type: ignore[no-untyped-def]
     own = own_serving()
-    journal = own.partition.engine.journal
+    journal = queues_of(own.partition).engine.journal
     with own.log_in() as wire, own.log_in() as other:
         wire.ask(1, "queue.declare", queue="q")
         wire.ask(1, "confirm.select")
@@ -354,7 +357,7 @@ def test_a_transaction_that_a_queue_refuses_in_part_ends_the_channel(wire: Wire,
 
 def test_a_transaction_waits_as_a_whole_for_a_full_disk(own_serving) -> None:  # type: ignore[no-untyped-def]
     own = own_serving()
-    journal = own.partition.engine.journal
+    journal = queues_of(own.partition).engine.journal
     with own.log_in() as wire, own.log_in() as other:
         wire.ask(1, "queue.declare", queue="q")
         wire.ask(1, "tx.select")
@@ -377,7 +380,8 @@ def test_publishers_wait_for_a_disk_that_does_not_keep_up(own_serving) -> None: 
     with own.log_in() as wire:
         wire.ask(1, "queue.declare", queue="q")
         wire.ask(1, "confirm.select")
-        check, refusals = own.partition.check_writable, []
+        partition = queues_of(own.partition)
+        check, refusals = partition.check_writable, []
 
         def refuse(need_bytes: int = 0) -> None:
             refusals.append(1)
@@ -385,12 +389,12 @@ def test_publishers_wait_for_a_disk_that_does_not_keep_up(own_serving) -> None: 
                 raise Unavailable("the disk does not keep up")
             check()
 
-        own.partition.check_writable = refuse
+        partition.check_writable = refuse
         wire.send(b"".join(publish(1, "q", str(n).encode()) for n in range(50)))
         last = 0
         while last < 50:
             last = wire.expect("basic.ack").fields["delivery"]
-        own.partition.check_writable = check
+        partition.check_writable = check
         assert len(refusals) > 2
         assert [found[1] for _ in range(50) if (found := get(wire, "q"))] == [str(n).encode() for n in range(50)]
 

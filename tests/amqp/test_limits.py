@@ -12,6 +12,7 @@ from laneway.frontends.amqp.incoming import Incoming
 from tests.amqp.serving import Serving
 from tests.amqp.wire import HEADER, Wire, content, frame, method, publish
 from tests.in_thread import wait_for
+from tests.wire_broker import queues_of
 
 OwnServing = Callable[..., Serving]
 
@@ -261,7 +262,7 @@ def test_a_client_may_write_a_lot_before_it_reads_what_was_delivered(own_serving
         wait_for(lambda: any(c.is_writing_paused for c in serving.server.shared.connections), "it is sent too much")
         for _ in range(300):  # far more than sockets hold
             worker.send(publish(1, "answers", bytes(100_000)))
-        stats = serving.partition.queues.stats
+        stats = queues_of(serving.partition).queues.stats
         wait_for(lambda: serving.call(stats, "/", "answers").ready == 300, "all answers are there")
 
 
@@ -419,7 +420,7 @@ def test_channels_that_come_and_go_leave_nothing_behind(own_serving: OwnServing)
             wire.send(method(2, "channel.close"))
             wire.expect("channel.close-ok")
         (connection,) = serving.server.shared.connections
-        session = serving.partition.sessions.find(connection.session)
+        session = queues_of(serving.partition).sessions.find(connection.session)
         assert session is not None
         assert (session.pools, session.subscriptions, connection.consumers) == ({}, {}, {})
 

@@ -30,7 +30,7 @@ from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.server import RestServer
 from laneway.journal.segments.journal import SegmentJournal
 from tests.in_thread import DEADLINE_S, InThread
-from tests.wire_broker import for_tests
+from tests.wire_broker import for_tests, queues_of
 
 _E = TypeVar("_E", bound=Event)
 
@@ -170,7 +170,7 @@ class RecordingTransport:
 def staged(serving: Serving, kind: type[_E]) -> Iterator[list[_E]]:
     """The events of one kind that are staged meanwhile."""
     found: list[_E] = []
-    journal = serving.partition.engine.journal
+    journal = queues_of(serving.partition).engine.journal
     stage = journal.stage
 
     def noted(event: Event) -> int:

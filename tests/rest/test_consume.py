@@ -15,7 +15,7 @@ from laneway.core.events import Leased
 from laneway.frontends.rest.answers import DequeueAnswer, NackAnswer, SettledAnswer, VisibilityAnswer
 from tests.in_thread import wait_for
 from tests.rest.serving import Serving, request, staged
-from tests.wire_broker import inside
+from tests.wire_broker import inside, queues_of
 
 
 def publish(http: httpx.Client, queue: str, *payloads: object, **more: Any) -> list[str]:
@@ -364,7 +364,7 @@ def test_trouble_with_reading_is_told_to_all_who_asked(
 
     publish(http, queue, *range(4))
     with monkeypatch.context() as patch:
-        patch.setattr(serving.partition.engine, "deliveries", broken)
+        patch.setattr(queues_of(serving.partition).engine, "deliveries", broken)
         answers = serving.at_once([asking(queue, 1), asking(queue, 1), asking(queue, 1, visibility_timeout=5)])
     assert [one.status for one in answers] == [500, 500, 500]
     assert len(dequeue(http, queue, max_messages=10)) == 1  # the leases of the others expire

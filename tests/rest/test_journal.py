@@ -23,6 +23,7 @@ from tests.in_thread import wait_for
 from tests.rest.partitioned import PartitionedServing
 from tests.rest.serving import Serving
 from tests.rest.test_consume import error, publish
+from tests.wire_broker import of_the_first
 
 
 @pytest.fixture
@@ -45,6 +46,7 @@ def journal(http: httpx.Client) -> dict[str, Any]:
     return dict(answer.json())
 
 
+@of_the_first
 def test_the_history_is_read_in_steps_and_is_what_the_folder_holds(busy: Serving) -> None:
     with busy.client() as http:
         folder = str(busy.folder)
@@ -71,6 +73,7 @@ def test_the_history_is_read_in_steps_and_is_what_the_folder_holds(busy: Serving
         assert http.get(f"/journal/segments/{end.segment}", params={"offset": end.offset}).content == b""
 
 
+@of_the_first
 def test_queues_are_known_by_name_also_those_that_are_gone(busy: Serving) -> None:
     with busy.client() as http:
         names = {q["name"]: (q["vhost"], q["tier"]) for q in http.get("/journal/queues").json()}
@@ -81,6 +84,7 @@ def test_queues_are_known_by_name_also_those_that_are_gone(busy: Serving) -> Non
         assert names == {"orders": "normal", "gone": "low", "later": "normal"}
 
 
+@of_the_first
 def test_a_cursor_is_put_shown_moved_and_deleted(busy: Serving) -> None:
     with busy.client() as http:
         end = journal(http)["end"]["position"]
@@ -99,6 +103,7 @@ def test_a_cursor_is_put_shown_moved_and_deleted(busy: Serving) -> None:
         assert error(http.get("/journal/cursors/a%2Fb")) == (404, "cursor_not_found", "cursor")
 
 
+@of_the_first
 @pytest.mark.parametrize(
     ("method", "path", "code"),
     [

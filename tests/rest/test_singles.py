@@ -12,6 +12,7 @@ import pytest
 
 from laneway.core.events import Published
 from tests.rest.serving import Serving, request, staged, take_responses
+from tests.wire_broker import queues_of
 
 
 def ask(queue: str, **message: Any) -> bytes:
@@ -92,7 +93,7 @@ def test_trouble_with_them_is_told_to_them_alone(
     with serving.client() as http:
         assert http.put("/queues/q").status_code == 201
         with monkeypatch.context() as patch:
-            patch.setattr(serving.partition, "publish", lambda *_: 1 / 0)
+            patch.setattr(queues_of(serving.partition), "publish", lambda *_: 1 / 0)
             answers = serving.at_once([ask("/queues/q", payload=n) for n in range(2)])
         assert [one.status for one in answers] == [500, 500]
         assert http.post("/queues/q/messages", json={"payload": 1}).status_code == 201

@@ -13,6 +13,7 @@ from laneway.broker.interface import RemoveDocument
 from laneway.frontends.rest.answers import VhostAnswer, VhostsAnswer
 from tests.rest.serving import Serving
 from tests.rest.test_consume import error
+from tests.wire_broker import of_the_first
 
 
 def names(http: httpx.Client) -> list[str]:
@@ -89,6 +90,7 @@ def test_virtual_hosts_come_back_after_a_restart(tmp_path: Path) -> None:
         assert names(http) == ["/", "kept"]
 
 
+@of_the_first
 def test_a_queue_of_a_store_without_a_list_makes_its_virtual_host_exist(tmp_path: Path) -> None:
     with Serving(tmp_path / "data") as serving, serving.client() as http:
         http.put("/vhosts/old")

@@ -83,11 +83,16 @@ class Redrives:
             peeking.check_dead_letters(self._partition.engine, queue, request.filter.message_ids)
         now_ms = self._partition.now()
         self._begun += 1
-        task_id = f"redrive-{now_ms:x}-{self._begun}"
+        task_id = f"redrive-{now_ms:x}-{self._begun}{self._suffix()}"
         task = Task(task_id, "redrive", queue.vhost, queue.name, "running", 0, None, 0, now_ms, None, None, request)
         await self._keep(task)
         self._launch(task)
         return task
+
+    def _suffix(self) -> str:
+        """Of several partitions each has tasks of its own, and no two have one of the same id."""
+        partition = self._partition.engine.state.partition
+        return f"-{partition}" if partition else ""
 
     async def cancel(self, task_id: str) -> Task:
         task = self.task(task_id)

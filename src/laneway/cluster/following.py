@@ -27,7 +27,7 @@ from laneway.core.events import (
     Unbound,
 )
 from laneway.core.exchanges import Binding, ExchangeSettings, RoutingTable
-from laneway.core.partitions import partition_of, queue_id
+from laneway.core.partitions import home, partition_of, queue_id
 from laneway.core.settings import QueueSettings
 from laneway.core.state import QueueDocument, decoded_binding
 from laneway.core.world import DEFAULT_VHOST, VHOSTS
@@ -161,7 +161,6 @@ class FollowedTopology:
     others (core/world.py)."""
 
     def __init__(self, partition_count: int = 1) -> None:
-        self.partition_count = partition_count
         self.feeds = [Feed(self, partition) for partition in range(partition_count)]
         self._unheard = set(range(partition_count))
         self._on_vhost_deleted: list[Callable[[str], None]] = []
@@ -177,6 +176,9 @@ class FollowedTopology:
         self.documents: dict[str, dict[str, bytes]] = {}
         self.owners: dict[int, int] = {}
         self.vhosts: set[str] = {DEFAULT_VHOST}
+
+    def home(self, vhost: str, name: str) -> int:
+        return home(vhost, name, len(self.feeds))
 
     @property
     def is_complete(self) -> bool:

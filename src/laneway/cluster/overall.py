@@ -12,7 +12,7 @@ import msgspec
 
 from laneway.broker import interface as i
 from laneway.broker.values import ConsumerState, QueueDeclared, QueueInfo, Task
-from laneway.core.partitions import home, local_number, partition_of, queue_id
+from laneway.core.partitions import local_number, partition_of, queue_id
 from laneway.errors import Conflict, InvalidInput, LanewayError, QueueElsewhere, QueueNotFound
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class Overall:
 
     def partition_of(self, vhost: str, name: str) -> int:
         known = self._edge.model.by_name.get((vhost, name))
-        return home(vhost, name, self._count) if known is None else partition_of(known.number)
+        return self._edge.model.home(vhost, name) if known is None else partition_of(known.number)
 
     def _by_name(self, request: Any, done: Done) -> int:
         known, spreading = self._edge.model.by_name.get((request.vhost, request.name)), self._edge.spreading

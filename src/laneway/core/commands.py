@@ -21,7 +21,6 @@ from laneway.core.events import (
     QueuePut,
     Removed,
 )
-from laneway.core.partitions import home
 from laneway.core.queue import Queue
 from laneway.core.settings import DAY_MS, RANGES, QueueSettings, check_queue_name, check_settings
 from laneway.core.state import QueueDocument, State, queue_document
@@ -95,7 +94,7 @@ def _check_home(state: State, vhost: str, name: str) -> None:
     world = state.world
     if not world.is_complete:
         raise Unavailable("not all partitions have been heard of yet; try again in a moment")
-    if (vhost, name) in world.by_name or home(vhost, name, world.partition_count) != state.partition:
+    if (vhost, name) in world.by_name or world.home(vhost, name) != state.partition:
         raise QueueElsewhere(f"queue {name!r} belongs to another partition", field="queue")
 
 

@@ -200,7 +200,8 @@ class State:
 
     is_complete = True
 
-    partition_count = 1
+    def home(self, vhost: str, name: str) -> int:
+        return self.partition
 
     @property
     def vhosts(self) -> Collection[str]:

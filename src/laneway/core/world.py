@@ -54,8 +54,8 @@ class World(Protocol):
     def owners(self) -> Mapping[int, int]:
         """By id of a queue of another partition, the session that has it for itself alone."""
 
-    @property
-    def partition_count(self) -> int: ...
+    def home(self, vhost: str, name: str) -> int:
+        """The partition in which a queue of this name is made."""
 
     @property
     def is_complete(self) -> bool:
