@@ -37,7 +37,7 @@ from laneway.broker.values import Binding, ExchangeSettings, QueueSettings, Queu
 from laneway.cluster.remote import RETRY_S, RemoteBroker
 from laneway.cluster.serving import PartitionServer
 from laneway.core.message import Messages
-from laneway.errors import DocumentChanged, OutcomeUnknown, QueueInUse, QueueNotFound, Unavailable
+from laneway.errors import DiskFull, DocumentChanged, OutcomeUnknown, QueueInUse, QueueNotFound, Unavailable
 from laneway.journal.segments.journal import SegmentJournal
 
 NOW_MS = 1_800_000_000_000
@@ -435,5 +435,60 @@ def test_what_an_edge_held_goes_back_when_it_is_gone(tmp_path: Path) -> None:
 def test_the_socket_is_its_owners_alone(tmp_path: Path) -> None:
     async def work(pair: Pair) -> None:
         assert stat.S_IMODE(Path(pair.path).stat().st_mode) == 0o600
+
+    run(tmp_path, work)
+
+
+def test_what_comes_behind_a_refused_publish_is_refused_too_until_the_edge_has_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(pair: Pair) -> None:
+        edge = await pair.edge()
+        queue = await declare(edge)
+        check, refusals = pair.partition.check_writable, [DiskFull("the disk is full")]
+
+        def check_writable(need_bytes: int = 0) -> None:
+            if refusals:
+                raise refusals.pop()
+            check(need_bytes)
+
+        monkeypatch.setattr(pair.partition, "check_writable", check_writable)
+        answers: list[Any] = []
+        for body in (b"a", b"b", b"c"):
+            edge.send(Publish((queue,), Messages([body], [b""])), answers.append)
+        await until(lambda: len(answers) == 3)
+        assert [type(answer) for answer in answers] == [DiskFull] * 3, "what is sent again must not be overtaken"
+        await publish(edge, queue, b"a")
+        assert (await edge.ask(DescribeQueue("/", "q"))).ready == 1
+
+    run(tmp_path, work)
+
+
+def test_an_edge_that_takes_nothing_is_leased_nothing(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        edge = await pair.edge()
+        queue = await declare(edge)
+        (leaders,) = pair.server._edges.values()
+        answers: dict[str, Any] = {}
+
+        def lease(name: str, session: int = 0) -> int:
+            return edge.send(
+                Lease(queue, 1, wait_ms=0 if session else 20_000, session=session),
+                lambda answer: answers.__setitem__(name, list(map(bytes, answer.bodies))),
+            )
+
+        session = edge.open_session(lambda pushes: None)
+        lease("waits")
+        await until(lambda: pair.partition.waiting)
+        leaders.hold_back(True)
+        lease("comes later"), lease("of a session", session)
+        gone = lease("gone")
+        await publish(edge, queue, b"a", b"b", b"c", b"d")
+        edge.withdraw(gone, answer=True)
+        await until(lambda: answers == {"gone": []})
+        assert pair.partition.engine.state.queues[queue].ready == 4
+        leaders.hold_back(False)
+        await until(lambda: len(answers) == 4)
+        assert sorted(map(tuple, answers.values())) == [(), (b"a",), (b"b",), (b"c",)]
 
     run(tmp_path, work)
