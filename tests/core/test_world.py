@@ -29,9 +29,11 @@ class Elsewhere:
                 self.senders["/", queue.settings.dead_letter_queue] = {queue.number}
         self.routing = RoutingTable(self.queues, self.by_name)
         self.vhosts = {"/"}
-        self.partition_count = 1  # whose home the queues of the tests are
         self.owners: dict[int, int] = {}
         self.is_complete = True
+
+    def home(self, vhost: str, name: str) -> int:
+        return 0
 
 
 def test_a_dead_letter_queue_may_be_in_another_partition() -> None:
