@@ -131,6 +131,11 @@ class Connection:
         assert got == status, f"{method} {path}: {got} instead of {status}: {answer}"
         return answer
 
+    @property
+    def local_port(self) -> int:
+        assert self._http.sock is not None
+        return int(self._http.sock.getsockname()[1])
+
     def close(self) -> None:
         self._http.close()
 

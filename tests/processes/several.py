@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,35 @@ class SeveralProcesses(Server):
     def whole(self) -> bool:
         return len(self.children()) == self._count
 
-    def on_every_process(self) -> list[Connection]:
-        """A connection to each process: the kernel chooses, so as many are made as it takes."""
-        return [self.connect() for _ in range(self._count * 4)]
+    def by_process(self) -> dict[int, Connection]:
+        """A connection to each process, by its pid, in the order of the processes. The kernel chooses which one takes
+        a connection, so as many are made as it takes."""
+        found: dict[int, Connection] = {}
+        pids = self.children()
+        for _ in range(1000):
+            connection = self.connect()
+            connection.call("GET", "/healthz")
+            pid = self.owner(connection.local_port)
+            if pid in found:
+                connection.close()
+            else:
+                found[pid] = connection
+            if len(found) == len(pids):
+                return {pid: found[pid] for pid in pids}
+        raise AssertionError(f"only {list(found)} of {pids} took a connection")
+
+    def owner(self, port: int) -> int:
+        """The process at the other end of a connection from this port to one of the server's."""
+        for row in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            fields = row.split()
+            if fields[2].endswith(f":{port:04X}") and fields[3] == "01":
+                return next(pid for pid in self.children() if f"socket:[{fields[9]}]" in sockets(pid))
+        raise AssertionError(f"nobody has the connection from port {port}")
+
+
+def sockets(pid: int) -> set[str]:
+    found = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            found.add(os.readlink(fd))
+    return found

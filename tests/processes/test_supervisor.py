@@ -13,7 +13,7 @@ import pytest
 from laneway.errors import ConfigInvalid, StartError
 from laneway.node.folder import DataFolder
 from tests.crash.server import Server, eventually
-from tests.processes.several import SeveralProcesses, is_alive
+from tests.processes.several import SeveralProcesses, is_alive, sockets
 
 
 def refused(folder: Path, *options: str) -> str:
@@ -26,17 +26,19 @@ def refused(folder: Path, *options: str) -> str:
 
 def test_killed_process_is_started_again_and_nothing_is_lost(tmp_path: Path) -> None:
     with SeveralProcesses(tmp_path / "data") as server:
-        for connection in server.on_every_process():
-            connection.call("PUT", "/queues/q")
-            connection.must(201, "POST", "/queues/q/messages", {"payload": "kept"})
+        for connection in server.by_process().values():
+            for name in ("p", "q", "r", "s"):
+                connection.call("PUT", f"/queues/{name}")
+                connection.must(201, "POST", f"/queues/{name}/messages", {"payload": "kept"})
         for at in (0, 1):
             gone = server.kill_child(at)
             eventually("another one took its place", server.whole)
             eventually("it serves", lambda: _answers(server))
             assert gone not in server.children()
         assert "was killed by SIGKILL; it is started again now" in server.log()
-        with_all = server.connect().must(200, "GET", "/queues/q/stats")
-        assert with_all["approximate_message_count"] == 8
+        for connection in server.by_process().values():
+            for name in ("p", "q", "r", "s"):
+                assert connection.must(200, "GET", f"/queues/{name}/stats")["approximate_message_count"] == 2
         assert server.stop() == 0
 
 
@@ -78,14 +80,10 @@ def test_processes_end_with_their_supervisor(tmp_path: Path) -> None:
 
 def test_all_processes_listen_at_the_one_free_port_that_was_found(tmp_path: Path) -> None:
     with SeveralProcesses(tmp_path / "data", processes=3) as server:
-        inodes = set(re.findall(r"socket:\[(\d+)\]", "\n".join(_sockets(server.children()))))
+        inodes = [socket for pid in server.children() for socket in sockets(pid)]
         table = Path("/proc/net/tcp").read_text().splitlines()
         listening = [row.split() for row in table if f":{server.port:04X} 00000000:0000 0A" in row]
-        assert len(listening) == 3 and all(row[9] in inodes for row in listening)
-
-
-def _sockets(pids: list[int]) -> list[str]:
-    return [os.readlink(fd) for pid in pids for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()]
+        assert len(listening) == 3 and all(f"socket:[{row[9]}]" in inodes for row in listening)
 
 
 def test_taken_port_is_refused_also_if_another_server_would_share_it(tmp_path: Path) -> None:

@@ -43,11 +43,11 @@ async def connect(new_protocol: NewProtocol, address: str) -> None:
 async def listen(new_protocol: NewProtocol, address: str) -> asyncio.Server:
     loop = asyncio.get_running_loop()
     if is_path(address):
-        return await loop.create_unix_server(new_protocol, sock=_socket_of_the_owner(address))
+        return await loop.create_unix_server(new_protocol, sock=socket_of_the_owner(address))
     return await loop.create_server(new_protocol, *host_and_port(address))
 
 
-def _socket_of_the_owner(path: str) -> socket.socket:
+def socket_of_the_owner(path: str) -> socket.socket:
     """Whoever may open it may do everything: from the first moment on it is this user alone."""
     found = socket.socket(socket.AF_UNIX)
     mask = os.umask(0o177)

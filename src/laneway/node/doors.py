@@ -21,6 +21,7 @@ from laneway.frontends.doors.door import Door
 from laneway.frontends.http.server import HttpServer
 from laneway.frontends.rest.api import RestApi
 from laneway.frontends.rest.limits import RestLimits
+from laneway.frontends.rest.processes import FindLoads
 from laneway.frontends.rest.settings import Reload
 from laneway.frontends.sqs.api import SqsApi
 from laneway.frontends.sqs.names import SqsOptions
@@ -28,6 +29,7 @@ from laneway.node.shares import Shares
 from laneway.reloading import PutInForce, Reloading
 from laneway.resources.intake import Intake
 from laneway.telemetry.floods import FloodLog
+from laneway.telemetry.turns import LoopTurns
 
 #: The settings that say where to listen.
 LISTENING = ("http", "https", "amqp", "amqps")
@@ -66,10 +68,20 @@ class FrontEnds:
         self._ports: Mapping[str, int] = {}
         self.addresses: dict[str, Address] = {}  # where it listens, by setting
 
-    def build(self, broker: Broker, access: Access, own: LocalDirectory, every: Directory, reload: Reload) -> None:
-        """`own` has the connections of this process, `every` those of the whole server."""
+    def build(
+        self,
+        broker: Broker,
+        access: Access,
+        own: LocalDirectory,
+        *,
+        directory: Directory,
+        reload: Reload,
+        find_loads: FindLoads,
+        turns: LoopTurns,
+    ) -> None:
+        """`own` has the connections of this process, `directory` those of the whole server."""
         limits = _rest_limits(self._config)
-        rest = RestApi(broker, access, limits, reload=reload, directory=every)
+        rest = RestApi(broker, access, limits, reload=reload, directory=directory, find_loads=find_loads, turns=turns)
         in_common = InCommon(intake=self.intake, floods=self._floods, proxies=self._proxies, directory=own)
         self.http = HttpServer([SqsApi(broker, access, self.sqs), rest], limits, **in_common)
         access.on_change(self.http.recheck)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -17,6 +18,7 @@ from laneway.broker.documents import Documents
 from laneway.broker.interface import Broker
 from laneway.broker.local import LocalBroker
 from laneway.broker.partition import Partition
+from laneway.broker.traffic import traffic
 from laneway.cluster.edge import Edge, PartitionBroker
 from laneway.cluster.following import FollowedTopology, image_of
 from laneway.cluster.remote import RemoteBroker
@@ -25,7 +27,7 @@ from laneway.cluster.tidying import Tidying
 from laneway.config import Address, Config
 from laneway.errors import StartError
 from laneway.first_admin import FirstAdmin
-from laneway.frontends.doors.directory import LocalDirectory
+from laneway.frontends.doors.directory import Directory, LocalDirectory
 from laneway.frontends.doors.door import Door
 from laneway.frontends.rest.answers import ReloadAnswer
 from laneway.logs import set_up_logging
@@ -33,9 +35,11 @@ from laneway.node.doors import FrontEnds, first_account_advice, refuse_open_door
 from laneway.node.folder import DataFolder, partition_socket
 from laneway.node.leading import build_partition, open_journal, start_partition, wall_clock_ms
 from laneway.node.shares import broker_limits, history_limits, shares_of
+from laneway.node.siblings import Loads, ServerDirectory, Siblings, loads_everywhere, reload_everywhere
 from laneway.reloading import Reloading, described
-from laneway.resources.memory import MemoryWatch
+from laneway.resources.memory import MemoryWatch, resident_bytes
 from laneway.telemetry.floods import FloodLog
+from laneway.telemetry.load import CpuMeter, ProcessLoad, QueueLoad
 from laneway.telemetry.turns import LoopTurns, TurnWatch
 
 log = logging.getLogger("laneway.node")
@@ -112,6 +116,12 @@ class Node:
                 turns=self.turns,
                 on_failed=self.failed.set,
             )
+        self._cpu = CpuMeter()
+        self._own_connections = LocalDirectory(wall_clock_ms, process=seat.process, process_count=seat.process_count)
+        self._directory: Directory = self._own_connections  # of the whole server
+        self._siblings: Siblings | None = None
+        if not seat.is_alone:
+            self._join()
         self._servers: dict[int, PartitionServer] = {}
         self._remotes: dict[int, RemoteBroker] = {}
         self._wrap = wrap
@@ -136,6 +146,8 @@ class Node:
         """Recover what is in the folder, reach the other partitions, and listen nowhere."""
         led = {number: await self._lead(number) for number in self.partitions}
         self.broker = await (self._wrap(led[0]) if self._model is None else self._reach_all(led, self._model))
+        if self._siblings is not None:
+            await self._siblings.start()
         self.access = Access(Documents(self.broker), now_ms=wall_clock_ms, floods=self.floods)
         if self._first_admin is not None and 0 in self.partitions and await self._first_admin.create(self.access):
             log.info("created the first account, %r with the role admin, and deleted guest", self._first_admin.name)
@@ -187,8 +199,15 @@ class Node:
                 "guest is the only account and does not come through trusted_proxies, so nobody can log in there. %s",
                 first_account_advice(config),
             )
-        directory = LocalDirectory(wall_clock_ms)
-        self._front.build(self.broker, access, directory, directory, self._reload)
+        self._front.build(
+            self.broker,
+            access,
+            self._own_connections,
+            directory=self._directory,
+            reload=self._reload,
+            find_loads=self._find_loads,
+            turns=self.turns,
+        )
         await self._front.listen(self.seat.ports, is_shared=not self.seat.is_alone)
         self._front.follow(self.reloading)
         on, number = self.reloading.on, None if self.seat.is_alone else self.seat.process
@@ -200,6 +219,7 @@ class Node:
         gc.freeze()
         self._watch.start()
         self._memory.start()
+        self._cpu.start()
 
     def _keep_history(self, config: Config) -> None:
         for partition in self.partitions.values():
@@ -210,20 +230,64 @@ class Node:
         for partition in self.partitions.values():
             partition.set_memory_short(is_short)
 
-    def _reload(self) -> ReloadAnswer:
+    # What others ask about this process, and this one about others
+
+    def _join(self) -> None:
+        """Be one of the server's processes to the others."""
+        own = self._own_connections
+        answerers = {**ServerDirectory.answerers(own), "reload": self._reload_here, "load": self._load}
+        seat = self.seat
+        self._siblings = Siblings(seat.sockets, seat.process, seat.process_count, answerers)
+        self._directory = ServerDirectory(own, self._siblings)
+
+    async def _reload_here(self) -> ReloadAnswer:
         done = self.reloading.reload()
         log.info("reloaded: %s", described(done))
         return ReloadAnswer(changed=done.changed, read_again=done.read_again, needs_restart=done.needs_restart)
+
+    async def _reload(self) -> ReloadAnswer:
+        return await (
+            self._reload_here() if self._siblings is None else reload_everywhere(self._reload_here, self._siblings)
+        )
+
+    async def _load(self, most: int) -> Loads:
+        totals, queues = [0.0, 0.0, 0.0], list[QueueLoad]()
+        for number, partition in self.partitions.items():
+            its_totals, its_queues = await traffic(partition, number, most)
+            totals = [total + more for total, more in zip(totals, its_totals, strict=True)]
+            queues += its_queues
+        load = ProcessLoad(
+            process=self.seat.process,
+            pid=os.getpid(),
+            state=str(self.broker.health()["state"]),
+            partitions=list(self.partitions),
+            uptime_s=self._cpu.uptime_s,
+            cpu_share=self._cpu.share(),
+            resident_bytes=resident_bytes(),
+            connection_count=sum((await self._own_connections.counts()).values()),
+            published_per_second=totals[0],
+            delivered_per_second=totals[1],
+            acked_per_second=totals[2],
+            slow_turns=self.turns.slow_count,
+            longest_turn_ms=self.turns.longest_ms,
+        )
+        return load, queues
+
+    async def _find_loads(self, most: int) -> tuple[list[ProcessLoad], list[QueueLoad]]:
+        return await loads_everywhere(await self._load(most), self._siblings, most, self.partition_count)
 
     async def stop_listening(self) -> None:
         """Take nobody any more, and let those who are there finish."""
         self._watch.stop()
         self._memory.stop()
+        self._cpu.stop()
         await self._front.stop(int(self.config.shutdown_grace_seconds * 1000))
         self.floods.flush(is_last=True)
 
     async def close(self) -> None:
         """No process asks any more: make everything durable."""
+        if self._siblings is not None:
+            await self._siblings.stop()
         for remote in self._remotes.values():
             await remote.stop()
         for server in self._servers.values():

@@ -37,6 +37,10 @@ class LoopTurns(msgspec.Struct):
     longest_ms: int = 0
     longest_busy_ms: int = 0  # the most that the loop's thread computed in a slow turn; the rest it waited
 
+    def counts(self) -> dict[str, object]:
+        """As they are shown."""
+        return {"slow_turns": self.slow_count, "longest_turn_ms": self.longest_ms}
+
 
 class TurnWatch:
     """Watches the loop that it is started on."""

@@ -1,7 +1,7 @@
 """The directory of connections: what there is of them on a node, as values, and how one is ended from outside.
 
 Front ends enter their connections here, and whoever lists them looks here: so no front end knows another. What is asked
-is awaited and answered with values, because the connections may one day be those of another process.
+is awaited and answered with values, because the connections may be those of another process.
 """
 
 from __future__ import annotations
@@ -116,10 +116,19 @@ class Directory(Protocol):
 
 
 class LocalDirectory:
-    """Of one process. Ids begin with a tag of its own, so that none means another connection after a restart."""
+    """Of one process. Ids begin with a tag of its own, so that none means another connection after a restart. Numbers
+    are those of no other process, and later ones are higher in all of them."""
 
-    def __init__(self, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
+    def __init__(
+        self,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        *,
+        process: int = 0,
+        process_count: int = 1,
+    ) -> None:
         self._now_ms = now_ms
+        self._process = process
+        self._process_count = process_count
         self._tag = secrets.token_hex(3)
         self._last = 0
         self._entries: dict[int, tuple[Listed, int]] = {}  # with the time at which each came, the oldest first
@@ -130,8 +139,11 @@ class LocalDirectory:
 
     def enter(self, entry: Listed, session: int = 0) -> int:
         """The number to leave with."""
-        self._last += 1
-        self._entries[self._last] = entry, self._now_ms()
+        now_ms, count = self._now_ms(), self._process_count
+        self._last += count
+        if count > 1:
+            self._last = max(self._last, now_ms * 1000 // count * count + self._process)
+        self._entries[self._last] = entry, now_ms
         self._counts[entry.protocol] += 1
         if session:
             self._by_session[session] = self._last

@@ -429,6 +429,41 @@ class CommittedAnswer(Answer):
     already: bool
 
 
+# --- processes
+
+
+class ProcessAnswer(Answer):
+    process: int
+    pid: int | None
+    state: str
+    partitions: list[int]
+    uptime_seconds: float
+    cpu_share: float
+    resident_bytes: int
+    connection_count: int
+    published_per_second: float
+    delivered_per_second: float
+    acked_per_second: float
+    slow_turns: int
+    longest_turn_ms: int
+
+
+class BusyQueueAnswer(Answer):
+    queue_name: str
+    vhost: str
+    partition: int
+    waiting: int
+    leased: int
+    published_per_second: float
+    delivered_per_second: float
+    acked_per_second: float
+
+
+class ProcessesAnswer(Answer):
+    processes: list[ProcessAnswer]
+    busiest_queues: list[BusyQueueAnswer]
+
+
 # --- connections
 
 

@@ -29,6 +29,7 @@ from laneway.frontends.rest.journal import JournalApi
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.openapi import openapi_document
 from laneway.frontends.rest.plan import HeadPlan, KeyedHeads, OneMessageHeads
+from laneway.frontends.rest.processes import FindLoads, ProcessesApi, no_loads
 from laneway.frontends.rest.producers import ProducersApi
 from laneway.frontends.rest.rebalancing import Rebalancing
 from laneway.frontends.rest.routing import ApiRoute, Router, routes_of
@@ -36,10 +37,11 @@ from laneway.frontends.rest.settings import Reload, SettingsApi, nothing_to_relo
 from laneway.frontends.rest.times import Timestamps
 from laneway.frontends.rest.vhosts import VirtualHosts
 from laneway.frontends.rest.writing import AnswerWriter
+from laneway.telemetry.turns import LoopTurns
 
 log = logging.getLogger("laneway.http")
 
-_SERVING_NOBODY = ("starting", "stopping", "failed")  # all other states keep publishers out at most
+_SERVING_NOBODY = ("starting", "stopping", "failed", "unreachable")  # all other states keep publishers out at most
 
 
 class RestApi:
@@ -53,10 +55,13 @@ class RestApi:
         *,
         directory: Directory | None = None,
         reload: Reload = nothing_to_reload,
+        find_loads: FindLoads = no_loads,
+        turns: LoopTurns | None = None,
     ) -> None:
         self._broker = broker
         self._access = access
         self._limits = limits
+        self._turns = turns  # of this process; else those that the broker tells of
         self._version = version("laneway")
         self._tasks: set[asyncio.Task[None]] = set()  # administration
         self._logins: set[asyncio.Task[None]] = set()  # password checks
@@ -80,6 +85,7 @@ class RestApi:
             *routes_of(Accounts(access, writer)),
             *routes_of(ConnectionsApi(broker, access, directory or LocalDirectory(), writer.times)),
             *routes_of(SettingsApi(access, reload)),
+            *routes_of(ProcessesApi(access, find_loads)),
             *routes_of(self),
         )
         self._router = Router(routes)
@@ -213,13 +219,16 @@ class RestApi:
     @ApiRoute("GET", "/healthz", public=True, answers={200: a.AliveAnswer})
     def healthz(self, call: Call) -> None:
         """Whether the process is alive, and whether anything keeps it from answering at once."""
-        health = self._broker.health()
-        counts = {name: health[name] for name in ("slow_turns", "longest_turn_ms")}
+        if self._turns is not None:
+            counts: dict[str, object] = self._turns.counts()
+        else:
+            health = self._broker.health()
+            counts = {name: health[name] for name in ("slow_turns", "longest_turn_ms")}
         call.answer(200, a.encode({"state": "alive", **counts}))
 
     @ApiRoute("GET", "/readyz", public=True, answers={200: a.HealthAnswer})
     def readyz(self, call: Call) -> None:
-        """Whether the node takes all requests; 503 with its state if not."""
+        """Whether the server takes all requests, those for every partition; 503 with its state if not."""
         self._answer_ready(call, lambda state: state == "ready")
 
     @ApiRoute("GET", "/readyz/publish", public=True, answers={200: a.HealthAnswer})
@@ -233,9 +242,16 @@ class RestApi:
         self._answer_ready(call, lambda state: state not in _SERVING_NOBODY)
 
     def _answer_ready(self, call: Call, is_enough: Callable[[str], bool]) -> None:
-        state = str(self._broker.health().get("state"))
+        health = self._broker.health()
+        state = str(health.get("state"))
         if not is_enough(state):
             raise HttpError(503, "not_ready", f"the node is not ready: its state is {state}", state=state)
+        partitions = health.get("partitions")
+        if isinstance(partitions, dict):  # where there are several, each has a state of its own
+            for partition, its_state in partitions.items():
+                if not is_enough(str(its_state)):
+                    why = f"partition {partition} is not ready: its state is {its_state}"
+                    raise HttpError(503, "not_ready", why, state=str(its_state))
         call.answer(200, a.encode(a.HealthAnswer(state=state)))
 
     @ApiRoute("GET", "/openapi.json", public=True, answers={200: dict})

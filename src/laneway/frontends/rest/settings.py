@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from laneway.access import Access
 from laneway.frontends.http.protocol import Call
 from laneway.frontends.rest.answers import ReloadAnswer, encode
 from laneway.frontends.rest.routing import ApiRoute, Reply
 
-Reload = Callable[[], ReloadAnswer]
+Reload = Callable[[], Awaitable[ReloadAnswer]]
 
 
-def nothing_to_reload() -> ReloadAnswer:
+async def nothing_to_reload() -> ReloadAnswer:
     """Of a server that was not started with settings."""
     return ReloadAnswer(changed=[], read_again=[], needs_restart=[])
 
@@ -28,4 +28,4 @@ class SettingsApi:
 
         All or nothing: if one of them is wrong, those in force stay."""
         self._access.check_admin(call.account)
-        return Reply(200, encode(self._reload()))
+        return Reply(200, encode(await self._reload()))

@@ -143,6 +143,10 @@ class PageOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     cursor: Annotated[str, Meta(max_length=4096)] | UnsetType = UNSET
 
 
+class ProcessOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    queues: Annotated[int, Meta(ge=0, le=100)] | UnsetType = UNSET  # how many of the busiest
+
+
 class ConnectionOptions(PageOptions, forbid_unknown_fields=True, kw_only=True):
     protocol: Literal["amqp", "http"] | UnsetType = UNSET
     account: Annotated[str, Meta(max_length=255)] | UnsetType = UNSET

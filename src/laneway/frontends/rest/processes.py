@@ -1,0 +1,72 @@
+"""The processes of the server over HTTP: what each has to do, and which queues are the busiest."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from msgspec import UNSET
+
+from laneway.access import MONITOR, OPERATOR, Access
+from laneway.frontends.http.protocol import Call
+from laneway.frontends.rest import answers as a
+from laneway.frontends.rest import wire as w
+from laneway.frontends.rest.routing import ApiRoute, Reply
+from laneway.telemetry.load import ProcessLoad, QueueLoad
+
+_QUEUES = 10
+
+#: The processes, and so many of the busiest queues of them all.
+FindLoads = Callable[[int], Awaitable[tuple[list[ProcessLoad], list[QueueLoad]]]]
+
+
+async def no_loads(most: int) -> tuple[list[ProcessLoad], list[QueueLoad]]:
+    """Of a server that is no node."""
+    return [], []
+
+
+class ProcessesApi:
+    def __init__(self, access: Access, find_loads: FindLoads) -> None:
+        self._access = access
+        self._find_loads = find_loads
+
+    @ApiRoute("GET", "/processes", options=w.ProcessOptions, answers={200: a.ProcessesAnswer})
+    async def list_processes(self, call: Call) -> Reply:
+        """The processes of the server, what each has to do, and the busiest queues.
+
+        Takes the role monitor or operator."""
+        self._access.check_role(call.account, MONITOR, OPERATOR)
+        options: w.ProcessOptions = call.head.plan.options(w.ProcessOptions)
+        processes, queues = await self._find_loads(_QUEUES if options.queues is UNSET else options.queues)
+        answer = a.ProcessesAnswer(processes=list(map(_process, processes)), busiest_queues=list(map(_queue, queues)))
+        return Reply(200, a.encode(answer))
+
+
+def _process(load: ProcessLoad) -> a.ProcessAnswer:
+    return a.ProcessAnswer(
+        process=load.process,
+        pid=load.pid,
+        state=load.state,
+        partitions=load.partitions,
+        uptime_seconds=round(load.uptime_s, 1),
+        cpu_share=round(load.cpu_share, 3),
+        resident_bytes=load.resident_bytes,
+        connection_count=load.connection_count,
+        published_per_second=load.published_per_second,
+        delivered_per_second=load.delivered_per_second,
+        acked_per_second=load.acked_per_second,
+        slow_turns=load.slow_turns,
+        longest_turn_ms=load.longest_turn_ms,
+    )
+
+
+def _queue(load: QueueLoad) -> a.BusyQueueAnswer:
+    return a.BusyQueueAnswer(
+        queue_name=load.name,
+        vhost=load.vhost,
+        partition=load.partition,
+        waiting=load.waiting,
+        leased=load.leased,
+        published_per_second=load.published_per_second,
+        delivered_per_second=load.delivered_per_second,
+        acked_per_second=load.acked_per_second,
+    )
