@@ -64,7 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "frontends.amqp": {"errors", "frontends.doors", *VALUES, *BROKER, "access", "resources", "telemetry"},
     "frontends.sqs": {"errors", "frontends.http", *VALUES, *BROKER, "access", "telemetry"},
-    "pipeline": {"errors", "journal", "client", *EVENT_WORDS},
+    "pipeline": {"errors", "journal", "client", "core.partitions", *EVENT_WORDS},
     "console": set(),
     "client": set(),
     "demo": {"client"},

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from laneway.core import property_lists
 from laneway.core.events import (
     Acked,
+    Arrived,
     Births,
     Bound,
     Cause,
@@ -35,9 +36,11 @@ from laneway.core.events import (
     QueueDeleted,
     QueuePurged,
     QueuePut,
+    Received,
     Released,
     Relocated,
     Removed,
+    Told,
     Unbound,
 )
 from laneway.core.message import (
@@ -58,6 +61,8 @@ from laneway.journal.segments.recovery import read_segment
 from laneway.journal.segments.scan import SegmentScan
 
 TAG = 0x2ABCDEF
+#: Of other partitions, by id.
+ELSEWHERE = {1 << 32 | 1: ("main", "orders", "low"), 3 << 32 | 7: ("main", "far", "normal")}
 CATALOGUE = {1: ("main", "orders", "critical"), 2: ("main", "märz", "normal"), 3: ("other", "orders", "low")}
 
 # --- strategies -----------------------------------------------------------------------------------------------------
@@ -154,7 +159,10 @@ def births(draw: st.DrawFn, count: int) -> Births | None:
     if draw(st.booleans()):
         return None  # written by an older version
     enqueued = draw(st.lists(times, min_size=count, max_size=count))
-    return Births(enqueued, draw(st.dictionaries(st.integers(0, count - 1), numbers)))
+    which = st.integers(0, count - 1)
+    # One that was born elsewhere has that number in its id.
+    tags = draw(st.dictionaries(which, st.integers(1, 2**26 - 1), max_size=2))
+    return Births(enqueued, draw(st.dictionaries(which, numbers)), tags)
 
 
 @st.composite
@@ -200,8 +208,19 @@ def moved(draw: st.DrawFn, kind: type[Moved] | type[Copied]) -> Event:
     first = draw(st.integers(1, 2**48))
     born = draw(births(len(seqs)))
     tenants = draw(st.just(()) | st.lists(words, min_size=len(seqs), max_size=len(seqs)))
-    rest = draw(queues), first, draw(words), *way, priorities, born, tenants
+    bound_for = draw(st.just(0) | st.sampled_from([*ELSEWHERE, 2 << 32 | 9]))
+    rest = draw(queues), first, draw(words), *way, priorities, born, () if bound_for else tenants, bound_for
     return kind(draw(queues), draw(times), seqs, draw(causes), *rest)
+
+
+@st.composite
+def arrived(draw: st.DrawFn) -> Arrived:
+    given, body = draw(properties), draw(blobs)
+    block = encode_props(given)
+    born = draw(st.integers(1, 2**26 - 1)), draw(numbers), draw(times)
+    about = draw(queues), draw(times), draw(numbers), draw(causes), draw(st.integers(0, 9)), *born
+    size = RECORD_PREFIX_BYTES + len(block) + len(body)
+    return Arrived(*about, draw(st.integers(0, 255)), size, block, body, given.group, given.tenant)
 
 
 EVENTS: dict[Kind, st.SearchStrategy[Event]] = {
@@ -220,6 +239,9 @@ EVENTS: dict[Kind, st.SearchStrategy[Event]] = {
     Kind.REMOVED: ended(Removed),
     Kind.RELOCATED: relocated(),
     Kind.KEY_REMEMBERED: st.builds(KeyRemembered, queues, times, times, blobs, times),
+    Kind.ARRIVED: arrived(),
+    Kind.TOLD: st.builds(Told, queues, times, numbers, blobs),
+    Kind.RECEIVED: st.builds(Received, times, st.integers(0, 9), numbers),
     Kind.DOCUMENT_PUT: st.builds(DocumentPut, times, words, words, blobs),
     Kind.DOCUMENT_REMOVED: st.builds(DocumentRemoved, times, words, words),
     Kind.EXCHANGE_PUT: st.builds(ExchangePut, times, blobs),
@@ -284,8 +306,8 @@ def _as_text(value: Any) -> str:
 
 
 _OF_MESSAGE = {
-    Kind.PUBLISHED, Kind.LEASED, Kind.ACKED, Kind.RELEASED, Kind.EXTENDED, Kind.DEAD_LETTERED, Kind.MOVED, Kind.COPIED,
-    Kind.REMOVED, Kind.RELOCATED,
+    Kind.PUBLISHED, Kind.ARRIVED, Kind.LEASED, Kind.ACKED, Kind.RELEASED, Kind.EXTENDED, Kind.DEAD_LETTERED, Kind.MOVED,
+    Kind.COPIED, Kind.REMOVED, Kind.RELOCATED,
 }  # fmt: skip
 
 
@@ -299,12 +321,19 @@ def _row(
         "partition": 0, "position": position, "index": index, "time": when(at), "kind": kind.name.lower(),
         "vhost": vhost, "queue": name, "tier": tier, "queue_number": queue or None,
         "reason": Cause(cause).name.lower() if cause else None,
-        "message": seq if kind in _OF_MESSAGE or kind == Kind.QUEUE_PURGED else None,
+        "message": seq if kind in _OF_MESSAGE or kind in (Kind.QUEUE_PURGED, Kind.TOLD, Kind.RECEIVED) else None,
     }  # fmt: skip
-    if kind == Kind.PUBLISHED:
+    if kind == Kind.RECEIVED:
+        return found | {"sender": lease}
+    if kind == Kind.TOLD:
+        return found
+    if kind in (Kind.PUBLISHED, Kind.ARRIVED):
         _, enqueued, p, body = decode_record(blob)
+        own_id = message_id(at, TAG, seq)
+        if kind == Kind.ARRIVED:
+            own_id, due, expires, found["sender"] = message_id(expires, lease, due), 0, 0, receives
         found |= {
-            "message_id": message_id(at, TAG, seq), "priority": priority, "tenant": p.tenant, "key": p.key,
+            "message_id": own_id, "priority": priority, "tenant": p.tenant, "key": p.key,
             "group": p.group, "dedup_id": p.dedup_id, "correlation_id": p.correlation_id, "exchange": p.exchange,
             "content_type": p.content_type, "routing_key": p.routing_key, "size": size, "enqueued_at": when(enqueued),
             "visible_at": when(due or at), "expires_at": when(expires) if expires else None, "body": body,
@@ -312,13 +341,17 @@ def _row(
         }  # fmt: skip
         return {column: None if value in ("", []) else value for column, value in found.items()}
     if kind in (Kind.MOVED, Kind.COPIED):
-        detail, exchange, key, *_ = msgspec.msgpack.decode(blob) if flags & 8 else (blob.decode(), None, None)
+        detail, exchange, key, *more = msgspec.msgpack.decode(blob) if flags & 8 else (blob.decode(), None, None)
         target_vhost, target_name, _ = catalogue.get(target, (None, None, None))
+        target_partition = 0
+        if len(more) > 1:
+            target_vhost, target_name, _ = ELSEWHERE.get(more[1], (None, None, None))
+            target_partition = more[1] >> 32
         found |= {
             "detail": detail or None, "exchange": exchange or None, "routing_key": key or None,
             "priority": priority if flags & 16 else None, "target_vhost": target_vhost, "target_queue": target_name,
-            "target_queue_number": target, "target_message": lease,
-            "message_id": message_id(expires, TAG, due) if expires else None,
+            "target_queue_number": target, "target_message": lease, "target_partition": target_partition,
+            "message_id": message_id(expires, receives or TAG, due) if expires else None,
             "enqueued_at": when(expires) if expires else None,
         }  # fmt: skip
         return found
@@ -328,7 +361,9 @@ def _row(
     if kind in _OF_MESSAGE:
         enqueued = expires & 0xFFFFFFFFFFFF
         number = (expires >> 48) << 32 | target if flags & 32 else seq
-        found["message_id"] = message_id(enqueued, TAG, number) if enqueued else None
+        tag = (due >> 48 | priority << 16 | (flags >> 1 & 3) << 24) if flags & 64 else TAG
+        found["message_id"] = message_id(enqueued, tag, number) if enqueued else None
+        due &= 0xFFFFFFFFFFFF
         found["enqueued_at"] = when(enqueued) if enqueued else None
     if kind == Kind.LEASED:
         found |= {"consumer": blob.decode() or None, "receive_count": receives}

@@ -179,3 +179,46 @@ def test_a_made_up_afternoon_counted_again(spark: SparkSession, tmp_path: Path, 
         eu = warehouse.read(spark, "deadletters_messages").where("reason='expired' AND attributes['region']='eu'")
         expected = sum(one["reason"] == "expired" and regions[one["message_id"]] == "eu" for one in single)
         assert eu.count() == expected > 0
+
+
+def test_letters_are_followed_into_another_partition(make_events: MakeEvents) -> None:
+    there = {"partition": 1, "queue": "far", "queue_number": 7, "sender": 0}
+    hidden = {"partition": 1, "vhost": "", "queue": "partition 0", "queue_number": 9, "sender": 0}
+
+    def departs(time: float, number: int, entry: int, of: int | None = None) -> dict[str, Any]:
+        bound = {"target_vhost": "/", "target_queue": "far", "target_partition": 1, "target_queue_number": 3}
+        return row(
+            time, "moved", number, message_id=f"m{of or number}", reason="rejected", target_message=entry, **bound
+        )
+
+    def arrives(time: float, number: int, of: int, **where: Any) -> dict[str, Any]:
+        return row(time, "arrived", number, message_id=f"m{of}", reason="rejected", **where)
+
+    rows = [
+        *(row(0, "published", number, key=f"k{number}") for number in range(1, 7)),
+        *(departs(1, number, 10 + number) for number in range(1, 7)),
+        arrives(2, 101, 1, **there),
+        arrives(2, 102, 2, **there),
+        arrives(2, 103, 3, **there),
+        arrives(2, 104, 4, **hidden),  # its queue is gone there: it goes back
+        arrives(2, 105, 5, **there),
+        row(3, "leased", 102, message_id="m2", receive_count=1, **there),
+        row(3, "acked", 102, message_id="m2", **there),
+        row(4, "moved", 103, message_id="m3", reason="redriven", target_partition=0, target_message=201, **there),
+        row(5, "arrived", 21, message_id="m3", reason="redriven", sender=1),
+        departs(6, 21, 22, of=3),  # it dies a second time
+        arrives(7, 106, 3, **there),
+        row(8, "queue_purged", 106, **there),
+    ]
+    found = letters(make_events(rows)).orderBy("died_at", "message_id").collect()
+    assert [(one.message_id, one.message, one.state) for one in found] == [
+        ("m1", 101, "removed"),
+        ("m2", 102, "consumed"),
+        ("m3", 103, "redriven"),
+        ("m4", 104, "returned"),
+        ("m5", 105, "removed"),
+        ("m6", None, "under_way"),
+        ("m3", 106, "waiting"),
+    ]
+    assert {(one.holder_vhost, one.holder_queue, one.partition) for one in found} == {("/", "far", 0)}
+    assert [one.key for one in found] == ["k1", "k2", "k3", "k4", "k5", "k6", "k3"]

@@ -29,6 +29,7 @@ from tests.pipeline.histories import CATALOGUE, TAG, expected, when, write
 
 NAMES = [column.name for column in COLUMNS]
 QUEUES = {number: QueueName(*names) for number, names in CATALOGUE.items()}
+ELSEWHERE = {number: QueueName(*names) for number, names in histories.ELSEWHERE.items()}
 
 
 class File:
@@ -64,7 +65,7 @@ def segments(folder: Path) -> Iterator[File]:
 
 
 def read(folder: Path, names: Sequence[str] = NAMES, selection: Selection | None = None) -> list[dict[str, Any]]:
-    decoder = Decoder(names, tag=TAG, catalogue=QUEUES, selection=selection)
+    decoder = Decoder(names, tag=TAG, catalogue=QUEUES, selection=selection, elsewhere=ELSEWHERE)
     found: list[dict[str, Any]] = []
     for file in segments(folder):
         for batch in decoder.read(file, file.span()):

@@ -77,3 +77,42 @@ def test_a_deleted_queue_takes_all_and_another_of_its_name_does_not(make_events:
     assert (found[2].queue_number, found[2].ended, found[2].ended_at) == (2, "deleted", utc(3))
     assert (found[4].queue_number, found[4].ended) == (3, None)
     assert (found[9].began, found[9].began_at, found[9].priority, found[9].ended) == (None, None, None, None)
+
+
+FAR = {"partition": 1, "queue": "far", "queue_number": 7, "tier": "low"}
+
+
+def test_a_message_that_departed_stays_where_it_arrives(make_events: MakeEvents) -> None:
+    bound = {"target_vhost": "/", "target_queue": "far", "target_partition": 1, "target_message": 11}
+    back = {"target_vhost": "/", "target_queue": "orders", "target_partition": 0, "target_message": 51}
+    rows = [
+        row(1, "published", 10, priority=7),
+        row(3, "moved", 10, reason="expired", **bound),
+        row(4, "arrived", 50, message_id="m10", reason="expired", sender=0, priority=7, **FAR),
+        row(4, "told", 50, **FAR),
+        row(9, "moved", 50, message_id="m10", reason="redriven", **FAR, **back),
+        row(10, "arrived", 12, message_id="m10", reason="redriven", sender=1, priority=7),
+        row(11, "leased", 12, message_id="m10", receive_count=1),
+        row(12, "acked", 12, message_id="m10"),
+    ]
+    found = {(one.partition, one.message): one for one in stays(make_events(rows)).collect()}
+    assert found.keys() == {(0, 10), (1, 50), (0, 12)}, "none in an outbox, none twice"
+    assert {(one.message_id, one.priority) for one in found.values()} == {("m10", 7)}
+    assert [(one.began, one.ended, one.ended_reason) for one in found.values()] == [
+        ("published", "moved", "expired"),
+        ("redriven", "acked", None),
+        ("expired", "moved", "redriven"),
+    ]
+    there = found[1, 50]
+    assert (there.queue, there.queue_number, there.tier, there.began_at) == ("far", 7, "low", utc(4))
+
+
+def test_one_that_came_back_is_dead_where_it_left(make_events: MakeEvents) -> None:
+    bound = {"target_vhost": "/", "target_queue": "far", "target_partition": 1, "target_message": 11}
+    rows = [
+        row(1, "published", 10),
+        row(3, "moved", 10, reason="expired", **bound),
+        row(5, "arrived", 12, message_id="m10", reason="returned", sender=1, priority=5),
+    ]
+    found = {one.message: (one.began, one.ended, one.ended_reason) for one in stays(make_events(rows)).collect()}
+    assert found == {10: ("published", "moved", "expired"), 12: ("returned", "dead_lettered", "returned")}

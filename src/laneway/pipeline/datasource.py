@@ -29,7 +29,7 @@ from laneway.errors import Gone, InvalidInput, JournalGap, LanewayError
 from laneway.journal.interface import Place
 from laneway.pipeline.journals import SeveralJournals
 from laneway.pipeline.options import LATEST, ReadOptions, check_positions, flag, read_options
-from laneway.pipeline.planning import JournalParts, Portion, between, placed, portions, read, survey
+from laneway.pipeline.planning import JournalParts, Portion, between, elsewhere_of, placed, portions, read, survey
 from laneway.pipeline.pushdown import push
 from laneway.pipeline.schema import column, spark_schema
 from laneway.pipeline.selection import Selection
@@ -220,12 +220,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self._options
         starts, ends = self._places(start), self._places(end)
         found: list[InputPartition] = []
+        elsewhere = elsewhere_of(options, self._names)
         for number, last in ends.items():
             source = self._journals.source(number)
             first = starts[number] if number in starts else self._begun(number)
             parts = between(source, first, last, fail_on_data_loss=options.fail_on_data_loss)
             if parts:
-                journal = JournalParts(number, source, source.identity()[1], source.catalogue(), [])
+                journal = JournalParts(number, source, source.identity()[1], source.catalogue(), [], elsewhere)
                 selection = options.selection(journal.catalogue)
                 found += [
                     StreamPortion(one, journal, selection)

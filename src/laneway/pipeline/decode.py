@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 
 from laneway.core.events import Cause, Kind
 from laneway.core.message import message_id_prefix
-from laneway.core.rows import HAS_NUMBER, HAS_PRIORITY, HAS_ROUTE, TIME_BITS
+from laneway.core.partitions import NUMBER_BITS
+from laneway.core.rows import BORN_ELSEWHERE, HAS_NUMBER, HAS_PRIORITY, HAS_ROUTE, TIME_BITS
 from laneway.pipeline import commits, records
 from laneway.pipeline.commits import Chunk, Ints, SegmentBytes, Span
 from laneway.pipeline.schema import arrow_schema
@@ -34,23 +35,26 @@ def _kinds(*kinds: Kind) -> Bools:
     return table
 
 
+#: Rows with a record: that of a message as it was published.
+RECORDED = _kinds(Kind.PUBLISHED, Kind.ARRIVED)
 PUBLISHED = _kinds(Kind.PUBLISHED)
+ARRIVED = _kinds(Kind.ARRIVED)
 RELOCATED = _kinds(Kind.RELOCATED)
 LEASED = _kinds(Kind.LEASED)
 MOVED = _kinds(Kind.MOVED, Kind.COPIED)
 DETAILED = _kinds(Kind.DEAD_LETTERED, Kind.MOVED, Kind.COPIED, Kind.REMOVED)
 #: Rows which say in expires_ms when their message was first published.
 BORN = RELOCATED | _kinds(Kind.LEASED, Kind.ACKED, Kind.RELEASED, Kind.EXTENDED, Kind.DEAD_LETTERED, Kind.REMOVED)
-OF_MESSAGE = PUBLISHED | MOVED | BORN
-NUMBERED = OF_MESSAGE | _kinds(Kind.QUEUE_PURGED)
+NUMBERED = RECORDED | MOVED | BORN | _kinds(Kind.TOLD, Kind.QUEUE_PURGED, Kind.RECEIVED)
 
 #: The kinds of rows whose blob a column needs.
 BLOBS: dict[str, Bools] = {
-    **dict.fromkeys((*records.TEXTS, "body", "attributes"), PUBLISHED),
-    "exchange": PUBLISHED | MOVED,
-    "routing_key": PUBLISHED | MOVED,
+    **dict.fromkeys((*records.TEXTS, "body", "attributes"), RECORDED),
+    "exchange": RECORDED | MOVED,
+    "routing_key": RECORDED | MOVED,
     "consumer": LEASED,
     "detail": DETAILED,
+    **dict.fromkeys(("target_vhost", "target_queue", "target_partition"), MOVED),
     "message_id": RELOCATED,
     "enqueued_at": RELOCATED,
 }
@@ -68,11 +72,14 @@ class Decoder:
         catalogue: Catalogue,
         partition: int = 0,
         selection: Selection | None = None,
+        elsewhere: Catalogue | None = None,
     ) -> None:
+        """`elsewhere` has the queues of all partitions by their ids, for messages that departed."""
         self.schema = arrow_schema(names)
         self.tag = tag
         self.partition = partition
         self.queues = _Queues(catalogue)
+        self.elsewhere = elsewhere or {}
         self._selection = selection or Selection()
         self._sieve = Sieve(self._selection)
         self._blob_kinds = np.zeros(256, np.bool_)
@@ -160,7 +167,7 @@ class Events:
         """Batches stay small enough for Spark, also when a single commit is very large."""
         if not self.count:
             return
-        sizes = np.where(PUBLISHED[self.kind], self.rows["blob_size"], 0).astype(np.int64)
+        sizes = np.where(RECORDED[self.kind], self.rows["blob_size"], 0).astype(np.int64)
         # Messages of several queues share their bytes in the chunk, and not in the batch.
         if max(len(self._chunk.data), int(sizes.sum())) <= 2 * MAX_BLOB_BYTES:
             yield self
@@ -194,7 +201,7 @@ class Events:
 
     @cached_property
     def published(self) -> records.Records:
-        return records.Records(self.blobs, np.flatnonzero(PUBLISHED[self.kind]), self.count)
+        return records.Records(self.blobs, np.flatnonzero(RECORDED[self.kind]), self.count)
 
     @cached_property
     def routes(self) -> records.Routes:
@@ -207,8 +214,28 @@ class Events:
         return self.decoder.queues.slots(self.rows["queue"])
 
     @cached_property
-    def target_slots(self) -> pa.Array:
-        return self.decoder.queues.slots(np.where(MOVED[self.kind], self.rows["target"], 0))
+    def bound_for(self) -> Ints | None:
+        """Ids of queues of other partitions, 0 where none is meant; None if nothing departed."""
+        return self.routes.bound_for()
+
+    def target_names(self, at: int) -> pa.Array:
+        """Of the queue that a message went to: the virtual host (0) or the name (1)."""
+        queues = self.decoder.queues
+        names = (queues.vhosts, queues.names)[at]
+        here = names.take(queues.slots(np.where(MOVED[self.kind], self.rows["target"], 0)))
+        if self.bound_for is None:
+            return here
+        known = {id: self.decoder.elsewhere.get(id) for id in np.unique(self.bound_for).tolist() if id}
+        said = [None if (name := known.get(id)) is None else name[at] for id in self.bound_for.tolist()]
+        departed = pa.array(self.bound_for != 0)
+        return pc.if_else(departed, pa.array(said, pa.string()), here)
+
+    @property
+    def target_partition(self) -> Ints:
+        own = np.full(self.count, self.decoder.partition, np.int64)
+        if self.bound_for is None:
+            return own
+        return np.where(self.bound_for != 0, self.bound_for >> NUMBER_BITS, own)
 
     @cached_property
     def birth(self) -> tuple[Ints, Ints, Bools]:
@@ -216,10 +243,10 @@ class Events:
         rows, kind = self.rows, self.kind
         expires_ms = rows["expires_ms"]
         number = rows["seq"].astype(np.int64)
-        enqueued_ms = np.where((BORN | MOVED)[kind], expires_ms & TIME_MASK, 0).astype(np.int64)
+        enqueued_ms = np.where((BORN | MOVED | ARRIVED)[kind], expires_ms & TIME_MASK, 0).astype(np.int64)
         is_published = PUBLISHED[kind]
         np.copyto(enqueued_ms, self.time_ms, where=is_published)
-        is_moved = MOVED[kind]
+        is_moved = (MOVED | ARRIVED)[kind]
         if is_moved.any():
             np.copyto(number, rows["due_ms"].astype(np.int64), where=is_moved)
         is_renumbered = BORN[kind] & (rows["flags"] & HAS_NUMBER != 0)
@@ -232,11 +259,34 @@ class Events:
             number[where], enqueued_ms[where] = self.blobs.births(where)
         return enqueued_ms, number, (enqueued_ms != 0) | is_published
 
+    @cached_property
+    def tags(self) -> Ints | None:
+        """Of the stores that messages were born in; None if it is this one for all of them."""
+        rows, kind = self.rows, self.kind
+        is_foreign = BORN[kind] & (rows["flags"] & BORN_ELSEWHERE != 0)
+        is_arrived, is_moved = ARRIVED[kind], MOVED[kind] & (rows["receives"] != 0)
+        if not (is_foreign.any() or is_arrived.any() or is_moved.any()):
+            return None
+        low = (rows["due_ms"] >> np.uint64(TIME_BITS)).astype(np.int64)
+        high = (rows["flags"].astype(np.int64) >> 1 & 3) << 24
+        tags = np.full(self.count, self.decoder.tag, np.int64)
+        np.copyto(tags, high | rows["priority"].astype(np.int64) << 16 | low, where=is_foreign)
+        np.copyto(tags, rows["lease"].astype(np.int64), where=is_arrived)
+        np.copyto(tags, rows["receives"].astype(np.int64), where=is_moved)
+        return tags
 
-def message_ids(enqueued_ms: Ints, tag: int, numbers: Ints) -> npt.NDArray[np.uint8]:
-    """Ids as core.message makes them, 36 characters each."""
+    @cached_property
+    def due_ms(self) -> Ints:
+        """Above the time, rows of messages that were born elsewhere have a part of a tag."""
+        return (self.rows["due_ms"] & np.uint64(TIME_MASK)).astype(np.int64)
+
+
+def message_ids(enqueued_ms: Ints, tag: int, numbers: Ints, tags: Ints | None = None) -> npt.NDArray[np.uint8]:
+    """Ids as core.message makes them, 36 characters each. `tags`: if not all have the same."""
     text = np.empty((len(numbers), 36), np.uint8)
-    text[:] = np.frombuffer((message_id_prefix(0, tag) + "0" * 12).encode(), np.uint8)
+    text[:] = _pattern(tag)
+    for other in [] if tags is None else np.unique(tags[tags != tag]).tolist():
+        text[tags == other] = _pattern(other)
     words = text.view(_ID_WORDS).reshape(-1)
     words["time_high"] = _HEX[enqueued_ms >> 32 & 0xFFFF]
     words["time_middle"] = _HEX[enqueued_ms >> 16 & 0xFFFF]
@@ -245,6 +295,10 @@ def message_ids(enqueued_ms: Ints, tag: int, numbers: Ints) -> npt.NDArray[np.ui
     words["number_middle"] = _HEX[numbers >> 16 & 0xFFFF]
     words["number_low"] = _HEX[numbers & 0xFFFF]
     return text
+
+
+def _pattern(tag: int) -> npt.NDArray[np.uint8]:
+    return np.frombuffer((message_id_prefix(0, tag) + "0" * 12).encode(), np.uint8)
 
 
 #: Four hexadecimal digits of every number of two bytes, as the four bytes that they are.
@@ -273,17 +327,22 @@ def _bigint(values: npt.NDArray[np.generic], valid: Bools | None = None) -> pa.A
 
 def _message_id(e: Events) -> pa.Array:
     enqueued_ms, number, is_known = e.birth
-    return records.fixed_texts(message_ids(enqueued_ms, e.decoder.tag, number), is_known)
+    return records.fixed_texts(message_ids(enqueued_ms, e.decoder.tag, number, e.tags), is_known)
 
 
 def _visible_at(e: Events) -> pa.Array:
-    due_ms = e.rows["due_ms"].astype(np.int64)
-    return _time(np.where(due_ms != 0, due_ms, e.time_ms), (PUBLISHED | _kinds(Kind.RELEASED))[e.kind])
+    due_ms = np.where(ARRIVED[e.kind], 0, e.due_ms)
+    return _time(np.where(due_ms != 0, due_ms, e.time_ms), (RECORDED | _kinds(Kind.RELEASED))[e.kind])
 
 
 def _priority(e: Events) -> pa.Array:
     is_moved_with = MOVED[e.kind] & (e.rows["flags"] & HAS_PRIORITY != 0)
-    return _int(e.rows["priority"], PUBLISHED[e.kind] | is_moved_with)
+    return _int(e.rows["priority"], RECORDED[e.kind] | is_moved_with)
+
+
+def _sender(e: Events) -> pa.Array:
+    is_received = _kinds(Kind.RECEIVED)[e.kind]
+    return _int(np.where(is_received, e.rows["lease"], e.rows["receives"]), ARRIVED[e.kind] | is_received)
 
 
 def _expires_at(e: Events) -> pa.Array:
@@ -320,7 +379,7 @@ COLUMNS: dict[str, Callable[[Events], pa.Array]] = {
     **{name: _text(name) for name in records.TEXTS},
     "exchange": _of_message_or_route("exchange"),
     "routing_key": _of_message_or_route("routing_key"),
-    "size": lambda e: _int(e.rows["blob_size"], PUBLISHED[e.kind]),
+    "size": lambda e: _int(e.rows["blob_size"], RECORDED[e.kind]),
     "lease": lambda e: _bigint(e.rows["lease"], _kinds(Kind.LEASED, Kind.ACKED)[e.kind]),
     "consumer": lambda e: e.blobs.shared_texts(LEASED[e.kind]),
     "receive_count": lambda e: _int(e.rows["receives"], LEASED[e.kind]),
@@ -328,12 +387,14 @@ COLUMNS: dict[str, Callable[[Events], pa.Array]] = {
     "detail": lambda e: e.routes.texts("detail"),
     "enqueued_at": lambda e: _time(e.birth[0], e.birth[2]),
     "visible_at": _visible_at,
-    "deadline": lambda e: _time(e.rows["due_ms"].astype(np.int64), _kinds(Kind.LEASED, Kind.EXTENDED)[e.kind]),
+    "deadline": lambda e: _time(e.due_ms, _kinds(Kind.LEASED, Kind.EXTENDED)[e.kind]),
     "expires_at": _expires_at,
-    "target_vhost": lambda e: e.decoder.queues.vhosts.take(e.target_slots),
-    "target_queue": lambda e: e.decoder.queues.names.take(e.target_slots),
+    "target_vhost": lambda e: e.target_names(0),
+    "target_queue": lambda e: e.target_names(1),
+    "target_partition": lambda e: _int(e.target_partition, MOVED[e.kind]),
     "target_queue_number": lambda e: _int(e.rows["target"], MOVED[e.kind]),
     "target_message": lambda e: _bigint(e.rows["lease"], MOVED[e.kind]),
+    "sender": _sender,
     "body": lambda e: e.published.bodies(),
     "attributes": lambda e: e.published.attributes(),
 }

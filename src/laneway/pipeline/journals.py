@@ -8,8 +8,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from laneway.core.partitions import queue_id
 from laneway.errors import InvalidInput, NotFound
 from laneway.journal.interface import Place
+from laneway.pipeline.selection import Catalogue
 from laneway.pipeline.sources import FolderSource, ServerSource, Source
 
 PARTITIONS = "partitions"  # the folder in a data folder that has all partitions but 0, which is the data folder itself
@@ -24,6 +26,20 @@ class Journals(Protocol):
         """Behind the last commit that may be read, of each journal there is by now."""
 
     def source(self, number: int) -> Source: ...
+
+    def elsewhere(self) -> Catalogue:
+        """The names of queues by their ids, if there are several partitions: what messages are bound for that departed
+        from one of them."""
+
+
+def _by_ids(sources: Mapping[int, Source]) -> Catalogue:
+    if len(sources) == 1:
+        return {}
+    return {
+        queue_id(number, queue): name
+        for number, source in sources.items()
+        for queue, name in source.catalogue().items()
+    }
 
 
 class FolderJournals:
@@ -58,6 +74,9 @@ class FolderJournals:
             self._sources[number] = FolderSource(path)
         return self._sources[number]
 
+    def elsewhere(self) -> Catalogue:
+        return _by_ids({number: self.source(number) for number in self.ends()})
+
 
 class ServerJournals:
     """All partitions of a running server."""
@@ -73,6 +92,9 @@ class ServerJournals:
         first = self._sources[0]
         found = {0: first.end()}  # this says how many there are
         return found | {number: self.source(number).end() for number in range(1, first.partition_count)}
+
+    def elsewhere(self) -> Catalogue:
+        return _by_ids({number: self.source(number) for number in range(self._sources[0].partition_count)})
 
     def source(self, number: int) -> ServerSource:
         if number not in self._sources:
@@ -102,6 +124,9 @@ class SeveralJournals:
     def source(self, number: int) -> Source:
         return self._given[number].source(0)
 
+    def elsewhere(self) -> Catalogue:
+        return {}
+
 
 class ChosenJournals:
     """Some of the partitions."""
@@ -122,6 +147,9 @@ class ChosenJournals:
 
     def source(self, number: int) -> Source:
         return self._all.source(number)
+
+    def elsewhere(self) -> Catalogue:
+        return self._all.elsewhere()
 
 
 def _listed(found: Mapping[int, Place]) -> str:

@@ -26,6 +26,7 @@ class JournalParts(NamedTuple):
     tag: int
     catalogue: Catalogue
     parts: list[tuple[SegmentInfo, Span]]
+    elsewhere: Catalogue | None = None  # queues of all partitions, by their ids
 
 
 class Portion(NamedTuple):
@@ -36,7 +37,8 @@ class Portion(NamedTuple):
 
 
 #: Columns that take the names of queues; where none is wanted, the history is not searched for them.
-_NAMES = frozenset({"vhost", "queue", "tier", "target_vhost", "target_queue"})
+TARGETS = frozenset({"target_vhost", "target_queue"})
+_NAMES = TARGETS | {"vhost", "queue", "tier"}
 
 
 def survey(options: ReadOptions, names: Sequence[str]) -> list[JournalParts]:
@@ -44,9 +46,16 @@ def survey(options: ReadOptions, names: Sequence[str]) -> list[JournalParts]:
     is_named = options.queues is not None or not _NAMES.isdisjoint(names)
     ends = options.journals.ends()
     check_positions(options, len(ends))
-    return [
+    found = [
         _survey(number, options.journals.source(number), end, options, is_named) for number, end in sorted(ends.items())
     ]
+    elsewhere = elsewhere_of(options, names)
+    return [journal._replace(elsewhere=elsewhere) for journal in found]
+
+
+def elsewhere_of(options: ReadOptions, names: Sequence[str]) -> Catalogue:
+    """What must be known of other partitions for these columns."""
+    return {} if TARGETS.isdisjoint(names) else options.journals.elsewhere()
 
 
 def _survey(number: int, source: Source, end: Place, options: ReadOptions, is_named: bool) -> JournalParts:
@@ -145,7 +154,12 @@ def read(
 ) -> Iterator[pa.RecordBatch]:
     """In a task: the batches of a portion, in order."""
     decoder = Decoder(
-        names, tag=journal.tag, catalogue=journal.catalogue, partition=journal.number, selection=selection
+        names,
+        tag=journal.tag,
+        catalogue=journal.catalogue,
+        partition=journal.number,
+        selection=selection,
+        elsewhere=journal.elsewhere,
     )
     for span in portion.spans:
         try:

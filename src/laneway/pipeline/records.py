@@ -220,17 +220,34 @@ class Routes:
         self._has_route = has_route
 
     @cached_property
-    def _routes(self) -> dict[str, pa.Array] | None:
+    def _blocks(self) -> tuple[list[Any], pa.Array] | None:
+        """What the blobs say, each once, and which of them a row has."""
         if not self._has_route.any():
             return None
         blocks = self._blobs.pieces(pa.binary(), *self._blobs.shared(self._has_route), self._has_route)
         blocks = blocks.dictionary_encode()
-        decoded = [msgspec.msgpack.decode(block) for block in blocks.dictionary.to_pylist()]
+        return [msgspec.msgpack.decode(block) for block in blocks.dictionary.to_pylist()], blocks.indices
+
+    @cached_property
+    def _routes(self) -> dict[str, pa.Array] | None:
+        if self._blocks is None:
+            return None
+        decoded, indices = self._blocks
         columns = {
             name: pa.array([block[at] or None for block in decoded], pa.string())
             for at, name in enumerate(("detail", "exchange", "routing_key"))
         }
-        return {name: column.take(blocks.indices) for name, column in columns.items()}
+        return {name: column.take(indices) for name, column in columns.items()}
+
+    def bound_for(self) -> Ints | None:
+        """The ids of queues of other partitions that messages are on their way to, 0: none; None if none is."""
+        if self._blocks is None:
+            return None
+        decoded, indices = self._blocks
+        ids = pa.array([block[4] if len(block) > 4 else 0 for block in decoded], pa.int64())
+        if not any(ids.to_pylist()):
+            return None
+        return np.asarray(pc.fill_null(ids.take(indices), 0).to_numpy(zero_copy_only=False), np.int64)
 
     def texts(self, name: str) -> pa.Array | None:
         """`detail` of all rows; `exchange` or `routing_key` of those that have one, None if none does."""

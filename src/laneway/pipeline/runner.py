@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LAKE = "lake"
+HIDDEN = ""  # the virtual host of queues in which messages wait for other partitions
 
 
 @dataclass(frozen=True)
@@ -106,14 +107,19 @@ class Options:
     def is_server(self) -> bool:
         return bool(re.match(r"https?://", self.source))
 
-    def events(self, spark: SparkSession, *columns: str, kinds: Sequence[str] = ()) -> DataFrame:
+    def events(
+        self, spark: SparkSession, *columns: str, kinds: Sequence[str] = (), outboxes: bool = False
+    ) -> DataFrame:
         """The events of the source from `since` on and before `until`: these columns, or all but body and attributes.
-        The source reads only what is asked for."""
+        The source reads only what is asked for. `outboxes`: those of hidden queues too, which are no user's; they are
+        told by `vhost`."""
         from pyspark.sql import functions as F
 
         frame = self._source(spark, columns, kinds)
         if kinds:
             frame = frame.where(F.col("kind").isin(*kinds))
+        if not outboxes and (not columns or "vhost" in columns):
+            frame = frame.where(F.coalesce(F.col("vhost") != HIDDEN, F.lit(True)))
         if self.since is not None:
             frame = frame.where(F.col("time") >= F.lit(self.since))
         if self.until is not None:

@@ -1,8 +1,9 @@
 """A message's stay in a queue: from its arrival to its end, one row each. What the jobs measure, they measure on stays.
 
 A message that is moved or copied gets a new number, so a number is one stay. It begins when the message is published,
-or arrives as a dead letter or redriven; it ends when the message is acked, dies, is moved, removed, purged, or goes
-with its queue. History may begin or end in the middle of a stay: then its beginning or its end is not known.
+or arrives as a dead letter or redriven, maybe from another partition; it ends when the message is acked, dies, is
+moved, removed, purged, or goes with its queue. History may begin or end in the middle of a stay: then its beginning or
+its end is not known.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ DEATHS = ("max_receives", "expired", "rejected", "overflow")
 COLUMNS = (
     *("partition", "position", "index", "time", "kind", "vhost", "queue", "queue_number", "tier", "message"),
     *("message_id", "priority", "lease", "consumer", "receive_count", "reason", "enqueued_at", "visible_at"),
-    *("target_vhost", "target_queue", "target_message"),
+    *("target_vhost", "target_queue", "target_partition", "target_message"),
 )
 KINDS = (
     *("published", "leased", "acked", "released", "dead_lettered", "moved", "removed", "copied"),
-    *("queue_purged", "queue_deleted", "queue_put"),
+    *("arrived", "queue_purged", "queue_deleted", "queue_put"),
 )
 
-ARRIVED = "arrived"  # the other side of moved and copied: the beginning of a stay in the target
+#: The beginning of a stay: of messages from other partitions it has a row, of those of the same one it is made of the
+#: rows moved and copied.
+ARRIVED = "arrived"
+RETURNED = "returned"  # it arrives dead in the queue it left
 
 
 def is_death() -> Column:
@@ -44,7 +48,7 @@ def millis(later: Column, earlier: Column) -> Column:
 
 def with_arrivals(events: DataFrame) -> DataFrame:
     """The events, and beside each moved or copied one a row `arrived` in the queue and with the number it went to.
-    Its queue_number is not known and null."""
+    Its queue_number is not known and null. What departs to another partition arrives by a row there."""
     same = {name: F.col(name) for name in events.columns}
     there = {
         **same,
@@ -57,7 +61,8 @@ def with_arrivals(events: DataFrame) -> DataFrame:
     }
     here = F.struct(*(column.alias(name) for name, column in same.items()))
     both = F.array(here, F.struct(*(column.alias(name) for name, column in there.items())))
-    is_going = F.col("kind").isin("moved", "copied") & F.col("target_message").isNotNull()
+    stays_here = F.coalesce(F.col("target_partition") == F.col("partition"), F.lit(True))
+    is_going = F.col("kind").isin("moved", "copied") & F.col("target_message").isNotNull() & stays_here
     return events.select(F.inline(F.when(is_going, both).otherwise(F.array(here))))
 
 
@@ -66,7 +71,8 @@ def stays(events: DataFrame) -> DataFrame:
 
     partition, message, message_id, vhost, queue, queue_number, tier    what, where
     priority          that it was published with; null if that is not in the history
-    began             published · redriven · a reason of death, if it arrived as a dead letter · null: before history
+    began             published · redriven · a reason of death, if it arrived as a dead letter · returned: to where it
+                      died, and it is dead again · arrived: for another reason · null: before history
     began_at          when it came; visible_at: from when on it could be leased first
     enqueued_at       when it was first published, maybe in another queue
     leases            array of (at, receive_count, consumer), in order
@@ -79,7 +85,9 @@ def stays(events: DataFrame) -> DataFrame:
         return F.min_by(F.when(when, F.col(value)), F.when(when, order))
 
     kind = F.col("kind")
-    begins, ends = kind.isin("published", ARRIVED), kind.isin("acked", "dead_lettered", "moved", "removed")
+    begins = kind.isin("published", ARRIVED)
+    is_back = (kind == ARRIVED) & F.coalesce(F.col("reason") == RETURNED, F.lit(False))
+    ends = kind.isin("acked", "dead_lettered", "moved", "removed") | is_back
     # Rows of one message travel together once, by its id; what follows is grouped and numbered inside these shares.
     rows = (
         with_arrivals(events)
@@ -104,7 +112,7 @@ def stays(events: DataFrame) -> DataFrame:
         F.array_sort(F.collect_list(F.when(kind == "leased", lease))).alias("all_leases"),
         F.max_by("kind", order).alias("last_kind"),
         F.max(order).alias("last"),
-        first(ends, "kind").alias("end_kind"),
+        F.min_by(F.when(is_back, "dead_lettered").when(ends, kind), F.when(ends, order)).alias("end_kind"),
         first(ends, "time").alias("end_at"),
         first(ends, "reason").alias("end_reason"),
     )
@@ -113,7 +121,9 @@ def stays(events: DataFrame) -> DataFrame:
     known = grouped.withColumn("priority", F.last("own_priority", ignorenulls=True).over(of_message))
     return _with_queues(known, _fates(events)).select(
         *("partition", "message", "message_id", "vhost", "queue", "queue_number", "tier", "priority"),
-        F.when(F.col("begin_kind") == ARRIVED, F.col("begin_reason")).otherwise(F.col("begin_kind")).alias("began"),
+        F.when(F.col("begin_kind") == ARRIVED, F.coalesce("begin_reason", F.lit(ARRIVED)))
+        .otherwise(F.col("begin_kind"))
+        .alias("began"),
         "began_at",
         F.coalesce("first_visible_at", "began_at").alias("visible_at"),
         "enqueued_at",

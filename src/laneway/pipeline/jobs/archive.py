@@ -179,7 +179,8 @@ def _read(spark: SparkSession, options: Options, partition: int, first: int, end
     events = _events(spark, options, schema, partition, first, end)
     if policy != "dead" or not _deaths(spark, options, partition, first, end):
         return events
-    published = _events(spark, options, "message_id string, body binary", partition, None, end, kinds="published")
+    recorded = "published,arrived"
+    published = _events(spark, options, "message_id string, body binary", partition, None, end, kinds=recorded)
     return with_bodies_of_the_dead(events, published)
 
 
@@ -245,17 +246,24 @@ def letters(events: DataFrame, since_ms: int, until_ms: int) -> DataFrame:
     """(vhost, queue, message_id) of dead letters that died in this time, are still there as far as the lake knows, and
     whose body is in it. The queue is the one that keeps them."""
     in_time = F.unix_millis("time").between(since_ms + 1, until_ms)
+    there = F.coalesce("target_partition", "partition")
     died = events.where(is_death() & in_time).select(
         F.coalesce("target_vhost", "vhost").alias("vhost"),
         F.coalesce("target_queue", "queue").alias("queue"),
         "message_id",
-        "partition",
+        there.alias("partition"),
+        (there == F.col("partition")).alias("is_here"),
         F.coalesce("target_message", "message").alias("message"),
+    )
+    # One that departed has a number there when it has arrived: the last one, if it did so more than once.
+    arrived = events.where("kind = 'arrived'").groupBy("partition", "message_id").agg(F.max("message").alias("number"))
+    known = died.join(arrived, ["partition", "message_id"], "left").withColumn(
+        "message", F.when(F.col("is_here"), F.col("message")).otherwise(F.col("number"))
     )
     ended = events.where("kind in ('acked', 'moved', 'removed')").select("partition", "message")
     bodies = events.where("body is not null").select("message_id")
-    there = died.join(ended, ["partition", "message"], "left_anti").join(bodies, "message_id", "left_semi")
-    return there.select("vhost", "queue", "message_id").distinct()
+    left = known.where("message is not null").join(ended, ["partition", "message"], "left_anti")
+    return left.join(bodies, "message_id", "left_semi").select("vhost", "queue", "message_id").distinct()
 
 
 def _let_go(spark: SparkSession, options: Options, archive: Archive, hours: float, begun_s: float) -> int:

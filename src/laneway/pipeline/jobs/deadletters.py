@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from laneway.pipeline.runner import Options, Result
+from laneway.pipeline.runner import HIDDEN, Options, Result
 from laneway.pipeline.stays import DEATHS, is_death
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ COLUMNS: tuple[str, ...] = (
     *("partition", "position", "index", "time", "kind", "vhost", "queue", "tier", "message", "message_id", "priority"),
     *("tenant", "key", "group", "dedup_id", "correlation_id", "content_type", "exchange", "routing_key", "size"),
     *("receive_count", "reason", "detail", "enqueued_at", "target_vhost", "target_queue", "target_message"),
-    *("queue_number", "target_queue_number"),
+    *("queue_number", "target_queue_number", "target_partition", "sender"),
 )
 KINDS: tuple[str, ...] = (
-    *("published", "leased", "released", "acked", "dead_lettered", "moved", "removed"),
+    *("published", "arrived", "leased", "released", "acked", "dead_lettered", "moved", "copied", "removed"),
     *("queue_purged", "queue_deleted"),
 )
 
@@ -53,49 +53,60 @@ def signature(detail: Column) -> Column:
 
 
 def letters(events: DataFrame) -> DataFrame:
-    """The table deadletters_messages: one row per death, with what is known of the message and what became of it."""
+    """The table deadletters_messages: one row per death, with what is known of the message and what became of it. Of
+    hidden queues, events must have the rows `arrived`, or all."""
     order = Window.partitionBy("partition", "message_id").orderBy("position", "index")
     before = order.rowsBetween(Window.unboundedPreceding, 0)
     after = order.rowsBetween(1, Window.unboundedFollowing)
     kind, number = F.col("kind"), F.col("message")
+    departs = kind.isin("moved", "copied") & F.coalesce(F.col("target_partition") != F.col("partition"), F.lit(False))
     said = [*SAID, *(["attributes"] if "attributes" in events.columns else [])]
     # Where the letter is: under its new number if it was moved. The next event that ends that number tells its fate.
-    now = F.when(kind == "moved", F.col("target_message")).when(kind == "dead_lettered", number)
+    now = F.when(departs, F.lit(None)).when(kind == "moved", F.col("target_message")).otherwise(number)
     step = F.struct(number.alias("number"), kind.alias("kind"), F.col("reason").alias("reason"), "position")
     here = Window.partitionBy("partition", "message_id", "message").orderBy("position", "index")
     received = F.max("receive_count").over(here.rowsBetween(Window.unboundedPreceding, 0))
+    # What departs for a partition arrives there in the same order: the first time, the second time, …
+    other = F.when(departs, F.col("target_partition")).when(kind == "arrived", F.col("sender"))
+    times = Window.partitionBy("message_id", "partition", "is_there", "other").orderBy("position", "index")
     # Most messages never die: theirs are left out before anything is sorted.
-    died = events.where(is_death()).select("partition", "message_id").distinct()
+    died = events.where(is_death()).select("message_id").distinct()
     rows = (
-        events.join(died, ["partition", "message_id"], "left_semi")
+        events.join(died, ["message_id"], "left_semi")
         .select(
             *("partition", "position", "index", "time", "kind", "vhost", "queue", "tier", "message", "message_id"),
             *("reason", "detail", "enqueued_at", "target_vhost", "target_queue"),
             now.alias("letter"),
             F.last("priority", ignorenulls=True).over(before).alias("priority"),
             *(
-                F.last(F.when(kind == "published", F.col(name)), ignorenulls=True).over(before).alias(name)
+                F.last(F.when(kind.isin("published", "arrived"), F.col(name)), ignorenulls=True)
+                .over(before)
+                .alias(name)
                 for name in said
             ),
             F.coalesce(received, F.lit(0)).alias("receive_count"),
             F.collect_list(step).over(after).alias("steps"),
             F.when(kind == "moved", F.col("target_queue_number"))
-            .when(kind == "dead_lettered", F.col("queue_number"))
+            .when(kind.isin("dead_lettered", "arrived"), F.col("queue_number"))
             .alias("holder_number"),
+            other.alias("other"),
+            (kind == "arrived").alias("is_there"),
+            departs.alias("departs"),
         )
-        .where(is_death())
+        .withColumn("nth", F.row_number().over(times))
     )
+    known = _arrived(rows.where(is_death()), rows.where("is_there"))
     steps = F.filter("steps", lambda one: one["number"] == F.col("letter"))
     ends = F.filter(steps, lambda one: one["kind"].isin("acked", "moved", "removed", "dead_lettered"))
-    known = rows.withColumn("fate", F.try_element_at(ends, F.lit(1))).withColumn(
+    known = known.withColumn("fate", F.try_element_at(ends, F.lit(1))).withColumn(
         "last", F.try_element_at(steps, F.lit(-1))
     )
-    return known.join(F.broadcast(_queue_ends(events)), ["partition", "holder_number"], "left").select(
+    return known.join(F.broadcast(_queue_ends(events)), ["holder_partition", "holder_number"], "left").select(
         F.col("time").alias("died_at"),
         *("vhost", "queue", "tier", "reason", "detail"),
         signature(F.col("detail")).alias("signature"),
         "message_id",
-        F.col("letter").alias("message"),
+        F.when(kind != "removed", F.col("letter")).alias("message"),
         F.when(kind == "moved", F.col("target_vhost"))
         .when(kind == "dead_lettered", F.col("vhost"))
         .alias("holder_vhost"),
@@ -109,11 +120,36 @@ def letters(events: DataFrame) -> DataFrame:
     )
 
 
+def _arrived(died: DataFrame, arrived: DataFrame) -> DataFrame:
+    """Deaths with where their letters are: those that departed to another partition are what arrived there."""
+    there = arrived.select(
+        "message_id",
+        F.col("partition").alias("other"),
+        F.col("other").alias("partition"),
+        "nth",
+        F.lit(True).alias("departs"),
+        F.struct("letter", "steps", "holder_number", "position", "vhost").alias("there"),
+    )
+    joined = died.join(there, ["message_id", "partition", "other", "nth", "departs"], "left")
+    departs = F.col("departs")
+    return joined.withColumns(
+        {
+            "came": F.when(departs, F.col("there.position")).otherwise(F.col("position")),
+            "letter": F.when(departs, F.col("there.letter")).otherwise(F.col("letter")),
+            "steps": F.when(departs, F.col("there.steps")).otherwise(F.col("steps")),
+            "holder_number": F.when(departs, F.col("there.holder_number")).otherwise(F.col("holder_number")),
+            "holder_partition": F.when(departs, F.col("other")).otherwise(F.col("partition")),
+        }
+    )
+
+
 def _state() -> Column:
     """waiting: it is there to be redriven. Everything else says how it left."""
     how, why = F.col("fate")["kind"], F.col("fate")["reason"]
     return (
         F.when(F.col("kind") == "removed", F.lit("dropped"))
+        .when(F.col("departs") & F.col("there").isNull(), F.lit("under_way"))
+        .when(F.col("departs") & (F.col("there.vhost") == HIDDEN), F.lit("returned"))
         .when(how.isNull() & (F.coalesce("is_deleted", F.lit(False)) | _is_purged()), F.lit("removed"))
         .when(how.isNull(), F.lit("waiting"))
         .when(how == "acked", F.lit("consumed"))
@@ -125,7 +161,7 @@ def _state() -> Column:
 
 def _is_purged() -> Column:
     """A purge takes what waits below a number: letters that were moved there, not those that are kept as dead ones."""
-    last = F.coalesce(F.col("last")["position"], F.col("position"))
+    last = F.coalesce(F.col("last")["position"], F.col("came"))
     later = F.exists("purges", lambda one: (one["position"] > last) & (one["before"] > F.col("letter")))
     is_leased = F.coalesce(F.col("last")["kind"] == "leased", F.lit(False))
     return (F.col("kind") == "moved") & ~is_leased & F.coalesce(later, F.lit(False))
@@ -137,7 +173,7 @@ def _queue_ends(events: DataFrame) -> DataFrame:
     purge = F.struct("position", F.col("message").alias("before"))
     return (
         events.where(kind.isin("queue_purged", "queue_deleted"))
-        .groupBy("partition", F.col("queue_number").alias("holder_number"))
+        .groupBy(F.col("partition").alias("holder_partition"), F.col("queue_number").alias("holder_number"))
         .agg(
             F.collect_list(F.when(kind == "queue_purged", purge)).alias("purges"),
             F.max(kind == "queue_deleted").alias("is_deleted"),
@@ -176,7 +212,7 @@ def run(spark: SparkSession, options: Options) -> Result:
     elif options.is_lake and "attributes" not in options.warehouse.read_events(spark).columns:
         names = COLUMNS
         notes.append("the archive has no attributes")
-    events = options.events(spark, *names, kinds=KINDS)
+    events = options.events(spark, *names, kinds=KINDS, outboxes=True)
     warehouse, run_id = options.warehouse, options.run_id
     options.say("deadletters: finding what died")
     single = warehouse.overwrite("deadletters_messages", letters(events), run_id)

@@ -48,7 +48,7 @@ def groups(chosen: DataFrame) -> DataFrame:
 def run(spark: SparkSession, options: Options) -> Result:
     if not options["where"]:
         raise InvalidInput("say which dead letters: --where with a condition in SQL, or true for all", field="where")
-    events = options.events(spark, *COLUMNS, "attributes", kinds=KINDS)
+    events = options.events(spark, *COLUMNS, "attributes", kinds=KINDS, outboxes=True)
     found = chosen(events, options["where"]).persist()
     try:
         shown = groups(found)

@@ -36,7 +36,7 @@ def chosen(events: DataFrame, where: str) -> DataFrame:
     """Messages as they were published, that a condition in SQL holds for and whose body is in the lake, in the order of
     history."""
     return (
-        matching(events.where("kind = 'published' and body is not null"), where)
+        matching(events.where("kind = 'published' and body is not null and vhost <> ''"), where)
         .select("vhost", "queue", "message_id", "body", "attributes", *CARRIED, "partition", "position", "index")
         .orderBy("partition", "position", "index")
     )
