@@ -17,6 +17,7 @@ from laneway.config import Address, load_config
 from laneway.errors import ConfigInvalid
 from laneway.journal.segments.inspect import dump
 from laneway.node import Node
+from tests.wire_broker import folder_of_queues
 
 
 class Speaker(Protocol):
@@ -212,7 +213,7 @@ SPEAKERS: dict[str, Callable[[dict[str, Address]], Speaker]] = {"http": OverHttp
 def events_of(folder: Path, queue: str) -> list[tuple[str, int]]:
     """(kind, messages) of a queue's events; neighbours of one kind, which a commit may join, are added up."""
     told: list[tuple[str, int]] = []
-    for event in dump(str(folder), queue=queue):
+    for event in dump(folder_of_queues(folder), queue=queue):
         assert "problem" not in event, event
         kind, count = event["kind"], event.get("count", 1)
         if told and told[-1][0] == kind:

@@ -188,6 +188,11 @@ async def over_a_socket(broker: LocalBroker) -> RemoteBroker:
     return remote
 
 
+def folder_of_queues(folder: Path | str) -> str:
+    """The journal of where queues lie, in a server whose first partition has this folder."""
+    return f"{folder}-second" if os.environ.get("LANEWAY_TEST_BROKER") == "edge" else str(folder)
+
+
 def queues_of(partition: Partition) -> Partition:
     """Where the queues of a server lie whose first partition this is."""
     return _SECOND.get(partition, partition)
@@ -203,7 +208,7 @@ async def beside_another(broker: LocalBroker) -> Edge:
     The second one's clock is the first one's, and it stops with that."""
     first: Any = broker._partition
     here, there = QueuesLieInTheSecond(2), QueuesLieInTheSecond(2)
-    journal = SegmentJournal(f"{first.engine.journal._folder}-second")
+    journal = SegmentJournal(folder_of_queues(first.engine.journal._folder))
     engine = Engine(journal, new_tag=lambda: 8, partition=1, world=there)
     second = Partition(engine, clock=Clock.steady(broker.now), limits=first.limits, idle_ms=first._idle_ms)
     await second.start()

@@ -57,7 +57,9 @@ class ServerProcess:
         Tidying(local, self.model, number)
         if self.server.process_count > 1:
             self.servers[number] = PartitionServer(local)
-            await self.servers[number].start(self.server.path(number))
+            path = self.server.path(number)
+            Path(path).unlink(missing_ok=True)
+            await self.servers[number].start(path)
 
     async def join(self) -> None:
         brokers: list[Any] = []
@@ -110,6 +112,24 @@ class SeveralPartitions:
             await process.lead()
         for process in self.processes:
             await process.join()
+
+    async def lose(self, number: int) -> None:
+        """A process ends; what it led is not served."""
+        lost = self.processes[number]
+        await lost.stop()
+        await lost.close()
+        for process in self.processes:
+            for partition in lost.led:
+                remote = process.remotes.get(partition)
+                await until(lambda remote=remote: remote is None or remote.health()["state"] == "unreachable")
+
+    async def start_again(self, number: int) -> None:
+        self.processes[number] = ServerProcess(self, number)
+        await self.processes[number].lead()
+        await self.processes[number].join()
+        for process in self.processes:
+            for remote in process.remotes.values():
+                await until(lambda remote=remote: remote.health()["state"] == "ready")
 
     async def stop(self) -> None:
         for process in self.processes:

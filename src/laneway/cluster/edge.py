@@ -28,7 +28,7 @@ from laneway.core.partitions import NUMBER_BITS, local_number, partition_of, que
 from laneway.errors import InvalidInput, LanewayError
 
 Done = Callable[[Any], None]
-Barrier = Callable[[Callable[[], None]], None]
+WhenKnown = Callable[[Callable[[], None]], None]
 
 MAX_BATCH = 10_000  # as any partition takes
 
@@ -63,7 +63,7 @@ class Edge:
         limits: BrokerLimits,
         process: int = 0,
         led: Sequence[int] = (0,),
-        barriers: Mapping[int, Barrier] | None = None,
+        barriers: Mapping[int, WhenKnown] | None = None,
     ) -> None:
         self._partitions = partitions
         self._count = len(partitions)

@@ -16,7 +16,7 @@ from laneway.core.partitions import local_number, partition_of, queue_id
 from laneway.errors import Conflict, InvalidInput, LanewayError, QueueElsewhere, QueueNotFound
 
 if TYPE_CHECKING:
-    from laneway.cluster.edge import Barrier, Done, Edge
+    from laneway.cluster.edge import Done, Edge, WhenKnown
 
 #: A partition that says that a queue is elsewhere knows more than this process does. So often it is asked again, and
 #: so long in between.
@@ -87,7 +87,7 @@ _LOW = ("disk_full", "memory_low")
 
 
 class Overall:
-    def __init__(self, edge: Edge, barriers: Mapping[int, Barrier]) -> None:
+    def __init__(self, edge: Edge, barriers: Mapping[int, WhenKnown]) -> None:
         self._edge = edge
         self._barriers = barriers
         self.takers: dict[type, Callable[[Any, Done], int]] = {

@@ -24,6 +24,7 @@ from laneway.broker.interface import (
     Push,
     QueueId,
     Request,
+    Reserve,
     SessionId,
     SettleHeld,
     Spread,
@@ -219,8 +220,10 @@ class RemoteEdge:
                 done(self._refusal)
                 return
             done = partial(self._answer_publish, number)
-            if isinstance(request, Transact):
-                request.settlements = list(map(self._settled, request.settlements))
+            if not isinstance(request, Publish):
+                request.settlements = [self._settled(s) if s.session else s for s in request.settlements]
+        elif isinstance(request, Reserve):
+            self._let_go(request)
         elif isinstance(request, EndSession):
             self._sessions.pop(request.session, None)
             self._paused.discard(request.session)
@@ -306,10 +309,15 @@ class RemoteEdge:
             kept = [i for i, lease in enumerate(request.leases) if lease >= self._first_lease]
             seqs, leases = [request.seqs[i] for i in kept], [request.leases[i] for i in kept]
             request = msgspec.structs.replace(request, seqs=seqs, leases=leases)
-        holdings = self._sessions.get(request.session)
-        if holdings is not None and request.action != "extend":
-            holdings.settled(request.queue, len(request.seqs))
+        if request.action != "extend":
+            self._let_go(request)
         return request
+
+    def _let_go(self, request: SettleHeld | Reserve) -> None:
+        """Its session holds these no longer."""
+        holdings = self._sessions.get(request.session)
+        if holdings is not None:
+            holdings.settled(request.queue, len(request.seqs))
 
     def hold_back(self, is_full: bool) -> None:
         """It does not take what it is sent: give it no more messages; or go on, with those whose clients take them."""

@@ -159,8 +159,7 @@ class Spreading:
         job.missing = 1
         for settlement in to_reserve:
             self._reserve(job, settlement)
-        reserving = {partition_of(settlement.queue) for settlement in to_reserve}
-        for partition in set(map(partition_of, job.queues)) - reserving - {self._at}:
+        for partition in set(map(partition_of, job.queues)) - {self._at}:
             job.missing += 1
             self._edge.to_partition(partition, _PROBE, partial(self._probed, job))
         self._probed(job, None)
