@@ -359,7 +359,9 @@ def main() -> None:
         "--against", type=Path, help="a checkout of another version, to measure in turns (http, amqp, sqs)"
     )
     parser.add_argument("--events", type=int, default=10_000_000, help="of the journal of the pipeline (%(default)s)")
-    parser.add_argument("--master", default="local[1]", help="the Spark of the pipeline (%(default)s)")
+    parser.add_argument(
+        "--master", help="the Spark of the pipeline (reading: local[1]; the audit: what the command line takes itself)"
+    )
     parser.add_argument("--quick", action="store_true", help="a short look: 1 round, 1 s, 20,000 messages")
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp"), help="the disk to measure on (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")

@@ -25,8 +25,9 @@ class Auditing:
 
     def run(self, case: str, journal: Path) -> None:
         command = [sys.executable, "-m", "laneway", "pipeline", "run", "audit", "--json", "--source", str(journal)]
-        command += ["--warehouse", str(self._folder / "warehouse"), "--master", self._options.master]
-        command += ["--conf", "spark.driver.memory=1g"]
+        command += ["--warehouse", str(self._folder / "warehouse")]
+        if self._options.master is not None:
+            command += ["--master", self._options.master]
         began = time.perf_counter()
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
             peak, cpu = 0, dict[int, float]()

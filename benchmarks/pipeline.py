@@ -110,11 +110,13 @@ def measure(options: argparse.Namespace, folder: Path) -> Report:
     from laneway.pipeline.session import session
 
     cores = assign_cores()
-    report = Report("pipeline", {**describe(folder, cores), "spark": options.master, "events": options.events})
+    master = options.master or "local[1]"
+    sparks = {"spark": master, "audit_spark": options.master or "local[*]"}
+    report = Report("pipeline", {**describe(folder, cores), **sparks, "events": options.events})
     report.goals = goals()
     reads = [case for case in CASES[:3] if is_chosen(case, options)]
     if reads:
-        spark = session(options.master, "laneway-bench", **{"spark.driver.memory": "2g"})
+        spark = session(master, "laneway-bench", **{"spark.driver.memory": "2g"})
         try:
             reading = Reading(options, report, folder)
             reading.prepare()

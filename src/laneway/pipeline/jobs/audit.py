@@ -50,7 +50,8 @@ def audit(events: DataFrame, folder: Path, *, block_rows: int = order.BLOCK_ROWS
 
     try:
         rows = keep_as("lives", lives_.lives(events))
-        spans = _spans(rows, block_rows)
+        queues = keep(_queues(rows))
+        spans = _spans(queues, block_rows)
         whole = [span["partition"] for span in spans if span["first"] == 1]
         has_ends = any(span["ends"] for span in spans)
         has_untenanted = any(span["untenanted"] for span in spans)
@@ -71,18 +72,21 @@ def audit(events: DataFrame, folder: Path, *, block_rows: int = order.BLOCK_ROWS
             checks.append(groups.out_of_order(members, block_rows=block_rows))
         found = keep(reduce(DataFrame.unionByName, checks))
         count = found.count()
-        named = _named(found, rows, events if count else None)
-        fates = keep(_by_queue(lives_.fates(lives, _until_ms(spans)), rows))
+        named = _named(found, rows, queues, events if count else None)
+        fates = keep(_by_queue(lives_.fates(lives, _until_ms(spans)), queues))
         yield Findings(_verdict(fates, spans, count, is_whole=len(whole) == len(spans)), fates, named)
     finally:
         for frame in reversed(kept):
             frame.unpersist()
 
 
-def _spans(rows: DataFrame, block_rows: int) -> list[Row]:
-    """Of each partition: what history it has, and what is in it that a check must know."""
+def _queues(rows: DataFrame) -> DataFrame:
+    """The names that queue numbers have; and, also of what is of no queue, what history there is, and what is in it
+    that a check must know."""
     position, step = F.shiftright("at", INDEX_BITS), F.col("step")
-    queues = rows.groupBy("queue_number", "partition").agg(
+    return rows.groupBy("queue_number", "partition").agg(
+        F.max("vhost").alias("vhost"),
+        F.max("queue").alias("queue"),
         F.min(position).alias("first"),
         F.max(position).alias("last"),
         F.max("ms").alias("until_ms"),
@@ -96,6 +100,10 @@ def _spans(rows: DataFrame, block_rows: int) -> list[Row]:
         F.min("at").alias("low"),
         F.max("at").alias("high"),
     )
+
+
+def _spans(queues: DataFrame, block_rows: int) -> list[Row]:
+    """What is known of queues, of each partition."""
     sums = ("events", "grouped", "released", "ends", "untenanted")
     is_large = F.col("queue_number").isNotNull() & (F.col("count") > block_rows)
     return (
@@ -118,16 +126,12 @@ def _until_ms(spans: Sequence[Row]) -> Column:
     return F.create_map(*ends)[F.col("partition")] if ends else F.lit(None)
 
 
-def _queues(rows: DataFrame) -> DataFrame:
-    """The names that queue numbers have."""
-    return (
-        rows.where("queue_number is not null")
-        .groupBy("queue_number", "partition")
-        .agg(F.max("vhost").alias("vhost"), F.max("queue").alias("queue"))
-    )
+def _with_names(found: DataFrame, queues: DataFrame) -> DataFrame:
+    names = queues.where("queue_number is not null").select("partition", "queue_number", "vhost", "queue")
+    return found.join(names, ["partition", "queue_number"], "left")
 
 
-def _named(found: DataFrame, rows: DataFrame, events: DataFrame | None) -> DataFrame:
+def _named(found: DataFrame, rows: DataFrame, queues: DataFrame, events: DataFrame | None) -> DataFrame:
     """Violations as they are shown, in the order of history: with time, queue and message id, for which the events are
     read once more."""
     position = F.shiftright("at", INDEX_BITS)
@@ -155,19 +159,16 @@ def _named(found: DataFrame, rows: DataFrame, events: DataFrame | None) -> DataF
             .groupBy("partition", "message")
             .agg(F.min("message_id").alias("message_id"))
         )
-        shown = (
-            shown.join(times, ["partition", "at"], "left")
-            .join(ids, ["partition", "message"], "left")
-            .join(_queues(rows), ["partition", "queue_number"], "left")
-        )
+        dated = shown.join(times, ["partition", "at"], "left").join(ids, ["partition", "message"], "left")
+        shown = _with_names(dated, queues)
     columns = "partition position index time type vhost queue queue_number message message_id words".split()
     return shown.select(*columns).orderBy("partition", "position", "index", "type", "message")
 
 
-def _by_queue(fates: DataFrame, rows: DataFrame) -> DataFrame:
+def _by_queue(fates: DataFrame, queues: DataFrame) -> DataFrame:
     began = ["published", "moved_in", "copied_in", "from_before"]
     return (
-        fates.join(_queues(rows), ["partition", "queue_number"], "left")
+        _with_names(fates, queues)
         .select("partition", "vhost", "queue", "queue_number", *began, *FATES)
         .orderBy("partition", "vhost", "queue", "queue_number")
     )

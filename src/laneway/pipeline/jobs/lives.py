@@ -108,19 +108,21 @@ def steps(events: DataFrame) -> DataFrame:
 
 
 def lives(events: DataFrame) -> DataFrame:
-    """Every step with the one before and the one after it in the same life, the lease and receive count given last, and
-    what the message was published with.
+    """Every step with the one before and the one after it in the same life, and what the message was published with.
 
     `is_plain`: from this step on it waits, visible at once, in no group, under the number it was published with;
-    `was_plain`: so it did before this step. `early_ms`: leased so long before it was visible.
-    `batch`, `last_batch`: what is leased in one event has the same, this time or the last time.
+    `was_plain`: so it did before this step.
+    `batch`, `last_batch`: in groups, what is leased in one event has the same, this time or the last time.
+
+    These are null unless the step is wrong, for columns of nulls cost next to nothing to write and to read:
+    `early_ms`: leased so long before it was visible. `stale_lease`: acked with this lease, though the last one was
+    `last_lease`. `wrong_count`: leased for so many times, after `last_count` times. `first_queue`: where it was before.
     """
     # By the message first: Spark compares rows by their first column, and by the others only where that is the same.
     life = Window.partitionBy("message", "partition").orderBy("at", "step")
     so_far = life.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     before = life.rowsBetween(Window.unboundedPreceding, -1)
     step = F.col("step")
-    of_lease = F.when(step == LEASED, F.col("lease"))
     batch = F.when(step == LEASED, F.col("at") - F.col("lease"))  # both go up by one from message to message
     is_ready, visible_before = F.col("visible_ms") <= F.col("ms"), F.lag("visible_ms").over(life)
     known = steps(events).withColumns(
@@ -139,15 +141,28 @@ def lives(events: DataFrame) -> DataFrame:
             "was_plain": F.lag(is_ready).over(life),
             "early_ms": F.when((step == LEASED) & (visible_before > F.col("ms")), visible_before - F.col("ms")),
             "batch": batch,
-            "last_batch": F.last(batch, ignorenulls=True).over(before),
-            "last_lease": F.last(of_lease, ignorenulls=True).over(before),
+            # An ack and a release are no lease: so far is before them.
+            "last_batch": F.last(batch, ignorenulls=True).over(so_far),
+            "last_lease": F.last(F.when(step == LEASED, F.col("lease")), ignorenulls=True).over(so_far),
             "last_count": F.last("receive_count", ignorenulls=True).over(before),
         }
     )
     of_no_group = F.col("group").isNull() & (F.col("first") == PUBLISHED)
+    of_group = F.col("group").isNotNull() | F.col("born").isNotNull()
+    is_stale = (step == ACKED) & _is_held(F.col("previous")) & (F.col("lease") != F.col("last_lease"))
+    last_count = F.coalesce("last_count", F.when(F.col("first") <= COPIED_IN, F.lit(0)))
+    is_miscounted = (step == LEASED) & (F.col("receive_count") != last_count + 1)
     return known.withColumns(
-        {name: F.coalesce(F.col(name) & of_no_group, F.lit(False)) for name in ("is_plain", "was_plain")}
-    )
+        {
+            **{name: F.coalesce(F.col(name) & of_no_group, F.lit(False)) for name in ("is_plain", "was_plain")},
+            **{name: F.when(of_group, F.col(name)) for name in ("batch", "last_batch")},
+            "stale_lease": F.when(is_stale, F.col("lease")),
+            "last_lease": F.when(is_stale, F.col("last_lease")),
+            "wrong_count": F.when(is_miscounted, F.col("receive_count")),
+            "last_count": F.when(is_miscounted, last_count),
+            "first_queue": F.when(F.col("queue_number") != F.col("first_queue"), F.col("first_queue")),
+        }
+    ).drop("first", "lease", "receive_count")
 
 
 def queue_ends(lives: DataFrame) -> DataFrame:
@@ -207,7 +222,6 @@ def impossible_steps(lives: DataFrame, whole: Sequence[int], *, has_ends: bool) 
     step, previous = F.col("step"), F.col("previous")
     begins, was_there = step <= COPIED_IN, previous.isNotNull()
     gone = _has_ended(previous)
-    last = F.coalesce(F.col("last_count"), F.when(F.col("first") <= COPIED_IN, F.lit(0)))
     found = [
         (
             "never_published",
@@ -233,18 +247,18 @@ def impossible_steps(lives: DataFrame, whole: Sequence[int], *, has_ends: bool) 
         ),
         (
             "stale_ack",
-            (step == ACKED) & _is_held(previous) & (F.col("lease") != F.col("last_lease")),
-            F.concat(F.lit("with lease "), "lease", F.lit(", the last one was "), "last_lease"),
+            F.col("stale_lease").isNotNull(),
+            F.concat(F.lit("with lease "), "stale_lease", F.lit(", the last one was "), "last_lease"),
         ),
         ("dead_twice", (step == DEAD) & (previous == DEAD), F.lit("it was dead already")),
         (
             "receive_count",
-            (step == LEASED) & (F.col("receive_count") != last + 1),
-            F.concat(F.lit("receive count "), "receive_count", F.lit(" after "), last),
+            F.col("wrong_count").isNotNull(),
+            F.concat(F.lit("receive count "), "wrong_count", F.lit(" after "), "last_count"),
         ),
         (
             "wrong_queue",
-            (F.col("queue_number") != F.col("first_queue")),
+            F.col("first_queue").isNotNull(),
             F.concat(F.lit("it was in queue number "), "first_queue"),
         ),
     ]
