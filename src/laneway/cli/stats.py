@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable, Iterator
-from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +9,8 @@ import click
 
 from laneway.cli.kinds import duration as seconds
 from laneway.cli.session import CliSession, complete_queue, pass_session, talks_to_a_server
-from laneway.cli.show import Rows, console, duration, print_json, print_rows, size
+from laneway.cli.show import Rows, duration, print_json, print_rows, size
+from laneway.cli.watching import rounds, show_rounds
 
 if TYPE_CHECKING:
     from laneway.client import Client
@@ -50,14 +47,13 @@ def stats(session: CliSession, queue: str | None, watch: bool, every_seconds: fl
         def render(found: list[dict[str, Any]]) -> Rows:
             return _one(found[0]) if queue is not None else _many(found)
 
+        times = None if watch else 1
         if session.json:
-            for found in _rounds(fetch, watch, every_seconds):
+            for found in rounds(fetch, every_seconds, times):
                 for one in found:
                     print_json(one)
-        elif watch and sys.stdout.isatty():
-            _watch(fetch, render, every_seconds)
         elif watch:
-            _write_on(fetch, render, every_seconds)
+            show_rounds(rounds(fetch, every_seconds), lambda found: [render(found)])
         else:
             found = fetch()
             if found:
@@ -69,42 +65,6 @@ def stats(session: CliSession, queue: str | None, watch: bool, every_seconds: fl
                 click.echo("laneway: there are no queues", err=True)
             if queue is None and len(found) + len(unread) == limit:
                 click.echo(f"laneway: showing the first {limit}: give --prefix, or a higher --limit", err=True)
-
-
-def _rounds(
-    fetch: Callable[[], list[dict[str, Any]]], again: bool, every_seconds: float
-) -> Iterator[list[dict[str, Any]]]:
-    yield fetch()
-    while again:
-        time.sleep(every_seconds)
-        yield fetch()
-
-
-def _watch(
-    fetch: Callable[[], list[dict[str, Any]]], render: Callable[[list[dict[str, Any]]], Rows], every_seconds: float
-) -> None:
-    from rich.live import Live
-
-    try:
-        with Live(console=console(), auto_refresh=False) as live:
-            for found in _rounds(fetch, True, every_seconds):
-                live.update(render(found).for_a_person(), refresh=True)
-    except KeyboardInterrupt:
-        pass  # the way to end watching, not a failure
-
-
-def _write_on(
-    fetch: Callable[[], list[dict[str, Any]]], render: Callable[[list[dict[str, Any]]], Rows], every_seconds: float
-) -> None:
-    """Into a pipe or a file: a table each time, under its time, written when it is made."""
-    try:
-        for found in _rounds(fetch, True, every_seconds):
-            click.echo(f"{datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z}")
-            print_rows(render(found))
-            click.echo()
-            sys.stdout.flush()
-    except (KeyboardInterrupt, BrokenPipeError):
-        pass  # the reader has seen enough
 
 
 def _all(client: Client, prefix: str, limit: int, unread: set[str]) -> list[dict[str, Any]]:

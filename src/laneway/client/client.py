@@ -516,6 +516,10 @@ class Client:
         """Have the server read its settings again: those that changed, and those that need a restart for it."""
         return dict(self._call("POST", "/config/reload"))
 
+    def processes(self, *, queues: int = 10) -> dict[str, Any]:
+        """What each process of the server has to do, and so many of the busiest queues."""
+        return dict(self._call("GET", "/processes", query={"queues": queues}))
+
     def ready(self) -> dict[str, Any]:
         return dict(self._call("GET", "/readyz"))
 
