@@ -244,4 +244,8 @@ async def beside_another(broker: LocalBroker) -> Edge:
         second._on_timer()
 
     first.stop, first._on_timer = stop, on_timer
-    return Edge([broker, remotes[1]], here, limits=broker.limits, barriers={0: servers[0].barrier.wait})
+    edge = Edge([broker, remotes[1]], here, limits=broker.limits, barriers={0: servers[0].barrier.wait})
+    first.crossing.start(edge.to_partition)
+    brokers = remotes[0], led
+    second.crossing.start(lambda number, request, done: brokers[number].send(request, done))
+    return edge

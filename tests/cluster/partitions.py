@@ -77,6 +77,8 @@ class ServerProcess:
         self.edge = Edge(
             brokers, self.model, limits=self.server.limits, process=self.number, led=self.led, barriers=barriers
         )
+        for number in self.led:
+            self.server.partitions[number].crossing.start(self.edge.to_partition)
 
     async def stop(self) -> None:
         for remote in self.remotes.values():

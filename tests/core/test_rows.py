@@ -38,6 +38,7 @@ from laneway.core.events import (
     Released,
     Relocated,
     Removed,
+    Reserved,
     Told,
     Unbound,
 )
@@ -145,6 +146,7 @@ EVENTS: dict[Kind, st.SearchStrategy[Event]] = {
     Kind.ACKED: pairs(Acked),
     Kind.RELEASED: pairs(Released),
     Kind.EXTENDED: st.builds(Extended, u32, u64, seqs, u48),
+    Kind.RESERVED: st.builds(Reserved, u32, u64, seqs, st.integers(1, 2**63), u48),
     Kind.DEAD_LETTERED: st.builds(DeadLettered, u32, u64, seqs, causes, words),
     Kind.MOVED: moved(Moved),
     Kind.COPIED: moved(Copied),

@@ -15,7 +15,18 @@ from itertools import chain, groupby, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from laneway.broker.interface import Ack, IdempotencyKey, Lease, Publish, Settle, SettleHeld, Targets, Transact
+from laneway.broker.interface import (
+    Ack,
+    IdempotencyKey,
+    Lease,
+    Publish,
+    Receive,
+    Settle,
+    SettleHeld,
+    Spread,
+    Targets,
+    Transact,
+)
 from laneway.broker.values import Arrival
 from laneway.broker.waiting import Waiter
 from laneway.core import commands, lease_commands, purging
@@ -111,6 +122,8 @@ class Inbox:
             SettleHeld: self._settle_held,
             Waiter: self._lease,
             Lease: self._get,
+            Spread: partition.crossing.spread,
+            Receive: partition.crossing.receive,
         }
 
     def add(self, entry: Entry, size_bytes: int = 0) -> None:
@@ -311,21 +324,25 @@ class Inbox:
     def _transact(self, entries: list[Entry]) -> None:
         """Each on its own."""
         for entry in entries:
+            request: Transact = entry.request
+            answer: Any
             try:
-                answer = self._carry_out_transaction(entry.request)
+                answer = self.publish_and_settle(Publish(request.targets, request.messages), request.settlements)
             except Exception as trouble:
                 answer = told_of(trouble)
             self._partition.committer.when_durable(entry.done, answer)
 
-    def _carry_out_transaction(self, request: Transact) -> list[Arrival] | LanewayError:
-        """All that it does is staged without letting anything else in between: it is in one commit."""
-        inner = Entry(Publish(request.targets, request.messages), _ignore)
+    def publish_and_settle(self, request: Publish, settlements: Sequence[SettleHeld]) -> list[Arrival]:
+        """All of it is staged without letting anything else in between: it is in one commit."""
+        inner = Entry(request, _ignore)
         refusals: list[LanewayError] = []
         self._publish([inner])
-        self._settle_held([Entry(settlement, refusals.append) for settlement in request.settlements], at_once=True)
-        for settlement in request.settlements:
+        self._settle_held([Entry(settlement, refusals.append) for settlement in settlements], at_once=True)
+        for settlement in settlements:
             self._partition.sessions.settled(settlement)
-        return refusals[0] if refusals else inner.arrivals
+        if refusals:
+            raise refusals[0]
+        return inner.arrivals
 
     # Leasing
 

@@ -534,6 +534,7 @@ class Reserve(Request):
     seqs: Sequence[int]
     leases: Sequence[int]
     lease_ms: int
+    consumer: int = 0  # whose credit is given back; 0: nobody's
 
 
 class Receive(Request):

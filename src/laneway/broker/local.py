@@ -19,7 +19,7 @@ from laneway.core import lease_commands
 from laneway.core.deliveries import Deliveries
 from laneway.core.digits import own_tokens
 from laneway.core.state import SESSION_LEASE
-from laneway.errors import InvalidInput, LanewayError, LimitExceeded, Unavailable
+from laneway.errors import InvalidInput, LanewayError, LimitExceeded
 
 MAX_BATCH = 10_000
 MAX_WAIT_MS = 20_000
@@ -62,6 +62,8 @@ class LocalBroker:
             i.Ack: self._ack,
             i.SettleHeld: self._settle_held,
             i.Transact: self._transact,
+            i.Spread: self._spread,
+            i.Receive: self._receive,
         }
         # Carried out at once, behind all that came before; answered when durable.
         self._changes: dict[type, Callable[[Any], Any]] = {
@@ -80,9 +82,7 @@ class LocalBroker:
             i.CreateVhost: lambda r: p.vhosts.create(r.name),
             i.PutDocument: lambda r: p.put_document(r.collection, r.key, r.document, r.seen),
             i.RemoveDocument: lambda r: p.remove_document(r.collection, r.key, r.seen),
-            i.Spread: self._alone,
-            i.Reserve: self._alone,
-            i.Receive: self._alone,
+            i.Reserve: lambda r: p.crossing.reserve(r),
         }
         # The same, but answered at once: they promise nothing that could be lost.
         self._looks: dict[type, Callable[[Any], Any]] = {
@@ -290,6 +290,22 @@ class LocalBroker:
             self._partition.check_open()
         self._partition.inbox.add(Entry(request, done), size_bytes)
 
+    def _spread(self, request: i.Spread, done: Done) -> None:
+        partition, size_bytes = self._partition, 0
+        partition.crossing.check(request)
+        if request.messages.bodies:
+            check_atomic(request.targets, len(request.messages.bodies))
+            size_bytes = stored_bytes(request)
+            partition.check_memory()
+            partition.check_writable(size_bytes)
+        else:
+            partition.check_open()
+        partition.inbox.add(Entry(request, done), size_bytes)
+
+    def _receive(self, request: i.Receive, done: Done) -> None:
+        self._partition.check_open()
+        self._partition.inbox.add(Entry(request, done))
+
     def _lease(self, request: i.Lease, done: Done) -> int:
         partition = self._partition
         partition.check_open()
@@ -345,9 +361,6 @@ class LocalBroker:
 
     def _refuse(self, request: i.Request) -> Any:
         raise InvalidInput(f"{type(request).__name__} is for the first partition, which keeps that")
-
-    def _alone(self, request: i.Request) -> None:
-        raise Unavailable("this partition knows no others")
 
     def _lease_again(self, request: i.LeaseAgain) -> Deliveries:
         partition = self._partition

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from laneway.broker import peeking
 from laneway.broker.clock import Clock
 from laneway.broker.committer import Committer, NewWriter, WriterThread
+from laneway.broker.crossing import Crossing
 from laneway.broker.cursors import Cursors
 from laneway.broker.engine import Engine, Recovery
 from laneway.broker.exchanges import Exchanges
@@ -52,6 +53,7 @@ from laneway.errors import (
     TooLargeForDisk,
     Unavailable,
 )
+from laneway.journal.interface import Commit
 from laneway.telemetry.turns import LoopTurns
 
 log = logging.getLogger("laneway.broker")
@@ -90,6 +92,7 @@ class Partition:
         self.is_memory_short = False
         self._chances = chances(random_bytes)
         self.carry_out: Callable[[Any], Any]  # carries out a request that is rare; local.py sets it
+        self.crossing = Crossing(self)
         self.inbox = Inbox(self)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
@@ -120,7 +123,7 @@ class Partition:
             self._loop,
             before_seal=self.inbox.drain,
             on_sealed=self.upkeep.sealed,
-            on_durable=self.upkeep.durable,
+            on_durable=self._durable,
             on_failed=self._fail,
             idle_s=self._idle_ms / 1000,
             new_writer=self._new_writer,
@@ -145,6 +148,7 @@ class Partition:
         """Answer those who wait, make everything durable, keep a snapshot so that the next start is quick."""
         self.inbox.drain()
         self._phase = "stopping"
+        self.crossing.stop()
         for timer in (self._timer, self._look_timer):
             if timer is not None:
                 timer.cancel()
@@ -158,6 +162,10 @@ class Partition:
         if self.committer.failed is None and not self.committer.stuck:
             await self.upkeep.final_snapshot()
             await asyncio.to_thread(self.engine.journal.close)
+
+    def _durable(self, commit: Commit) -> None:
+        self.upkeep.durable(commit)
+        self.crossing.durable(commit)
 
     def _fail(self, error: BaseException) -> None:
         self._phase = "failed"
@@ -241,7 +249,7 @@ class Partition:
             self.now(),
             of_session=of_session,
             # What a session holds is settled by number: no token leads there, so those need not be secret.
-            first_lease=None if of_session else secret_lease(account, next(self._chances)),
+            first_lease=None if of_session else self.secret_lease(account),
             below=below,
         )
         for event in self.engine.run(command):
@@ -249,6 +257,10 @@ class Partition:
             self.committer.touch_later()
             return event  # type: ignore[return-value]
         return None
+
+    def secret_lease(self, account: str = "") -> int:
+        """A lease id that nobody can guess."""
+        return secret_lease(account, next(self._chances))
 
     def lease_again(self, queue: Queue, tokens: Sequence[str], deadline_ms: int, lease_ms: int | None) -> Deliveries:
         """The deliveries of these tokens once more; none, and nothing is done, if they are not held as they were."""

@@ -11,7 +11,7 @@ from itertools import accumulate, chain, groupby, repeat
 from operator import add
 from typing import Any
 
-from laneway.broker.interface import Publish, Targets, Transact
+from laneway.broker.interface import Publish, Spread, Targets, Transact
 from laneway.broker.values import Arrival
 from laneway.core.message import RECORD_PREFIX_BYTES
 from laneway.core.rows import ROW_BYTES
@@ -50,7 +50,7 @@ def check_atomic(targets: Targets | list[Targets], count: int) -> None:
         )
 
 
-def stored_bytes(request: Publish | Transact) -> int:
+def stored_bytes(request: Publish | Transact | Spread) -> int:
     """What a publish will take of the journal: a record for each message, and a row for each queue it goes to."""
     props, bodies, targets = request.messages.props, request.messages.bodies, request.targets
     row_count = sum(map(len, targets)) if type(targets) is list else len(targets) * len(bodies)

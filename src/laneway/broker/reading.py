@@ -22,6 +22,9 @@ class Reader(Protocol):
     def read(self, queue: Queue, leased: Leased, then: Then) -> None:
         """Read what was leased, then call `then` with it on the loop."""
 
+    def columns(self, seqs: Sequence[int], then: Callable[[Columns], None]) -> None:
+        """Call `then` with the contents of messages: at once if they are in memory, else when they have been read."""
+
     async def close(self) -> None:
         """Return when nothing is being read any more, and all that was read has been handed out."""
 
@@ -38,10 +41,21 @@ class ReaderThread:
         self._pool = ThreadPoolExecutor(1, "laneway-reader")
 
     def read(self, queue: Queue, leased: Leased, then: Then) -> None:
-        kept = [self._engine.kept((seq,)) for seq in leased.seqs]
-        missing = [i for i, content in enumerate(kept) if content is None]
-        locations, sizes = self._engine.locations([leased.seqs[i] for i in missing])
         outline = self._engine.outline(queue, leased)  # the state may say something else when they have been read
+        self._read(leased.seqs, lambda columns: self._done(queue, leased, outline, columns, then))
+
+    def columns(self, seqs: Sequence[int], then: Callable[[Columns], None]) -> None:
+        kept = self._engine.kept(seqs)
+        if kept is not None:
+            then(kept)
+        else:
+            self._read(seqs, lambda columns: then(columns or self._again(seqs, None)))
+
+    def _read(self, seqs: Sequence[int], done: Callable[[Columns | None], None]) -> None:
+        """`done` is called with None if something could not be read."""
+        kept = [self._engine.kept((seq,)) for seq in seqs]
+        missing = [i for i, content in enumerate(kept) if content is None]
+        locations, sizes = self._engine.locations([seqs[i] for i in missing])
 
         def read() -> None:
             columns = None
@@ -51,7 +65,7 @@ class ReaderThread:
                     columns = _filled_in(kept, missing, columns)
             except Exception:  # as the file went with the last of its messages: the loop knows more
                 log.info("messages could not be read back at once", exc_info=True)
-            self._loop.call_soon_threadsafe(self._done, queue, leased, outline, columns, then)
+            self._loop.call_soon_threadsafe(done, columns)
 
         self._pool.submit(read)
 
@@ -98,6 +112,9 @@ class InlineReader:
 
     def read(self, queue: Queue, leased: Leased, then: Then) -> None:
         then(self._engine.deliveries(queue, leased))
+
+    def columns(self, seqs: Sequence[int], then: Callable[[Columns], None]) -> None:
+        then(self._engine.contents(seqs))
 
     async def close(self) -> None:
         pass

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from laneway.core.events import Cause
 from laneway.errors import LanewayError
 
 #: Where values are defined. Of these modules it is the structs and the errors: what else they hold is no value.
@@ -36,6 +37,7 @@ _VALUE_MODULES = {
 _OTHER_VALUES = {
     ("laneway.core.catalogue", "QueueName"),
     ("laneway.core.digits", "Tokens"),
+    ("laneway.core.events", "Cause"),
     ("laneway.core.runs", "Seqs"),
     ("laneway.journal.interface", "Extent"),
     ("laneway.journal.interface", "Held"),
@@ -86,7 +88,12 @@ def _bytes_of(view: memoryview) -> tuple[Any, ...]:
     return bytes, (bytes(view),)
 
 
-_REDUCERS = copyreg.dispatch_table | {memoryview: _bytes_of}
+def _by_value(cause: Cause) -> tuple[Any, ...]:
+    """Enums are pickled by attribute in older Pythons, and so could anything else be."""
+    return Cause, (cause.value,)
+
+
+_REDUCERS = copyreg.dispatch_table | {memoryview: _bytes_of, Cause: _by_value}
 
 
 class _Unpickler(pickle.Unpickler):

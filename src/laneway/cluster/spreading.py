@@ -183,7 +183,7 @@ class Spreading:
                 job.reserved.append(i.SettleHeld(0, s.queue, seqs, leases, s.action, 0, s.lease_ms))
             self._probed(job, None)
 
-        request = i.Reserve(s.session, number, s.seqs, s.leases, RESERVED_MS)
+        request = i.Reserve(s.session, number, s.seqs, s.leases, RESERVED_MS, s.consumer)
         self._edge.to_partition(partition, request, reserved)
 
     def _go(self) -> None:

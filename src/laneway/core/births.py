@@ -20,13 +20,16 @@ from laneway.core.events import (
     Released,
     Relocated,
     Removed,
+    Reserved,
 )
 from laneway.core.runs import Seqs, runs
 from laneway.core.state import State
 from laneway.core.table import SLAB_BITS, SLAB_MASK
 
 _NONE: dict[int, int] = {}
-_ABOUT_MESSAGES = frozenset((Leased, Acked, Released, Extended, DeadLettered, Moved, Copied, Removed, Relocated))
+_ABOUT_MESSAGES = frozenset(
+    (Leased, Acked, Released, Extended, Reserved, DeadLettered, Moved, Copied, Removed, Relocated)
+)
 
 
 def note(state: State, event: Event) -> None:

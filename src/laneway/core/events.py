@@ -36,6 +36,7 @@ class Kind(IntEnum):
     ARRIVED = 24
     TOLD = 25
     RECEIVED = 26
+    RESERVED = 27
     EXCHANGE_PUT = 30
     EXCHANGE_DELETED = 31
     BOUND = 32
@@ -185,6 +186,19 @@ class Extended(msgspec.Struct, gc=False):
     queue: int
     at_ms: int
     seqs: Sequence[int]
+    deadline_ms: int
+    births: Births | None = None
+
+
+class Reserved(msgspec.Struct, gc=False):
+    """Leases go on under other ids, first_lease, first_lease + 1, …, in no session's name: until what a transaction in
+    another partition says of them arrives."""
+
+    kind: ClassVar[Kind] = Kind.RESERVED
+    queue: int
+    at_ms: int
+    seqs: Sequence[int]
+    first_lease: int
     deadline_ms: int
     births: Births | None = None
 
@@ -394,6 +408,7 @@ Event = (
     | Acked
     | Released
     | Extended
+    | Reserved
     | DeadLettered
     | Moved
     | Copied

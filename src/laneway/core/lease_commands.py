@@ -23,6 +23,7 @@ from laneway.core.events import (
     Extended,
     Leased,
     Released,
+    Reserved,
 )
 from laneway.core.message import Settlement
 from laneway.core.queue import Queue
@@ -261,6 +262,26 @@ def settle_held(
         yield from bury(state, queue, seqs, Cause.REJECTED, "", now_ms)
     else:
         yield from give_back(state, queue, seqs, Cause.RELEASED, now_ms)
+
+
+def reserve(
+    state: State,
+    queue: Queue,
+    seqs: Sequence[int],
+    leases: Sequence[int],
+    lease_ms: int,
+    first_lease: int,
+    now_ms: int,
+    found: list[int],
+) -> Iterator[Event]:
+    """Keep what a session holds leased under other ids, so that the end of the session gives none of it back. Adds the
+    new id of each to `found`, 0 for what is no longer held."""
+    held = still_held(state, [(queue.number, len(seqs))], seqs, leases)
+    kept = seqs if held is None else list(compress(seqs, held))
+    given = dict(zip(kept, range(first_lease, first_lease + len(kept)), strict=True))
+    found += [given.pop(seq, 0) for seq in seqs]
+    if kept:
+        yield Reserved(queue.number, now_ms, kept, first_lease, now_ms + lease_ms)
 
 
 def hold_again(

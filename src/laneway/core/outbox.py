@@ -153,7 +153,7 @@ def put_outbox(state: State, partition: int, now_ms: int) -> Iterator[QueuePut]:
         yield QueuePut(state.next_queue, now_ms, document)
 
 
-def entries_after(state: State, outbox: Queue, number: int) -> Iterator[int]:
-    """The numbers of the entries behind this one, in order."""
+def entries_of(state: State, outbox: Queue) -> Iterator[int]:
+    """The numbers of the entries that are in an outbox, in order."""
     lane = outbox.lanes.get(0)
-    return lane.after(number, state.table) if lane is not None else iter(())
+    return lane.after(0, state.table) if lane is not None else iter(())

@@ -15,12 +15,13 @@ without a Python loop. What does not fit in a row (records, names, documents) st
                 8 u64 seq           message number · epoch (opened) · first number kept (purged) · number of the last
                                     entry that was done (received)
                16 u64 at_ms         when it happened
-               24 u64 due_ms        visible at (published, released) · deadline (leased, extended) · the number in its
-                                    id (moved, copied, arrived) · idempotency keys that expire by then are forgotten
-                                    (key remembered); 0: none · what the clock before would say (clock set)
-               32 u64 lease         lease id (leased, acked) · new message number (moved, copied) · tag (opened) · tag
-                                    of the store it was born in (arrived) · partition that sent the entry (received) ·
-                                    uptime of the machine in milliseconds (clock set)
+               24 u64 due_ms        visible at (published, released) · deadline (leased, extended, reserved) · the
+                                    number in its id (moved, copied, arrived) · idempotency keys that expire by then
+                                    are forgotten (key remembered); 0: none · what the clock before would say (clock
+                                    set)
+               32 u64 lease         lease id (leased, acked, reserved) · new message number (moved, copied) · tag
+                                    (opened) · tag of the store it was born in (arrived) · partition that sent the
+                                    entry (received) · uptime of the machine in milliseconds (clock set)
                40 u64 expires_ms    end of the time to live (published), of an idempotency key; 0: none · when it was
                                     first published (leased to removed, moved, copied, relocated, arrived), in the
                                     lower 48 bits; 0: by a version that did not say
@@ -41,12 +42,12 @@ without a Python loop. What does not fit in a row (records, names, documents) st
 
 A relocated row without the time it was first published, of an older version, has that and its number in its record.
 
-"leased to removed" are leased, acked, released, extended, dead-lettered and removed. The id of a message is made of the
-store's tag (opened), the time it was first published, and a number (message.py): its own, unless it was moved or copied
-since, which gives it a new one. One that came from another partition (arrived) has the tag of the store it was born in:
-with flag 64, rows of leased to removed and relocated say it in what these kinds leave free. Its lower 16 bits are the
-upper 16 bits of due_ms, the next 8 are the priority, the highest 2 are the flags 2 and 4. So each row about a message
-tells its id without any other.
+"leased to removed" are leased, acked, released, extended, reserved, dead-lettered and removed. The id of a message is
+made of the store's tag (opened), the time it was first published, and a number (message.py): its own, unless it was
+moved or copied since, which gives it a new one. One that came from another partition (arrived) has the tag of the store
+it was born in: with flag 64, rows of leased to removed and relocated say it in what these kinds leave free. Its lower
+16 bits are the upper 16 bits of due_ms, the next 8 are the priority, the highest 2 are the flags 2 and 4. So each row
+about a message tells its id without any other.
 
 A field not listed for a kind is 0. Rows never change meaning: a new need takes a new kind or flag, or a new
 version of the segment format (journal/segments/format.py).
@@ -91,6 +92,7 @@ from laneway.core.events import (
     Released,
     Relocated,
     Removed,
+    Reserved,
     Told,
     Unbound,
 )
@@ -312,6 +314,12 @@ def _encode_extended(e: Extended, offset: int) -> tuple[bytes, Sequence[bytes]]:
     return _bytes(_settled(e, array("Q", (e.deadline_ms,)) * len(e.seqs))), ()
 
 
+def _encode_reserved(e: Reserved, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    words = _settled(e, array("Q", (e.deadline_ms,)) * len(e.seqs))
+    words[4::8] = as_array(range(e.first_lease, e.first_lease + len(e.seqs)))
+    return _bytes(words), ()
+
+
 def _encode_gone(e: DeadLettered | Removed, offset: int) -> tuple[bytes, Sequence[bytes]]:
     words, detail = _settled(e), e.detail.encode()
     if not detail:
@@ -320,7 +328,9 @@ def _encode_gone(e: DeadLettered | Removed, offset: int) -> tuple[bytes, Sequenc
     return _bytes(words), (detail,)
 
 
-def _settled(e: Released | Extended | DeadLettered | Removed, due_ms: array[int] | None = None) -> array[int]:
+def _settled(
+    e: Released | Extended | Reserved | DeadLettered | Removed, due_ms: array[int] | None = None
+) -> array[int]:
     words = _table(len(e.seqs), e.kind | getattr(e, "cause", 0) << 8, e.queue, e.at_ms)
     words[1::8] = as_array(e.seqs)
     if due_ms is not None:
@@ -419,6 +429,7 @@ _ENCODERS: dict[Kind, Callable[..., tuple[bytes, Sequence[bytes]]]] = {
     Kind.ACKED: _encode_acked,
     Kind.RELEASED: _encode_released,
     Kind.EXTENDED: _encode_extended,
+    Kind.RESERVED: _encode_reserved,
     Kind.DEAD_LETTERED: _encode_gone,
     Kind.MOVED: _encode_moved,
     Kind.REMOVED: _encode_gone,
@@ -554,6 +565,7 @@ _DECODERS: dict[int, Callable[[list[Row], Blob, Location], Event]] = {
         r[0][4], r[0][6], _seqs(r), [x[7] & _TIME_MASK for x in r], Cause(r[0][1])
     ),
     Kind.EXTENDED: lambda r, b, at: Extended(r[0][4], r[0][6], _seqs(r), r[0][7] & _TIME_MASK),
+    Kind.RESERVED: lambda r, b, at: Reserved(r[0][4], r[0][6], _seqs(r), r[0][8], r[0][7] & _TIME_MASK),
     Kind.DEAD_LETTERED: lambda r, b, at: DeadLettered(
         r[0][4], r[0][6], _seqs(r), Cause(r[0][1]), b(r[0][12], r[0][13]).decode()
     ),

@@ -50,6 +50,7 @@ from laneway.core.events import (
     Received,
     Released,
     Relocated,
+    Reserved,
     Unbound,
 )
 from laneway.core.exchanges import Binding, ExchangeSettings, RoutingTable
@@ -178,6 +179,7 @@ class State:
             Kind.ACKED: self._acked,
             Kind.RELEASED: self._released,
             Kind.EXTENDED: self._extended,
+            Kind.RESERVED: self._reserved,
             Kind.DEAD_LETTERED: partial(graves.dead_lettered, self),
             Kind.MOVED: partial(graves.moved, self),
             Kind.REMOVED: partial(graves.removed, self),
@@ -585,6 +587,12 @@ class State:
     def _extended(self, e: Extended) -> None:
         for seq in e.seqs:
             self.table.owned(seq).due_ms[seq & SLAB_MASK] = e.deadline_ms
+        self.deadlines.add(e.deadline_ms, LEASE, 0, e.seqs)
+
+    def _reserved(self, e: Reserved) -> None:
+        for lease, seq in enumerate(e.seqs, e.first_lease):
+            slab = self.table.owned(seq)
+            slab.lease[seq & SLAB_MASK], slab.due_ms[seq & SLAB_MASK] = lease, e.deadline_ms
         self.deadlines.add(e.deadline_ms, LEASE, 0, e.seqs)
 
     def _relocated(self, e: Relocated) -> None:

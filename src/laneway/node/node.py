@@ -177,7 +177,7 @@ class Node:
                 self._remotes[number] = RemoteBroker(path, self.seat.process, wall_clock_ms, model.feeds[number])
         await asyncio.gather(*(remote.start() for remote in self._remotes.values()))
         brokers: dict[int, PartitionBroker] = {**led, **self._remotes}
-        return Edge(
+        edge = Edge(
             [brokers[number] for number in range(self.partition_count)],
             model,
             limits=self._limits,
@@ -185,6 +185,9 @@ class Node:
             led=list(led),
             barriers={number: server.barrier.wait for number, server in self._servers.items()},
         )
+        for partition in self.partitions.values():
+            partition.crossing.start(edge.to_partition)
+        return edge
 
     async def start(self) -> None:
         await self.open()

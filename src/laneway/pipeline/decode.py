@@ -44,7 +44,9 @@ LEASED = _kinds(Kind.LEASED)
 MOVED = _kinds(Kind.MOVED, Kind.COPIED)
 DETAILED = _kinds(Kind.DEAD_LETTERED, Kind.MOVED, Kind.COPIED, Kind.REMOVED)
 #: Rows which say in expires_ms when their message was first published.
-BORN = RELOCATED | _kinds(Kind.LEASED, Kind.ACKED, Kind.RELEASED, Kind.EXTENDED, Kind.DEAD_LETTERED, Kind.REMOVED)
+BORN = RELOCATED | _kinds(
+    Kind.LEASED, Kind.ACKED, Kind.RELEASED, Kind.EXTENDED, Kind.RESERVED, Kind.DEAD_LETTERED, Kind.REMOVED
+)
 NUMBERED = RECORDED | MOVED | BORN | _kinds(Kind.TOLD, Kind.QUEUE_PURGED, Kind.RECEIVED)
 
 #: The kinds of rows whose blob a column needs.
@@ -380,14 +382,14 @@ COLUMNS: dict[str, Callable[[Events], pa.Array]] = {
     "exchange": _of_message_or_route("exchange"),
     "routing_key": _of_message_or_route("routing_key"),
     "size": lambda e: _int(e.rows["blob_size"], RECORDED[e.kind]),
-    "lease": lambda e: _bigint(e.rows["lease"], _kinds(Kind.LEASED, Kind.ACKED)[e.kind]),
+    "lease": lambda e: _bigint(e.rows["lease"], _kinds(Kind.LEASED, Kind.ACKED, Kind.RESERVED)[e.kind]),
     "consumer": lambda e: e.blobs.shared_texts(LEASED[e.kind]),
     "receive_count": lambda e: _int(e.rows["receives"], LEASED[e.kind]),
     "reason": lambda e: _CAUSES.take(pa.array(e.rows["cause"])),
     "detail": lambda e: e.routes.texts("detail"),
     "enqueued_at": lambda e: _time(e.birth[0], e.birth[2]),
     "visible_at": _visible_at,
-    "deadline": lambda e: _time(e.due_ms, _kinds(Kind.LEASED, Kind.EXTENDED)[e.kind]),
+    "deadline": lambda e: _time(e.due_ms, _kinds(Kind.LEASED, Kind.EXTENDED, Kind.RESERVED)[e.kind]),
     "expires_at": _expires_at,
     "target_vhost": lambda e: e.target_names(0),
     "target_queue": lambda e: e.target_names(1),

@@ -45,6 +45,7 @@ _OF_ONE_MESSAGE = {
     "released": RELEASED,
     "leased": LEASED,
     "extended": EXTENDED,
+    "reserved": EXTENDED,  # under another lease id
     "dead_lettered": DEAD,
     "acked": ACKED,
     "removed": REMOVED,
@@ -143,7 +144,7 @@ def lives(events: DataFrame) -> DataFrame:
             "batch": batch,
             # An ack and a release are no lease: so far is before them.
             "last_batch": F.last(batch, ignorenulls=True).over(so_far),
-            "last_lease": F.last(F.when(step == LEASED, F.col("lease")), ignorenulls=True).over(so_far),
+            "last_lease": F.last(F.when(_is_held(step), F.col("lease")), ignorenulls=True).over(so_far),
             "last_count": F.last("receive_count", ignorenulls=True).over(before),
         }
     )
