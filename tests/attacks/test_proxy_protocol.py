@@ -13,7 +13,8 @@ import pytest
 
 from laneway.config import Address, Config, Networks, load_config
 from laneway.errors import ConfigInvalid
-from laneway.node import Node, proxied_settings
+from laneway.node import Node
+from laneway.node.doors import proxied_settings
 from tests.amqp.test_tls import external
 from tests.amqp.wire import HEADER, Wire
 from tests.attacks.whole_node import WholeNode

@@ -127,7 +127,7 @@ def test_what_is_written_of_a_message_tells_its_id(run: Run) -> None:
         stage = b.journal.stage
 
         def watched(event: Event) -> int:
-            for _, _, (at_ms, number) in row_births(rows.encode(event, 0)[0]):
+            for _, _, (at_ms, _, number) in row_births(rows.encode(event, 0)[0]):
                 told.append((event.kind.name, message_id(at_ms, 77, number)))
             return stage(event)
 

@@ -48,7 +48,12 @@ class ServerProcess:
     async def open_partition(self, number: int) -> None:
         folder = self.server.folder / "data" / (f"partitions/{number}" if number else "")
         engine = Engine(SegmentJournal(folder), new_tag=lambda: 7 + number, partition=number, world=self.model)
-        partition = Partition(engine, clock=Clock.steady(lambda: self.server.now_ms), limits=self.server.limits)
+        partition = Partition(
+            engine,
+            clock=Clock.steady(lambda: self.server.now_ms),
+            limits=self.server.limits,
+            staging_folder=folder / "staged",
+        )
         await partition.start()
         self.server.partitions[number] = partition
         local = self.locals[number] = LocalBroker(partition)

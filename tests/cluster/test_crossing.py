@@ -12,6 +12,7 @@ import pytest
 from laneway.broker.interface import (
     Ack,
     ChangeQueue,
+    CommitBatch,
     DeleteQueue,
     Delivered,
     DescribeQueue,
@@ -21,16 +22,17 @@ from laneway.broker.interface import (
     Receive,
     Settle,
     SettleHeld,
+    StagePart,
     StartRedrive,
     Subscribe,
     Sync,
     Transact,
 )
-from laneway.broker.values import PeekQuery, RedriveRequest
+from laneway.broker.values import Addressed, Draft, PeekQuery, RedriveRequest
 from laneway.core.invariants import check_invariants
 from laneway.core.message import Messages, Settlement
 from laneway.core.outbox import OutboxEntry, Parcel
-from laneway.core.partitions import local_number, partition_of
+from laneway.core.partitions import local_number
 from laneway.errors import InvalidInput, OutcomeUnknown
 from tests.cluster.partitions import SeveralPartitions, declare, name_at, publish, run, until
 
@@ -270,3 +272,22 @@ def test_entries_leave_after_a_restart_of_their_sender(tmp_path: Path) -> None:
         assert await bodies(server, queues[1], wait_ms=5_000) == [b"x"]
 
     run(tmp_path, work, processes=2)
+
+
+def test_a_producers_batch_is_published_once_in_all_partitions(server: Callable[[Work], None]) -> None:
+    async def work(server: SeveralPartitions) -> None:
+        queues = await queues_of(server, max_messages=3, overflow="reject")
+        names = [name_at(partition, server.partition_count) for partition in range(server.partition_count)]
+        edge = server.processes[-1].edge
+        for queue in queues[1:]:
+            await publish(edge, [queue], b"a", b"b", b"c")
+        batch = [Addressed("/", names[i % len(names)], "", "", Draft(b"%d" % i)) for i in range(2 * len(names))]
+        await edge.ask(StagePart("spark", "s", "1", batch, [], "me"))
+        for already in (False, True):
+            outcome = await edge.ask(CommitBatch("spark", 1, "s", ["1"], "me"))
+            assert (outcome.published, outcome.already) == (len(batch), already)
+        for at, queue in enumerate(queues):
+            before = [b"a", b"b", b"c"] if at else []  # what was committed elsewhere is taken by a full queue too
+            assert await bodies(server, queue) == [*before, b"%d" % at, b"%d" % (at + len(names))]
+
+    server(work)

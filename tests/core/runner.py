@@ -88,7 +88,7 @@ def row_births(stored: bytes) -> Iterator[tuple[int, int, Birth]]:
         at_ms, upper = expires & (1 << 48) - 1, expires >> 48
         if kind in (Kind.MOVED, Kind.COPIED):
             yield seq, lease, (expires, receives, due)
-        elif Kind.LEASED <= kind <= Kind.REMOVED or kind == Kind.RELOCATED:
+        elif Kind.LEASED <= kind <= Kind.REMOVED or kind in (Kind.RELOCATED, Kind.RESERVED):
             tag = due >> 48 | rank << 16 | (flags >> 1 & 3) << 24 if flags & 64 else 0
             yield seq, 0, (at_ms, tag, upper << 32 | low if flags & 32 else seq)
 

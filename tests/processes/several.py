@@ -34,10 +34,10 @@ class SeveralProcesses(Server):
         return children(self.pid)
 
     def kill_child(self, at: int) -> int:
-        """The pid that it had. It is another one when this returns."""
+        """The pid that it had. The supervisor knows that it is gone when this returns."""
         before = self.children()
         os.kill(before[at], signal.SIGKILL)
-        eventually("it is gone", lambda: not is_alive(before[at]))
+        eventually("it is gone", lambda: before[at] not in self.children())
         return before[at]
 
     def whole(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -19,9 +19,9 @@ from laneway.broker.interface import Publish, Receive, Request, Reserve, SettleH
 from laneway.broker.parts import stored_bytes
 from laneway.broker.values import Arrival
 from laneway.core import lease_commands
-from laneway.core.events import Received
+from laneway.core.events import Event, Received
 from laneway.core.letters import arrive
-from laneway.core.message import Messages, Receipts
+from laneway.core.message import Messages
 from laneway.core.outbox import (
     PARCEL_PROPS,
     Letter,
@@ -137,24 +137,21 @@ class Crossing:
             its_places = [place for place in its_places if place not in messages.refused]
             routes = [_of(receiver, request.targets[place]) for place in its_places]
             settled = [_parcelled(s) for s in settlements.get(receiver, ())]
-            number = self._send(receiver, parcel(routes, messages.at(its_places), settled, request.key))
-            self._callers[receiver, number] = parts.expect(partial(_placed, receiver, its_places, arrivals))
+            content = parcel(routes, messages.at(its_places), settled, request.key)
+            partition.engine.run(
+                self.enclose(receiver, content, parts.expect(partial(_placed, receiver, its_places, arrivals)))
+            )
         done_here = parts.expect(lambda answer: answer)
         arrivals = self._do_here(request, places.get(own, []), settlements.get(own, []))
         partition.committer.when_durable(done_here, arrivals)
 
-    def _send(self, receiver: int, content: Parcel) -> int:
-        """Put it into the outbox; its number there."""
-        engine, now_ms = self._partition.engine, self._partition.now()
-        engine.run(put_outbox(engine.state, receiver, now_ms))
-        number = engine.state.table.next_seq
-        results: list[Receipts] = []
-        messages = Messages([encoded_parcel(content)], [PARCEL_PROPS])
-        engine.run(publish(engine.state, [(engine.state.outboxes[receiver], 1)], messages, now_ms, results))
-        (refusal,) = results[0].others.values() if results[0].others else (None,)
-        if isinstance(refusal, LanewayError):
-            raise refusal
-        return number
+    def enclose(self, receiver: int, content: Parcel, done: Done) -> Iterator[Event]:
+        """Put a parcel into the outbox. `done` is called with the answer of its receiver."""
+        state, now_ms = self._partition.engine.state, self._partition.now()
+        yield from put_outbox(state, receiver, now_ms)
+        outbox, messages = state.outboxes[receiver], Messages([encoded_parcel(content)], [PARCEL_PROPS])
+        self._callers[receiver, state.table.next_seq] = done
+        yield from publish(state, [(outbox, 1)], messages, now_ms, [])
 
     def _do_here(self, request: Spread, places: list[int], settlements: list[SettleHeld]) -> list[Arrival]:
         own = self._partition.engine.state.partition

@@ -15,7 +15,7 @@ from laneway.broker.values import Binding, Draft, ExchangeInfo, ExchangeSettings
 from laneway.core import topology_commands as commands
 from laneway.core.events import Event
 from laneway.core.exchanges import RoutingTable, check_routing_key, message_delay_ms
-from laneway.core.queue import Queue
+from laneway.core.world import KnownQueue
 from laneway.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ class Exchanges:
 
     # Routing
 
-    def targets(self, vhost: str, exchange: str, routing_key: str, draft: Draft) -> tuple[list[Queue], Draft]:
-        """The queues that a message reaches through an exchange, and the message as it comes out of it."""
+    def targets(self, vhost: str, exchange: str, routing_key: str, draft: Draft) -> tuple[list[KnownQueue], Draft]:
+        """The queues of the server that a message reaches through an exchange, and the message as it comes out."""
         self._partition.vhosts.check(vhost)
         check_routing_key(routing_key)
         found = self._topology.get(vhost, exchange)
@@ -102,11 +102,12 @@ class Exchanges:
             delay_ms = message_delay_ms(properties.attributes)
             if delay_ms:
                 draft.visible_at_ms = self._partition.now() + delay_ms
-        numbers = self._topology.route(vhost, exchange, routing_key, properties.attributes)
-        return [self._partition.engine.state.queues[number] for number in numbers], draft
+        world = self._partition.engine.state.world
+        numbers = world.routing.route(vhost, exchange, routing_key, properties.attributes)
+        return [world.queues[number] for number in numbers if number in world.queues], draft
 
 
-def fitting(draft: Draft, queue: Queue) -> Draft:
+def fitting(draft: Draft, queue: KnownQueue) -> Draft:
     """One message for queues of many ranges: each takes it at its own highest priority at most. If that is less than it
     has, it remembers its own, for a queue it may go to as a dead letter."""
     priority, highest = draft.priority, queue.settings.max_priority

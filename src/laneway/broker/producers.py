@@ -11,23 +11,27 @@ from __future__ import annotations
 import asyncio
 import builtins
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from laneway.broker.exchanges import fitting
 from laneway.broker.staging import Stage, Staging
 from laneway.broker.values import Addressed, BatchOutcome, ProducerInfo, StageInfo, StagingLimits, Target
-from laneway.core.batches import Share, check_shares, of_message, publish_shares
+from laneway.core.batches import Share, check_shares, of_message, parcels, publish_shares, share_of
+from laneway.core.commands import find_known
 from laneway.core.events import DocumentPut, DocumentRemoved, Event
-from laneway.core.message import Receipt
+from laneway.core.message import Draft, Receipt
+from laneway.core.world import KnownQueue
 from laneway.errors import (
     BatchFenced,
     BatchTooLarge,
     InvalidInput,
     LanewayError,
     LimitExceeded,
+    OutcomeUnknown,
     PartsMissing,
     ProducerNotFound,
     Unroutable,
@@ -54,6 +58,12 @@ class Fence(msgspec.Struct, frozen=True):
     unrouted: int = 0
     duplicates: int = 0
     temporary: bool = False
+
+
+class _Shares(NamedTuple):
+    own: list[Share]
+    elsewhere: list[Share]  # of queues in other partitions
+    unrouted: list[int]
 
 
 class Producers:
@@ -88,8 +98,8 @@ class Producers:
         check_producer_name(producer)
         partition.check_free(sum([len(message.draft.body) for message in messages]))
         self._tidy()
-        shares, _ = self._shares(messages)
-        check_shares(partition.engine.state, shares, partition.now())
+        shares = self._shares(messages)
+        check_shares(partition.engine.state, [*shares.own, *shares.elsewhere], partition.now())
         kept = await self._staging.put((producer, stage), part, messages, targets, owner, partition.clock.uptime_ms())
         self._plan_tidying()
         return kept.byte_count
@@ -128,6 +138,7 @@ class Producers:
         if len(set(parts)) != len(parts):
             raise InvalidInput("a part is named twice", field="parts")
         self._tidy()
+        answers: list[asyncio.Future[Any]] = []
         done = self._done_before(producer, batch)
         if done is None:
             messages = await self._staging.read(self._staging.named((producer, stage), parts))
@@ -136,9 +147,12 @@ class Producers:
         if done is None:
             if parts and self._staging.find((producer, stage)) is None:
                 raise PartsMissing("the stage was committed or given up meanwhile", field="stage")
-            done = self._publish(producer, batch, messages, owner, temporary=temporary, mandatory=mandatory)
+            done = self._publish(producer, batch, messages, owner, answers, temporary=temporary, mandatory=mandatory)
         self._staging.drop((producer, stage))
         await partition.durable()
+        for answer in await asyncio.gather(*answers):
+            if isinstance(answer, OutcomeUnknown):
+                raise answer
         return done
 
     def _done_before(self, producer: str, batch: int) -> BatchOutcome | None:
@@ -160,26 +174,38 @@ class Producers:
         batch: int,
         messages: Sequence[Addressed],
         owner: str,
+        answers: builtins.list[asyncio.Future[Any]],
         *,
         temporary: bool,
         mandatory: bool,
     ) -> BatchOutcome:
+        """`answers`: of other partitions, to be waited for."""
         if producer not in self._fences and len(self._fences) >= MAX_PRODUCERS:
             raise LimitExceeded(f"{MAX_PRODUCERS} producers are remembered already; delete some", field="producer")
         if not messages and producer not in self._fences:
             return BatchOutcome(batch, 0, 0, 0)  # nothing was ever published that a fence would have to guard
-        shares, unrouted = self._shares(messages)
-        if unrouted and mandatory:
-            raise _unroutable(messages, unrouted)
+        shares = self._shares(messages)
+        if shares.unrouted and mandatory:
+            raise _unroutable(messages, shares.unrouted)
         results: list[Receipt | LanewayError] = []
-        now_ms = self._partition.now()
+        state, now_ms = self._partition.engine.state, self._partition.now()
+        check_shares(state, shares.elsewhere, now_ms)
+        sent = list(parcels(shares.elsewhere))
+        sent_bytes = sum(sum(map(len, parcel.bodies)) + sum(map(len, parcel.props)) for _, parcel in sent)
+        sent_count = sum(len(share.drafts) for share in shares.elsewhere)
 
         def commit() -> Iterator[Event]:
-            yield from publish_shares(self._partition.engine.state, shares, now_ms, results, self._check_bytes)
+            yield from publish_shares(
+                state, shares.own, now_ms, results, lambda own_bytes: self._check_bytes(own_bytes + sent_bytes)
+            )
+            for receiver, parcel in sent:
+                answers.append(asyncio.get_running_loop().create_future())
+                yield from self._partition.crossing.enclose(receiver, parcel, partial(_resolve, answers[-1]))
             duplicates = sum(1 for result in results if isinstance(result, Receipt) and result.duplicate)
             known = self._fences.get(producer)
             whose = owner if known is None else known.owner
-            fence = Fence(whose, batch, now_ms, len(results) - duplicates, len(unrouted), duplicates, temporary)
+            published = len(results) - duplicates + sent_count
+            fence = Fence(whose, batch, now_ms, published, len(shares.unrouted), duplicates, temporary)
             yield DocumentPut(now_ms, COLLECTION, producer, msgspec.json.encode(fence))
             self._fences[producer] = fence
 
@@ -198,16 +224,16 @@ class Producers:
         self._partition.check_memory()
         self._partition.check_writable(total_bytes)
 
-    def _shares(self, messages: Sequence[Addressed]) -> tuple[builtins.list[Share], builtins.list[int]]:
+    def _shares(self, messages: Sequence[Addressed]) -> _Shares:
         """What each queue gets, and which messages reach none."""
-        partition = self._partition
+        partition, state = self._partition, self._partition.engine.state
         shares: dict[int, Share] = {}
         unrouted: builtins.list[int] = []
+        drafts: builtins.list[tuple[KnownQueue, Draft]]
         for place, message in enumerate(messages):
             try:
                 if message.queue is not None:
-                    draft = message.draft
-                    drafts = [(partition.find_queue(message.vhost, message.queue), draft)]
+                    drafts = [(find_known(state, message.vhost, message.queue), message.draft)]
                 else:
                     queues, draft = partition.exchanges.targets(
                         message.vhost, message.exchange, message.routing_key, message.draft
@@ -220,10 +246,15 @@ class Producers:
             for queue, each in drafts:
                 share = shares.get(queue.number)
                 if share is None:
-                    share = shares[queue.number] = Share(queue)
+                    share = shares[queue.number] = share_of(state, queue)
                 share.drafts.append(each)
                 share.places.append(place)
-        return list(shares.values()), unrouted
+        own = state.partition
+        return _Shares(
+            [share for share in shares.values() if share.partition == own],
+            [share for share in shares.values() if share.partition != own],
+            unrouted,
+        )
 
     # Looking and forgetting
 
@@ -286,6 +317,11 @@ class Producers:
     def _on_timer(self) -> None:
         self._timer = None
         self._plan_tidying()
+
+
+def _resolve(future: asyncio.Future[Any], answer: Any) -> None:
+    if not future.done():
+        future.set_result(answer)
 
 
 def _unroutable(messages: Sequence[Addressed], places: Sequence[int]) -> Unroutable:

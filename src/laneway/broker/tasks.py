@@ -76,7 +76,7 @@ class Redrives:
         if request.max_per_second is not None and not 1 <= request.max_per_second <= MAX_RATE:
             raise InvalidInput(f"max_per_second is from 1 to {MAX_RATE}", field="max_per_second")
         if request.target is not None:
-            self._target(queue.vhost, request.target)
+            commands.find_known(self._partition.engine.state, queue.vhost, request.target)
         if len(self._running) >= MAX_RUNNING:
             raise LimitExceeded(f"{MAX_RUNNING} tasks are running already; try again later")
         if request.filter.message_ids is not None:
@@ -142,21 +142,15 @@ class Redrives:
                 await asyncio.sleep(WAIT_FOR_ROOM_S)
             if partition.find_queue(task.vhost, task.queue) is not queue:
                 raise QueueNotFound(f"queue {task.queue!r} was deleted")
-            target = None if request.target is None else self._target(task.vhost, request.target)
+            state, target = partition.engine.state, request.target
+            whither = None if target is None else commands.find_known(state, task.vhost, target).number
             moved += await partition.redrive_batch(
-                queue, matched[i : i + step], target, partial(self._advance, task_id)
+                queue, matched[i : i + step], whither, partial(self._advance, task_id)
             )
             if request.max_per_second is not None:
                 ahead_s = moved / request.max_per_second - (loop.time() - started_s)
                 if ahead_s > 0:
                     await asyncio.sleep(ahead_s)
-
-    def _target(self, vhost: str, name: str) -> int:
-        """The id of a queue, which may be in another partition."""
-        found = self._partition.engine.state.world.by_name.get((vhost, name))
-        if found is None:
-            raise commands.no_queue(vhost, name)
-        return found.number
 
     def _of_origins(self, queue: Queue, seqs: list[int], request: RedriveRequest) -> list[int]:
         if request.target is not None or request.origins is None:

@@ -4,24 +4,68 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
+from operator import itemgetter
 
 import msgspec
 
 from laneway.core.events import Event, Published
 from laneway.core.message import Draft, Receipt, Receipts, messages_of
+from laneway.core.outbox import Parcel, parcel
+from laneway.core.partitions import local_number, partition_of
 from laneway.core.publishing import SharedRecords, publish
 from laneway.core.queue import DEDUPLICATED, Queue
 from laneway.core.rows import ROW_BYTES
 from laneway.core.state import State
+from laneway.core.world import KnownQueue
 from laneway.errors import LanewayError, Refused
 
 
 class Share(msgspec.Struct):
     """What one queue gets of a batch, in order, and which message of the batch each of them is."""
 
-    queue: Queue
+    queue: Queue  # of one in another partition: an empty one with its settings, to check against
+    partition: int
     drafts: list[Draft] = []
     places: list[int] = []
+
+
+#: A batch is cut for another partition, which does one parcel in one turn.
+MAX_PARCEL_COUNT = 2_000
+MAX_PARCEL_BYTES = 2 * 1024 * 1024
+
+
+def share_of(state: State, known: KnownQueue) -> Share:
+    """An empty one, for a queue of the server."""
+    queue = state.own(known.number)
+    if queue is None:
+        queue = Queue(local_number(known.number), known.vhost, known.name, known.settings, 0)
+    return Share(queue, partition_of(known.number))
+
+
+def parcels(shares: Sequence[Share]) -> Iterator[tuple[int, Parcel]]:
+    """What goes to other partitions, and to which: the messages in order, each once for all its queues there."""
+    by_partition: dict[int, dict[tuple[int, int], tuple[Draft, list[int]]]] = {}
+    for share in shares:
+        drafts = by_partition.setdefault(share.partition, {})
+        for place, draft in zip(share.places, share.drafts, strict=True):
+            drafts.setdefault((place, id(draft)), (draft, []))[1].append(share.queue.number)
+    for partition, drafts in by_partition.items():
+        for some in _cut([drafts[key] for key in sorted(drafts, key=itemgetter(0))]):
+            messages = messages_of([draft for draft, _ in some])
+            messages.is_promised = True
+            yield partition, parcel([tuple(numbers) for _, numbers in some], messages, [])
+
+
+def _cut(drafts: list[tuple[Draft, list[int]]]) -> Iterator[list[tuple[Draft, list[int]]]]:
+    first = count = byte_count = 0
+    for at, (draft, numbers) in enumerate(drafts):
+        size = len(draft.body)
+        if at > first and (count + len(numbers) > MAX_PARCEL_COUNT or byte_count + size > MAX_PARCEL_BYTES):
+            yield drafts[first:at]
+            first, count, byte_count = at, 0, 0
+        count, byte_count = count + len(numbers), byte_count + size
+    if first < len(drafts):
+        yield drafts[first:]
 
 
 def check_shares(state: State, shares: Sequence[Share], now_ms: int) -> None:

@@ -25,6 +25,7 @@ from laneway.core.queue import Queue
 from laneway.core.settings import DAY_MS, RANGES, QueueSettings, check_queue_name, check_settings
 from laneway.core.state import QueueDocument, State, queue_document
 from laneway.core.table import DEAD, LEASED
+from laneway.core.world import KnownQueue
 from laneway.errors import (
     Conflict,
     IdempotencyConflict,
@@ -44,6 +45,14 @@ KEY_LIFE_MS = DAY_MS
 
 def find_queue(state: State, vhost: str, name: str) -> Queue:
     queue = state.by_name.get((vhost, name))
+    if queue is None:
+        raise no_queue(vhost, name)
+    return queue
+
+
+def find_known(state: State, vhost: str, name: str) -> KnownQueue:
+    """A queue of the server, in whichever partition."""
+    queue = state.world.by_name.get((vhost, name))
     if queue is None:
         raise no_queue(vhost, name)
     return queue

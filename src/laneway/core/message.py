@@ -156,6 +156,7 @@ class Messages(msgspec.Struct, gc=False):
     # They came through an exchange: a priority above the queue's highest counts as the highest, instead of being
     # refused, and a delay may be as long as a time may be away.
     clamps: bool = False
+    is_promised: bool = False  # another partition has committed to them: a full queue takes them too
 
     def __len__(self) -> int:
         return len(self.bodies)
@@ -175,6 +176,7 @@ class Messages(msgspec.Struct, gc=False):
             _taken(self.tenants, places),
             _taken(self.refused, places),
             self.clamps,
+            self.is_promised,
         )
 
 
@@ -183,7 +185,7 @@ def _taken(some: dict[int, _V], places: Sequence[int]) -> dict[int, _V]:
 
 
 def joined_messages(parts: Sequence[Messages]) -> Messages:
-    """All of these behind one another. They must agree about clamping."""
+    """All of these behind one another. They must agree about what is said of them as a whole."""
     if len(parts) == 1:
         return parts[0]
     bodies, props, priorities, ttls, delays, visible = zip(*map(_COLUMNS, parts), strict=True)
@@ -195,6 +197,7 @@ def joined_messages(parts: Sequence[Messages]) -> Messages:
         _joined_column(delays, parts),
         _joined_column(visible, parts),
         clamps=parts[0].clamps,
+        is_promised=parts[0].is_promised,
     )
     if any(map(any, map(_SPARSE_COLUMNS, parts))):
         start = 0

@@ -46,6 +46,7 @@ class Parcel(msgspec.Struct, frozen=True, array_like=True):
     clamps: bool = False
     settlements: list[ParcelledSettlement] = []
     key: tuple[str, bytes] | None = None
+    is_promised: bool = False
 
     def messages(self) -> Messages:
         return Messages(
@@ -59,6 +60,7 @@ class Parcel(msgspec.Struct, frozen=True, array_like=True):
             self.dedup_ids,
             self.tenants,
             clamps=self.clamps,
+            is_promised=self.is_promised,
         )
 
 
@@ -66,7 +68,7 @@ def parcel(
     targets: list[tuple[int, ...]],
     messages: Messages,
     settlements: list[ParcelledSettlement],
-    key: tuple[str, bytes] | None,
+    key: tuple[str, bytes] | None = None,
 ) -> Parcel:
     """What nobody refused of these messages: those that their maker found wrong stay behind."""
     m = messages
@@ -84,6 +86,7 @@ def parcel(
         m.clamps,
         settlements,
         key,
+        m.is_promised,
     )
 
 

@@ -332,7 +332,8 @@ def _look_at_each(
     """Refuse what there is no room for, and find what was published before: with this batch (message -> the message of
     this batch that it repeats), or earlier."""
     s = queue.settings
-    bounded = (s.max_messages is not None or s.max_bytes is not None) and s.overflow != "drop_oldest"
+    has_bounds = s.max_messages is not None or s.max_bytes is not None
+    bounded = has_bounds and s.overflow != "drop_oldest" and not messages.is_promised
     wanted = state.wanted(queue.number, queue.ready + queue.delayed + len(sizes)) if bounded else 0
     fresh: dict[str, int] = {}
     repeats: dict[int, int] = {}
