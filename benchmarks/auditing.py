@@ -14,7 +14,8 @@ from pathlib import Path
 from benchmarks.report import Report
 from benchmarks.servers import ROOT
 
-LOOK_EVERY_S = 0.25
+#: Reading the pages of a process with gigabytes takes tens of milliseconds of a core, and holds it up.
+LOOK_EVERY_S = 1.0
 
 
 class Auditing:
