@@ -57,8 +57,9 @@ case "${1:-}" in
         proxies
         # Sets the wall clock that a tested server sees.
         "$here/debian-packages.sh" libfaketime
-        # The AMQP tests can be run against RabbitMQ itself, to see that they ask for what it does.
-        if [ "${LANEWAY_TEST_PEER:-}" = rabbitmq ]; then rabbitmq; fi
+        # Its rabbitmqadmin is one of the programs that the management API is tested with; and the tests of AMQP and of the
+        # management API can be run against RabbitMQ itself, to see that they ask for what it does.
+        rabbitmq
         ;;
     bench) postgres; rabbitmq; java_runtime ;;
     pipeline) java_runtime ;;

@@ -104,6 +104,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 0
     http: Annotated[Address | None, Meta(description="where HTTP is served, or off")] = Address("127.0.0.1", 8080)
+    management: Annotated[
+        Address | None,
+        Meta(
+            description="where HTTP is served as well, for tools that look for RabbitMQ's management API at a port of "
+            "its own, 15672; or off"
+        ),
+    ] = None
     https: Annotated[
         Address | None, Meta(description="where HTTP is served with TLS, which needs tls_cert, or off")
     ] = None

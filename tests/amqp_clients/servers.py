@@ -60,9 +60,11 @@ def free_port() -> int:
 class Laneway:
     name = "laneway"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
+        self._options = options
         self.port = 0
         self.http_port = 0
+        self.management_port = 0
         self._folder = folder
         self._log = folder / "laneway.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -70,7 +72,8 @@ class Laneway:
 
     def start(self) -> None:
         """Return once it serves; a second start finds what the first one left."""
-        options = ("--http", "127.0.0.1:0", "--amqp", "127.0.0.1:0", "--max-message-bytes", str(MAX_MESSAGE_BYTES))
+        options = ("--http", "127.0.0.1:0", "--management", "127.0.0.1:0", "--amqp", "127.0.0.1:0")
+        options += ("--max-message-bytes", str(MAX_MESSAGE_BYTES), *self._options)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", server_module(), "serve", "--data", str(self._folder / "data"), *options],
@@ -80,6 +83,7 @@ class Laneway:
             )
         said = self._read_until_it_serves()
         self.http_port = int(re.search(r"http://127\.0\.0\.1:(\d+)", said)[1])  # type: ignore[index]
+        self.management_port = int(re.search(r"management://127\.0\.0\.1:(\d+)", said)[1])  # type: ignore[index]
         self.port = int(re.search(r"amqp://127\.0\.0\.1:(\d+)", said)[1])  # type: ignore[index]
         if self._is_new:
             self._settle_in()
@@ -123,7 +127,8 @@ class RabbitMQ:
     name = "rabbitmq"
     _PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, has_management: bool = False) -> None:
+        self.management_port = free_port() if has_management else 0
         assert self._PROGRAM.exists(), "LANEWAY_TEST_PEER=rabbitmq needs Debian's rabbitmq-server"
         self.port = free_port()
         self._folder = folder
@@ -133,12 +138,14 @@ class RabbitMQ:
 
     def start(self) -> None:
         folder = self._folder
+        has_port = self.management_port > 0
         (folder / "definitions.json").write_text(json.dumps(_DEFINITIONS))
         (folder / "rabbitmq.conf").write_text(
             f"listeners.tcp.1 = 127.0.0.1:{self.port}\nload_definitions = {folder / 'definitions.json'}\n"
+            + (f"management.tcp.ip = 127.0.0.1\nmanagement.tcp.port = {self.management_port}\n" * has_port)
         )
         (folder / "env.conf").touch()
-        (folder / "plugins").write_text("[].")
+        (folder / "plugins").write_text("[rabbitmq_management]." if self.management_port else "[].")
         environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(folder),

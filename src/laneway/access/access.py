@@ -24,6 +24,7 @@ from laneway.access.accounts import (
     GUEST,
     MONITOR,
     OPERATOR,
+    TAGS,
     USER,
     AccessLimits,
     Account,
@@ -414,6 +415,16 @@ class Access:
         if held is None or not (ADMIN in held.account.roles or any(role in held.account.roles for role in roles)):
             names = " or ".join(dict.fromkeys((*roles, ADMIN)))
             raise Forbidden(f"account {account.name!r} needs the role {names} for this", roles=[*roles])
+
+    def tags_of(self, account: Account) -> list[str]:
+        """What RabbitMQ's tools call its roles."""
+        held = self._current(account)
+        return [] if held is None else [tag for role in held.account.roles for tag in TAGS[role]]
+
+    def check_may_manage(self, account: Account) -> None:
+        """Whether it may use the management API at all."""
+        if not self.tags_of(account):
+            raise Forbidden("Not management user")
 
     def check_admin(self, account: Account) -> None:
         self.check_role(account, ADMIN)

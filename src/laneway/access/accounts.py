@@ -20,6 +20,14 @@ MONITOR = "monitor"  # lists, describes and counts every queue; sees no message
 USER = "user"  # what its permissions say
 ROLES = (ADMIN, OPERATOR, MONITOR, USER)
 
+#: The tags that RabbitMQ's tools are told instead.
+TAGS = {
+    ADMIN: ("administrator",),
+    OPERATOR: ("policymaker", "monitoring"),
+    MONITOR: ("monitoring",),
+    USER: ("management",),
+}
+
 
 class AccessLimits(msgspec.Struct, frozen=True, kw_only=True):
     accounts: int = 10_000

@@ -225,5 +225,5 @@ class Queues:
             noisy_tenants=[t.name for t in q.tenants.noisy(q.leased)]
             if q.settings.fair and q.tenants is not None
             else [],
-            rates={n: Rates(*(q.rate(i, now_ms, w) for w in (1, 60, 300))) for i, n in enumerate(RATED)},
+            rates={n: Rates(*(q.rate(i, now_ms, w) for w in (1, 5, 60, 300))) for i, n in enumerate(RATED)},
         )

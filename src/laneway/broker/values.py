@@ -132,9 +132,10 @@ class Arrival(msgspec.Struct, frozen=True):
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """Averages over the last full second, minute and five minutes."""
+    """Averages over the last full second, five seconds, minute and five minutes."""
 
     per_second_1s: float
+    per_second_5s: float
     per_second_1m: float
     per_second_5m: float
 

@@ -19,6 +19,8 @@ from laneway.frontends.amqp.server import AmqpServer
 from laneway.frontends.doors.directory import Directory, LocalDirectory
 from laneway.frontends.doors.door import Door
 from laneway.frontends.http.server import HttpServer
+from laneway.frontends.management.api import management_api
+from laneway.frontends.management.overview import ServerFacts
 from laneway.frontends.rest.api import RestApi
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.processes import FindLoads
@@ -32,7 +34,10 @@ from laneway.telemetry.floods import FloodLog
 from laneway.telemetry.turns import LoopTurns
 
 #: The settings that say where to listen.
-LISTENING = ("http", "https", "amqp", "amqps")
+LISTENING = ("http", "management", "https", "amqp", "amqps")
+
+#: What is not encrypted, and the setting to use instead where it should be.
+_WITH_TLS = {"http": "https", "management": "https", "amqp": "amqps"}
 
 #: What can change of TLS while it is served.
 TLS_SETTINGS = ("tls_cert", "tls_key", "tls_ca", "tls_clients", "tls_min_version")
@@ -77,13 +82,22 @@ class FrontEnds:
         directory: Directory,
         reload: Reload,
         find_loads: FindLoads,
+        memory_bytes: int,
         turns: LoopTurns,
     ) -> None:
         """`own` has the connections of this process, `directory` those of the whole server."""
         limits = _rest_limits(self._config)
         rest = RestApi(broker, access, limits, reload=reload, directory=directory, find_loads=find_loads, turns=turns)
         in_common = InCommon(intake=self.intake, floods=self._floods, proxies=self._proxies, directory=own)
-        self.http = HttpServer([SqsApi(broker, access, self.sqs), rest], limits, **in_common)
+        facts = ServerFacts(
+            find_loads=find_loads,
+            find_listeners=lambda: {setting: (at.host, at.port) for setting, at in self.addresses.items()},
+            folder=self._config.data,
+            memory_bytes=memory_bytes,
+            most_connections=self._config.max_connections,
+        )
+        management = management_api(broker, access, directory, facts)
+        self.http = HttpServer([SqsApi(broker, access, self.sqs), management, rest], limits, **in_common)
         access.on_change(self.http.recheck)
         self.amqp = AmqpServer(broker, access, AmqpLimits(body_bytes=self._config.max_message_bytes), **in_common)
 
@@ -92,6 +106,7 @@ class FrontEnds:
         assert self.http is not None and self.amqp is not None
         c, self._ports = self._config, ports
         await self._listen("http", c.http, self.http.start, is_shared=is_shared)
+        await self._listen("management", c.management, self.http.start, is_shared=is_shared)
         await self._listen("amqp", c.amqp, self.amqp.start, is_shared=is_shared)
         if self.tls is not None:
             await self._listen("https", c.https, self.http.start, self.tls, is_shared=is_shared)
@@ -133,7 +148,7 @@ class FrontEnds:
 
 def listening(config: Config) -> dict[str, Address]:
     """Where a server with these settings listens, by setting."""
-    found = {"http": config.http, "amqp": config.amqp}
+    found = {"http": config.http, "management": config.management, "amqp": config.amqp}
     if config.tls_cert is not None:
         found |= {"https": config.https, "amqps": config.amqps}
     return {setting: address for setting, address in found.items() if address is not None}
@@ -167,11 +182,12 @@ def refuse_open_doors(config: Config, access: Access) -> None:
         reasons = []
         if access.guest_only:
             reasons.append(f"the only account is guest, whose password everybody knows. {first_account_advice(config)}")
-        if setting in ("http", "amqp") and not config.plain_beyond_loopback:
+        if setting in _WITH_TLS and not config.plain_beyond_loopback:
             reasons.append(
                 "nothing is encrypted there, passwords and messages included. Use "
-                f"--{setting}s HOST:PORT with --tls-cert instead, or allow it with --plain-beyond-loopback true "
-                "(LANEWAY_PLAIN_BEYOND_LOOPBACK=true) where the network is your own or a proxy ends TLS"
+                f"--{_WITH_TLS[setting]} HOST:PORT with --tls-cert instead, or allow it with "
+                "--plain-beyond-loopback true (LANEWAY_PLAIN_BEYOND_LOOPBACK=true) where the network is your own or a "
+                "proxy ends TLS"
             )
         if reasons:
             why = "; and ".join(reasons)

@@ -209,6 +209,7 @@ class Node:
             directory=self._directory,
             reload=self._reload,
             find_loads=self._find_loads,
+            memory_bytes=self._shares.memory_bytes * self.seat.process_count,
             turns=self.turns,
         )
         await self._front.listen(self.seat.ports, is_shared=not self.seat.is_alone)
@@ -254,10 +255,11 @@ class Node:
         )
 
     async def _load(self, most: int) -> Loads:
-        totals, queues = [0.0, 0.0, 0.0], list[QueueLoad]()
+        totals, held, queues = [0.0, 0.0, 0.0], [0, 0], list[QueueLoad]()
         for number, partition in self.partitions.items():
-            its_totals, its_queues = await traffic(partition, number, most)
+            its_totals, its_held, its_queues = await traffic(partition, number, most)
             totals = [total + more for total, more in zip(totals, its_totals, strict=True)]
+            held = [count + more for count, more in zip(held, its_held, strict=True)]
             queues += its_queues
         load = ProcessLoad(
             process=self.seat.process,
@@ -268,6 +270,8 @@ class Node:
             cpu_share=self._cpu.share(),
             resident_bytes=resident_bytes(),
             connection_count=sum((await self._own_connections.counts()).values()),
+            waiting=held[0],
+            leased=held[1],
             published_per_second=totals[0],
             delivered_per_second=totals[1],
             acked_per_second=totals[2],

@@ -22,6 +22,8 @@ class ProcessLoad(msgspec.Struct, frozen=True, kw_only=True):
     cpu_share: float = 0.0  # of one core
     resident_bytes: int = 0
     connection_count: int = 0
+    waiting: int = 0  # messages in its partitions that could be had now
+    leased: int = 0
     published_per_second: float = 0.0  # into its partitions, whichever process took them
     delivered_per_second: float = 0.0
     acked_per_second: float = 0.0

@@ -8,10 +8,10 @@ from typing import Any
 
 from laneway.access import Access, Account, Need
 from laneway.core.message import JSON_TYPE
+from laneway.frontends.http.credentials import Credentials
 from laneway.frontends.http.errors import HttpError
 from laneway.frontends.http.head import Head, is_short, is_worth_keeping
 from laneway.frontends.http.protocol import Call
-from laneway.frontends.rest.credentials import Credentials
 from laneway.frontends.rest.routing import ApiRoute, Router, convert_query
 
 #: A body of these types is read as JSON: none at all, JSON, and what `curl -d` calls everything unless told otherwise.

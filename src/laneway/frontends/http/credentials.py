@@ -19,6 +19,11 @@ class Credentials:
 
     __slots__ = ("_key", "_name", "_password", "_refusal")
 
+    @property
+    def is_basic(self) -> bool:
+        """Whether it is a name and a password."""
+        return self._name is not None
+
     def __init__(self, head: Head) -> None:
         self._key: str | None = None
         self._name: str | None = None
