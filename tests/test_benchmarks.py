@@ -27,7 +27,7 @@ from benchmarks.ready_batches import ReadyReader, write_ready
 from benchmarks.report import Goal, Report, percentile
 from benchmarks.servers import LanewayServer, SinkServer
 from benchmarks.turns import Turns, is_chosen, takes_part
-from laneway.journal.segments import follow, inspect
+from laneway.journal.history import follow, inspect
 
 CREATED = b"HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: 11\r\n\r\n"
 

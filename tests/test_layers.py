@@ -34,8 +34,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "core": {"errors"},
     "journal": {"errors", *EVENT_WORDS},
-    "journal.segments": {"errors", "journal.interface", *EVENT_WORDS},
-    "journal.postgres": {"errors", "journal.interface", *EVENT_WORDS},
+    "journal.history": {"errors", "journal.interface", *EVENT_WORDS},
+    "journal.stored": {"errors", "journal.interface", "journal.history", *EVENT_WORDS},
+    "journal.segments": {"errors", "journal.interface", "journal.history", "journal.stored", *EVENT_WORDS},
+    "journal.postgres": {"errors", "journal.interface", "journal.history", "journal.stored", *EVENT_WORDS},
     "cluster": {
         "errors",
         "core",
@@ -118,8 +120,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 MAY_USE: dict[str, set[str]] = {
     "core": {"msgspec", "xxhash"},
     "journal": {"msgspec", "xxhash"},
-    "journal.segments": {"msgspec", "xxhash"},
-    "journal.postgres": {"asyncpg", "msgspec", "xxhash"},
+    "journal.history": {"msgspec", "xxhash"},
+    "journal.postgres": {"psycopg"},
     "cluster": {"httpx", "msgspec"},
     "telemetry": {"msgspec"},
     "broker": {"msgspec"},
@@ -275,8 +277,8 @@ def test_imports_point_down_the_layers() -> None:
             "broker may not import journal.segments",
         ),
         ("broker/partition.py", "import laneway.frontends.rest", "broker may not import frontends.rest"),
-        ("journal/segments/files.py", "from laneway.core import state", "journal.segments may not import core.state"),
-        ("journal/segments/files.py", "import laneway.journal.postgres", "journal.segments may not import journal.pos"),
+        ("journal/history/files.py", "from laneway.core import state", "journal.history may not import core.state"),
+        ("journal/history/files.py", "import laneway.journal.postgres", "journal.history may not import journal.pos"),
         (
             "frontends/rest/api.py",
             "from laneway.frontends.amqp import frames",
@@ -331,11 +333,11 @@ def test_what_is_allowed_is_not_complained_about() -> None:
         "__init__.py": "__version__ = '1'",
         "core/state.py": "import msgspec, bisect\nfrom laneway.errors import InvalidInput\nfrom . import message",
         "core/message.py": "import struct, uuid\nfrom datetime import datetime\nx = uuid.UUID(int=1)",
-        "journal/segments/files.py": "import os\nfrom laneway.core.events import Event\nfrom ..interface import Commit",
+        "journal/history/files.py": "import os\nfrom laneway.core.events import Event\nfrom ..interface import Commit",
         "broker/partition.py": "import asyncio\nfrom laneway.journal.interface import Journal\nimport laneway.core",
         "frontends/http/head.py": "import httptools",
         "frontends/rest/api.py": "import laneway.broker.interface\nfrom laneway import __version__\nx = hand.state",
         "frontends/rest/hot.py": "async def f(broker):\n    return await broker.ask(1), broker.topology.version",
-        "node.py": "from laneway.journal.segments.files import open_folder\nimport uvloop",
+        "node.py": "from laneway.journal.history.files import open_folder\nimport uvloop",
     }
     assert violations(allowed) == []

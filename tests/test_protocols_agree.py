@@ -15,7 +15,7 @@ import pytest
 
 from laneway.config import Address, load_config
 from laneway.errors import ConfigInvalid
-from laneway.journal.segments.inspect import dump
+from laneway.journal.history.inspect import dump
 from laneway.node import Node
 from tests.wire_broker import folder_of_queues
 

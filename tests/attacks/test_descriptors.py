@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from laneway.errors import OutOfDescriptors
-from laneway.journal.segments.files import RealFiles
+from laneway.journal.history.files import RealFiles
 from tests.crash.server import Server, eventually
 
 SMALL = 256  # descriptors; with 1,024 the same takes four times as long

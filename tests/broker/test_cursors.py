@@ -13,7 +13,7 @@ from laneway.broker.interface import DeleteCursor, DescribeHistory, GetCursor, L
 from laneway.broker.values import Alarm, CursorInfo
 from laneway.core.events import Event
 from laneway.errors import Conflict, CursorLost, CursorNotFound, InvalidInput, JournalGap
-from laneway.journal.segments import follow
+from laneway.journal.history import follow
 
 from .conftest import Bench
 

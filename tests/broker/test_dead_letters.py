@@ -11,7 +11,7 @@ from laneway.broker import tasks
 from laneway.broker.interface import Bind, GetTask, Lease, StartRedrive
 from laneway.broker.values import Binding, DeadLetterFilter, RedriveRequest
 from laneway.core.message import Properties
-from laneway.journal.segments import inspect
+from laneway.journal.history import inspect
 from tests.broker.conftest import Bench
 
 Run = Callable[..., None]

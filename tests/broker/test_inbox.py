@@ -25,7 +25,7 @@ from laneway.errors import (
     QueueFull,
     QueueNotFound,
 )
-from laneway.journal.segments import inspect
+from laneway.journal.history import inspect
 
 from .conftest import Bench, bodies, publish, results
 from .consuming import Connection, Consumer, get, numbered

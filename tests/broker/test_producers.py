@@ -50,7 +50,7 @@ from laneway.errors import (
     Unroutable,
     VhostNotFound,
 )
-from laneway.journal.segments import inspect
+from laneway.journal.history import inspect
 
 from .conftest import Bench, bodies
 

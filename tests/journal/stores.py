@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from laneway.core.events import Event, Opened
+from laneway.journal.history.format import segment_name
 from laneway.journal.segments import SegmentJournal
-from laneway.journal.segments.format import segment_name
 from tests.journal.contract import commit, fill_extents, published
 from tests.simulation.faulty_files import FaultyFiles
 

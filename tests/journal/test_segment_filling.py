@@ -7,8 +7,8 @@ import errno
 import pytest
 
 from laneway.errors import DiskFull, JournalFailed
+from laneway.journal.history.format import HEADER_BYTES
 from laneway.journal.segments import SegmentJournal, writer
-from laneway.journal.segments.format import HEADER_BYTES
 from tests.journal.contract import commit, published
 from tests.journal.stores import FOLDER, Clock, killed, path_of, positions, start
 from tests.simulation.faulty_files import FaultyFiles

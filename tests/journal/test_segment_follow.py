@@ -11,10 +11,11 @@ import pytest
 from laneway.core import snapshot
 from laneway.core.events import Event, Opened, QueueDeleted
 from laneway.errors import InvalidInput, JournalDamaged, JournalGap, NotFound
-from laneway.journal.segments import SegmentJournal, follow
-from laneway.journal.segments.files import RealFiles
-from laneway.journal.segments.follow import Place
-from laneway.journal.segments.format import HEADER_BYTES, segment_name
+from laneway.journal.history import follow
+from laneway.journal.history.files import RealFiles
+from laneway.journal.history.follow import Place
+from laneway.journal.history.format import HEADER_BYTES, segment_name
+from laneway.journal.segments import SegmentJournal
 from tests.core.runner import TAG, Core
 from tests.journal.contract import commit, fill_extents, published, replayed
 from tests.journal.stores import FOLDER, path_of, start, store_of_segments, three_commits

@@ -8,7 +8,7 @@ import pytest
 import xxhash
 
 from laneway.core.events import Acked, Opened, Published, QueuePut
-from laneway.journal.segments import format as fmt
+from laneway.journal.history import format as fmt
 from tests.journal.contract import commit, shared
 from tests.journal.stores import FOLDER, path_of, start
 from tests.simulation.faulty_files import FaultyFiles

@@ -12,9 +12,9 @@ import pytest
 
 from laneway.core.events import Acked, Bound, DocumentPut, ExchangePut, QueuePut
 from laneway.errors import InvalidInput, NotFound
+from laneway.journal.history.format import checksum, segment_name, snapshot_name
+from laneway.journal.history.inspect import CheckReport, check, dump
 from laneway.journal.segments import SegmentJournal
-from laneway.journal.segments.format import checksum, segment_name, snapshot_name
-from laneway.journal.segments.inspect import CheckReport, check, dump
 from tests.journal.contract import ONE_OF_EACH, commit, fill_extents, published
 from tests.journal.stores import FOLDER, killed, path_of, start, store_of_segments, three_commits
 from tests.simulation.faulty_files import FaultyFiles

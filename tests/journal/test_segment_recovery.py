@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from laneway.errors import JournalDamaged, JournalVersionUnknown
-from laneway.journal.segments.format import checksum, pack_commit_header, parse_commit_header, snapshot_name
+from laneway.journal.history.format import checksum, pack_commit_header, parse_commit_header, snapshot_name
 from tests.journal.contract import commit, fill_extents, published
 from tests.journal.stores import (
     FOLDER,

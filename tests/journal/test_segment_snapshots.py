@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from laneway.errors import DiskFull, JournalDamaged
-from laneway.journal.segments.format import snapshot_name
+from laneway.journal.history.format import snapshot_name
 from tests.journal.stores import (
     FOLDER,
     killed,

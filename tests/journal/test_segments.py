@@ -15,9 +15,9 @@ from unittest import mock
 import pytest
 
 from laneway.errors import JournalLocked, LimitExceeded
+from laneway.journal.history.files import FileSystem, RealFiles
 from laneway.journal.interface import Commit
 from laneway.journal.segments import SegmentJournal
-from laneway.journal.segments.files import FileSystem, RealFiles
 from tests.journal.contract import JournalContract, as_replayed, commit, fill_extents, locations_of, published
 from tests.journal.stores import (
     FOLDER,
@@ -49,7 +49,7 @@ class TestOnTheSimulatedDisk(JournalContract):
 
 
 def test_commit_too_large_for_its_offsets_is_refused_and_nothing_is_staged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("laneway.journal.segments.journal._MOST_STAGED_BYTES", 10_000)
+    monkeypatch.setattr(SegmentJournal, "most_staged_bytes", 10_000)
     journal, _ = start(FaultyFiles(0))
     journal.stage(published(1))
     before = journal.staged_bytes()

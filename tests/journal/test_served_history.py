@@ -7,8 +7,9 @@ import os
 import pytest
 
 from laneway.core.events import Opened, QueueDeleted
-from laneway.journal.segments import SegmentJournal, follow, served
-from laneway.journal.segments.format import segment_name
+from laneway.journal.history import follow, served
+from laneway.journal.history.format import segment_name
+from laneway.journal.segments import SegmentJournal
 from tests.core.runner import TAG, Core
 from tests.journal.contract import commit, fill_extents, published
 from tests.journal.stores import FOLDER, killed, start

@@ -54,11 +54,11 @@ from laneway.core.message import (
     message_id,
 )
 from laneway.core.rows import ROW, ROW_BYTES
+from laneway.journal.history.files import RealFiles
+from laneway.journal.history.format import HEADER_BYTES, rows_at, segment_name, segment_numbers
+from laneway.journal.history.recovery import read_segment
+from laneway.journal.history.scan import SegmentScan
 from laneway.journal.segments import SegmentJournal
-from laneway.journal.segments.files import RealFiles
-from laneway.journal.segments.format import HEADER_BYTES, rows_at, segment_name, segment_numbers
-from laneway.journal.segments.recovery import read_segment
-from laneway.journal.segments.scan import SegmentScan
 
 TAG = 0x2ABCDEF
 #: Of other partitions, by id.

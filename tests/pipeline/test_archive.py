@@ -13,8 +13,8 @@ import pytest
 
 from laneway.core.events import Births, Cause, DeadLettered
 from laneway.errors import Conflict, InvalidInput
-from laneway.journal.segments import follow
-from laneway.journal.segments.format import segment_name
+from laneway.journal.history import follow
+from laneway.journal.history.format import segment_name
 from laneway.pipeline.archive import STATE, Archive, Archived, ArchivedPartition
 from laneway.pipeline.jobs.archive import archived, folder, letters, with_bodies_of_the_dead
 from laneway.pipeline.lake import Warehouse

@@ -12,8 +12,8 @@ import pytest
 
 from laneway.client import Client, ClientError
 from laneway.errors import InvalidInput
-from laneway.journal.segments.follow import first_position
-from laneway.journal.segments.format import segment_name
+from laneway.journal.history.follow import first_position
+from laneway.journal.history.format import segment_name
 from laneway.pipeline.jobs import archive, replay
 from laneway.pipeline.lake import Warehouse
 from laneway.pipeline.runner import JOBS, REDRIVE, Job, Options, Result, run

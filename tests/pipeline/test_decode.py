@@ -15,10 +15,10 @@ from laneway.core.catalogue import QueueName
 from laneway.core.events import Event, Kind, Published
 from laneway.core.message import RECORD_PREFIX_BYTES, Properties, encode_props
 from laneway.errors import JournalDamaged
-from laneway.journal.segments.files import RealFiles
-from laneway.journal.segments.format import HEADER_BYTES, segment_name, segment_numbers
-from laneway.journal.segments.recovery import read_segment
-from laneway.journal.segments.scan import SegmentScan
+from laneway.journal.history.files import RealFiles
+from laneway.journal.history.format import HEADER_BYTES, segment_name, segment_numbers
+from laneway.journal.history.recovery import read_segment
+from laneway.journal.history.scan import SegmentScan
 from laneway.pipeline import commits, decode
 from laneway.pipeline.commits import Span
 from laneway.pipeline.decode import Decoder

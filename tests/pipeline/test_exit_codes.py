@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 import laneway.pipeline.session
 from laneway.cli import cli
 from laneway.core.events import Acked, Births
-from laneway.journal.segments import follow
-from laneway.journal.segments.format import segment_name
+from laneway.journal.history import follow
+from laneway.journal.history.format import segment_name
 from laneway.pipeline.lake import Warehouse
 from tests.pipeline.histories import write
 from tests.pipeline.traffic import COMMITS_A_ROUND, FIRST_COMMITS, MESSAGES, NOON_MS, traffic

@@ -14,7 +14,7 @@ from laneway.broker.interface import Publish, PutQueue
 from laneway.core.message import PLAIN, Messages, encode_props
 from laneway.core.settings import QueueSettings
 from laneway.errors import InvalidInput, JournalGap
-from laneway.journal.segments.format import segment_name
+from laneway.journal.history.format import segment_name
 from laneway.pipeline.datasource import BatchReader, StreamReader
 from laneway.pipeline.options import read_options
 from laneway.pipeline.sources import ServerSource

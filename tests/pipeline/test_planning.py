@@ -29,8 +29,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from laneway.errors import InvalidInput, JournalGap, PipelineError
-from laneway.journal.segments import follow
-from laneway.journal.segments.format import segment_name
+from laneway.journal.history import follow
+from laneway.journal.history.format import segment_name
 from laneway.pipeline.datasource import BatchReader, FilteringReader, LanewayDataSource, StreamReader
 from laneway.pipeline.options import read_options
 from laneway.pipeline.pushdown import holds

@@ -16,9 +16,9 @@ from laneway.cli import cli
 from laneway.core.message import PLAIN, Messages, encode_props
 from laneway.core.settings import QueueSettings
 from laneway.frontends.rest.journal import CursorAnswer, JournalAnswer, PlaceAnswer
-from laneway.journal.segments import follow
-from laneway.journal.segments.follow import Place
-from laneway.journal.segments.format import segment_name
+from laneway.journal.history import follow
+from laneway.journal.history.follow import Place
+from laneway.journal.history.format import segment_name
 from tests.in_thread import wait_for
 from tests.rest.partitioned import PartitionedServing
 from tests.rest.serving import Serving

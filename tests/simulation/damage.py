@@ -18,7 +18,7 @@ from laneway.core import table
 from laneway.core.invariants import check_invariants
 from laneway.core.message import decode_record
 from laneway.errors import JournalDamaged
-from laneway.journal.segments.format import parse_segment_header
+from laneway.journal.history.format import parse_segment_header
 
 from .faulty_files import SimulatedCrash
 from .loop import SimulatedLoop

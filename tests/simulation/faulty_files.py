@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from random import Random
 
 from laneway.errors import OutOfDescriptors
-from laneway.journal.segments.files import FileLocked
+from laneway.journal.history.files import FileLocked
 
 SECTOR_BYTES = 512
 

@@ -21,9 +21,10 @@ from laneway.core.events import Acked, Event, Leased
 from laneway.core.invariants import check_invariants
 from laneway.core.message import Glimpse
 from laneway.core.table import FREE
+from laneway.journal.history import follow
+from laneway.journal.history.files import FileSystem
 from laneway.journal.interface import Commit, Journal
-from laneway.journal.segments import Durability, SegmentJournal, follow
-from laneway.journal.segments.files import FileSystem
+from laneway.journal.segments import Durability, SegmentJournal
 
 from . import small
 from .faulty_files import FaultyFiles, SimulatedCrash
@@ -66,7 +67,7 @@ class LifeFiles:
         self._is_gone = True
 
 
-FILE_CALLS = [name for name in vars(FileSystem) if not name.startswith("_") and name != "close"]
+FILE_CALLS = [name for name in dir(FileSystem) if not name.startswith("_") and name != "close"]
 
 
 class WatchedJournal(SegmentJournal):

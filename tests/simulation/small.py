@@ -28,8 +28,8 @@ SMALL: dict[str, dict[str, object]] = {
         "FINAL_SNAPSHOT_EVENTS": 10,
     },
     "laneway.broker.peeking": {"READ_BATCH": 3},
-    "laneway.journal.segments.scan": {"PIECE_BYTES": 1 << 12},
-    "laneway.journal.segments.snapshots": {"PIECE_BYTES": 1 << 9},
+    "laneway.journal.history.scan": {"PIECE_BYTES": 1 << 12},
+    "laneway.journal.history.snapshots": {"PIECE_BYTES": 1 << 9},
     "laneway.journal.segments.writer": {"FILL_BYTES": 700, "FILL_AFTER_COMMITS": 5},
 }
 SHARED = {

@@ -13,8 +13,8 @@ import xxhash
 
 from laneway.broker import engine
 from laneway.core.message import open_records
-from laneway.journal.segments import reading, scan
-from laneway.journal.segments.scan import SegmentScan, Tail
+from laneway.journal.history import reading, scan
+from laneway.journal.history.scan import SegmentScan, Tail
 
 from .damage import run_damage_seed
 from .simulator import Failure

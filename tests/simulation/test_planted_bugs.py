@@ -29,10 +29,10 @@ from laneway.core.events import Acked, Event, Kind, Leased, Moved, Opened, Publi
 from laneway.core.keys import Keys
 from laneway.core.lane import Lane
 from laneway.core.state import State
-from laneway.journal.segments import journal as segment_journal
-from laneway.journal.segments import recovery, scan
+from laneway.journal import stored
+from laneway.journal.history import recovery, scan
+from laneway.journal.history.snapshots import Snapshot
 from laneway.journal.segments.journal import SegmentJournal
-from laneway.journal.segments.snapshots import Snapshot
 from laneway.journal.segments.space import Space
 from laneway.journal.segments.writer import SegmentWriter
 
@@ -229,13 +229,13 @@ def compacted_records_all_stand_at_the_same_place() -> Plant:
 
 def shared_records_taken_for_those_that_come_next() -> Plant:
     """Rows of the second queue name what stands behind the records of the first."""
-    original = segment_journal.located
+    original = stored.located
 
     def located(locations: Any, sizes: Any, start: int) -> list[int]:
         found = original(locations, sizes, start)
         return [at if location == 0 else at + 64 for location, at in zip(locations, found, strict=True)]
 
-    return mock.patch.object(segment_journal, "located", located)
+    return mock.patch.object(stored, "located", located)
 
 
 def replay_takes_shared_records_for_neighbours() -> Plant:

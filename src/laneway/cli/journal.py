@@ -11,7 +11,7 @@ from laneway.cli.session import CliSession, FailingGroup, Failure, pass_session,
 from laneway.cli.show import print_json, print_table, progress, size
 
 if TYPE_CHECKING:
-    from laneway.journal.segments.inspect import CheckReport
+    from laneway.journal.history.inspect import CheckReport
 
 folder_argument = click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False))
 
@@ -37,7 +37,7 @@ def check(session: CliSession, folder: str) -> None:
     """
     import msgspec
 
-    from laneway.journal.segments.inspect import check as check_folder
+    from laneway.journal.history.inspect import check as check_folder
 
     with progress(as_json=session.json) as bar:
         task = bar.add_task("read", total=None) if bar is not None else None
@@ -99,7 +99,7 @@ def dump(folder: str, after: int, kinds: tuple[str, ...], queue: str | None, lim
     laneway journal dump ./data --limit 10
     laneway journal dump ./data --queue orders --kind published --kind acked
     """
-    from laneway.journal.segments.inspect import dump as dump_folder
+    from laneway.journal.history.inspect import dump as dump_folder
 
     for event in dump_folder(folder, after=after, kinds=kinds or None, queue=queue, limit=limit):
         print_json(event)

@@ -18,7 +18,7 @@ message, so it can be read back from the journal, checked, and handed out withou
                   (1: a property list of AMQP 0-9-1; 2: one whose header BCC is not to be shown), the list
 
 The fixed prefix and the length table let a reader of millions of records find every string without decoding.
-To change the layout: raise journal.segments.format.VERSION and teach decode_record to read both.
+To change the layout: raise journal.history.format.VERSION and teach decode_record to read both.
 """
 
 from __future__ import annotations

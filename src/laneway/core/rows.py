@@ -50,7 +50,7 @@ it was born in: with flag 64, rows of leased to removed and relocated say it in 
 about a message tells its id without any other.
 
 A field not listed for a kind is 0. Rows never change meaning: a new need takes a new kind or flag, or a new
-version of the segment format (journal/segments/format.py).
+version of the segment format (journal/history/format.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The data folder of a server: where its partitions are, how many there are, and that one server alone uses it.
 
-    data/                  partition 0: journal, snapshots, what is staged (journal/segments/format.py)
+    data/                  partition 0: journal, snapshots, what is staged (journal/history/format.py)
     data/partitions/N/     partition N, the same
     data/processes/lock    held while a server of several processes runs
     data/processes/*.sock  what its processes reach each other by; in a folder of the system's if the path is too long
@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 from laneway.errors import ConfigInvalid, JournalLocked, StartError
-from laneway.journal.segments.format import LOCK_NAME, segment_numbers, snapshot_positions
+from laneway.journal.history.format import LOCK_NAME, segment_numbers, snapshot_positions
 
 PARTITIONS, PROCESSES = "partitions", "processes"
 _LOCK = "lock"

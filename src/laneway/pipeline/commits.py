@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from laneway.core.rows import ROW_BYTES
-from laneway.journal.segments.format import (
+from laneway.journal.history.format import (
     COMMIT,
     HEADER_BYTES,
     CommitHeader,
@@ -23,7 +23,7 @@ from laneway.journal.segments.format import (
     parse_commit_header,
     rows_at,
 )
-from laneway.journal.segments.scan import damaged
+from laneway.journal.history.scan import damaged
 
 #: Small enough that Spark has something to do while the next piece is decoded, large enough that Python hardly counts.
 PIECE_BYTES = 4 << 20

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from laneway.errors import JournalGap, PipelineError
+from laneway.journal.history.follow import SegmentInfo
 from laneway.journal.interface import Place
-from laneway.journal.segments.follow import SegmentInfo
 from laneway.pipeline.commits import Span
 from laneway.pipeline.decode import Decoder
 from laneway.pipeline.options import LATEST, ReadOptions, check_positions

@@ -17,12 +17,12 @@ from urllib.parse import quote
 
 from laneway.core.catalogue import QueueName
 from laneway.errors import CursorLost, InvalidInput, JournalGap, LanewayError, PipelineError
+from laneway.journal.history import follow
+from laneway.journal.history.files import RealFiles
+from laneway.journal.history.follow import SegmentInfo
+from laneway.journal.history.format import HEADER_BYTES, parse_segment_header, segment_name
+from laneway.journal.history.scan import damaged
 from laneway.journal.interface import Place
-from laneway.journal.segments import follow
-from laneway.journal.segments.files import RealFiles
-from laneway.journal.segments.follow import SegmentInfo
-from laneway.journal.segments.format import HEADER_BYTES, parse_segment_header, segment_name
-from laneway.journal.segments.scan import damaged
 from laneway.pipeline.commits import SegmentBytes, Span
 from laneway.pipeline.selection import Catalogue
 

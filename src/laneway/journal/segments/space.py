@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable
 
 from laneway.errors import DiskFull, OutOfDescriptors
-from laneway.journal.segments.files import NO_SPACE, FileSystem
-from laneway.journal.segments.format import SPARE_NAME
-from laneway.journal.segments.snapshots import remove_if_there
+from laneway.journal.history.files import NO_SPACE, FileSystem
+from laneway.journal.history.format import SPARE_NAME
+from laneway.journal.history.snapshots import remove_if_there
 
 LOOK_EVERY_MS = 1_000
 

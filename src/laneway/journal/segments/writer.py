@@ -12,28 +12,24 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
-from laneway.core.rows import ROW_BYTES
 from laneway.errors import JournalFailed, LanewayError, OutOfDescriptors
-from laneway.journal.interface import Place
-from laneway.journal.segments.files import NO_SPACE, FileSystem
-from laneway.journal.segments.format import (
-    COMMIT,
+from laneway.journal.history.files import NO_SPACE, FileSystem
+from laneway.journal.history.format import (
     HEADER_BYTES,
     LAST_MARK,
     MARK,
     NO_MARK,
     SNAPSHOT_PARTIAL_NAME,
     SPARE_NAME,
-    UNIT_BYTES,
-    CommitHeader,
-    checksum,
-    pack_commit_header,
+    Sealed,
+    pack_commit,
     pack_mark,
     pack_segment_header,
     segment_name,
 )
-from laneway.journal.segments.recovery import Replay, Segment, Survey, missing, read_segment
-from laneway.journal.segments.snapshots import Snapshot, remove_if_there
+from laneway.journal.history.recovery import Replay, Segment, Survey, describe_snapshot, read_segment
+from laneway.journal.history.snapshots import Snapshot, remove_if_there
+from laneway.journal.interface import Place
 from laneway.journal.segments.space import Space
 
 REWRITE_BYTES = 4 << 20
@@ -45,19 +41,6 @@ USUAL_OVER_BYTES = 16 << 20
 Durability = Literal["commit", "interval", "none"]
 
 log = logging.getLogger("laneway.journal")
-
-
-class Sealed(NamedTuple):
-    """What a Commit of this journal carries: its pieces and the place kept for it."""
-
-    location: int
-    length: int
-    position: int
-    epoch: int
-    event_count: int
-    blob_bytes: int
-    blobs: list[bytes]
-    rows: list[bytes]
 
 
 class _Current(NamedTuple):
@@ -288,15 +271,7 @@ class SegmentWriter:
                 raise ValueError(f"commit {position} has not been written, the last one was {self.written}")
             if position > self._durable:
                 self._sync(current)
-            segments = self.segments
-            replay_from = max(s.number for s in segments.values() if s.first_position <= position + 1)
-            needed = {}
-            for number in live_extents:
-                if number < replay_from:
-                    if number not in segments:
-                        raise missing(self._folder, number)
-                    needed[number] = segments[number].first_position
-            return Snapshot(position, self._store, replay_from, needed, 0)
+            return describe_snapshot(position, self._store, self.segments, live_extents, self._folder)
 
     def finished_segments(self) -> list[Segment]:
         last = self._current.number if self._current is not None else 0
@@ -314,23 +289,10 @@ class SegmentWriter:
         end = offset + sealed.length
         if end > self._allocated_bytes:
             self._allocated_bytes = self._space.extend(current.file, self._allocated_bytes, end)
-        padding = bytes(-sealed.blob_bytes % UNIT_BYTES)
-        body = b"".join([*sealed.blobs, padding, *sealed.rows])
-        header = CommitHeader(
-            COMMIT,
-            sealed.position,
-            sealed.epoch,
-            self._durable,
-            sealed.length,
-            sealed.blob_bytes,
-            sum(map(len, sealed.rows)) // ROW_BYTES,
-            sealed.event_count,
-            checksum(body),
-        )
-        packed = pack_commit_header(header, store=self._store, location=sealed.location)
+        header, body = pack_commit(sealed, store=self._store, durable=self._durable)
         sync = self._durability == "commit"
         try:
-            self._files.write(current.file, [packed, body, NO_MARK], offset, sync=sync)
+            self._files.write(current.file, [header, body, NO_MARK], offset, sync=sync)
         except OSError as error:
             # On a disk that copies on write even allocated space can run out. Writing the same bytes to the same
             # place again makes good whatever happened to them, so this is no failure of the journal.

@@ -10,17 +10,17 @@ from collections.abc import Collection
 from itertools import pairwise
 
 from laneway.errors import LanewayError
+from laneway.journal.history import follow
+from laneway.journal.history.files import ReadableFiles
+from laneway.journal.history.recovery import Segment
 from laneway.journal.interface import Held
-from laneway.journal.segments import follow
-from laneway.journal.segments.files import FileSystem
-from laneway.journal.segments.recovery import Segment
 
 
 class Holding:
     """What was asked for, and which segments that means. `lock` is held while segments are chosen to be dropped, so
     that what was promised a moment before stays."""
 
-    def __init__(self, files: FileSystem, folder: str) -> None:
+    def __init__(self, files: ReadableFiles, folder: str) -> None:
         self._files = files
         self._folder = folder
         self._position: int | None = None

@@ -8,16 +8,16 @@ from collections.abc import Callable
 
 from laneway.core.catalogue import QueueName
 from laneway.errors import InvalidInput, JournalDamaged, JournalGap
+from laneway.journal.history import follow
+from laneway.journal.history.files import ReadableFiles
+from laneway.journal.history.format import HEADER_BYTES, segment_name
 from laneway.journal.interface import Extent, Place
-from laneway.journal.segments import follow
-from laneway.journal.segments.files import FileSystem
-from laneway.journal.segments.format import HEADER_BYTES, segment_name
 
 _MOST_NOTED = 4096  # commits that name queues; if nobody asks for so long, the history is searched for them
 
 
 class ServedHistory:
-    def __init__(self, files: FileSystem, folder: str, end: Callable[[], Place], store: Callable[[], int]) -> None:
+    def __init__(self, files: ReadableFiles, folder: str, end: Callable[[], Place], store: Callable[[], int]) -> None:
         self._files = files
         self._folder = folder
         self._end = end
@@ -77,15 +77,15 @@ class ServedHistory:
             raise InvalidInput("segments count from 1, bytes from 0", field="offset")
         try:
             file = self._files.open(os.path.join(self._folder, segment_name(number)))
+            try:
+                return self._files.read(file, size, offset)
+            finally:
+                self._files.close(file)
         except FileNotFoundError:
             first = follow.first_position(self._folder, files=self._files)
             raise JournalGap(
                 f"segment {number} has been dropped; history is kept from commit {first} on", first_position=first
             ) from None
-        try:
-            return self._files.read(file, size, offset)
-        finally:
-            self._files.close(file)
 
     def catalogue(self) -> dict[int, QueueName]:
         """Looks at what came since it was last asked; the first time at all there is."""

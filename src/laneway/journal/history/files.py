@@ -26,11 +26,28 @@ class FileLocked(Exception):
     """Someone else holds the lock; the text is what they left in it, usually their process id."""
 
 
-class FileSystem(Protocol):
-    def make_folder(self, path: str) -> None: ...
+class ReadableFiles(Protocol):
+    """What reading a history takes. It need not be a folder: postgres/files.py reads tables."""
 
     def list_folder(self, path: str) -> list[str]:
         """As open(), it may raise OutOfDescriptors."""
+
+    def open(self, path: str) -> int:
+        """Raises OutOfDescriptors if no file can be opened for the moment."""
+
+    def close(self, file: int) -> None: ...
+
+    def size(self, file: int) -> int: ...
+
+    def read(self, file: int, size: int, offset: int) -> bytes:
+        """Shorter than asked only at the end of the file."""
+
+    def read_ahead(self, file: int, offset: int, size: int) -> None:
+        """A hint that these bytes will be read soon."""
+
+
+class FileSystem(ReadableFiles, Protocol):
+    def make_folder(self, path: str) -> None: ...
 
     def sync_folder(self, path: str) -> None:
         """Make the folder's entries (created, renamed, removed files) durable."""
@@ -43,13 +60,6 @@ class FileSystem(Protocol):
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> int:
         """Raises OutOfDescriptors, and has done nothing, if no file can be opened for the moment."""
-
-    def close(self, file: int) -> None: ...
-
-    def size(self, file: int) -> int: ...
-
-    def read(self, file: int, size: int, offset: int) -> bytes:
-        """Shorter than asked only at the end of the file."""
 
     def write(self, file: int, buffers: Sequence[bytes], offset: int, *, sync: bool = False) -> None:
         """All of the buffers, one after the other. With sync, these bytes (not older ones) are durable on return."""
@@ -65,9 +75,6 @@ class FileSystem(Protocol):
     def rename(self, old: str, new: str) -> None: ...
 
     def remove(self, path: str) -> None: ...
-
-    def read_ahead(self, file: int, offset: int, size: int) -> None:
-        """A hint that these bytes will be read soon."""
 
 
 class RealFiles:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import xxhash
 
 from laneway.errors import JournalVersionUnknown
-from laneway.journal.segments.files import FileSystem
-from laneway.journal.segments.format import (
+from laneway.journal.history.files import FileSystem, ReadableFiles
+from laneway.journal.history.format import (
     CHUNK_LENGTH,
     CHUNKS_END,
     HEADER_BYTES,
@@ -57,7 +57,7 @@ def save(files: FileSystem, folder: str, snapshot: Snapshot, chunks: Iterable[by
     file = files.open(partial, write=True, create=True)
     try:
         try:
-            file_bytes = _write_parts(files, file, _parts(snapshot, chunks))
+            file_bytes = _write(files, file, parts(snapshot, chunks))
             files.sync(file)
         finally:
             files.close(file)
@@ -69,7 +69,7 @@ def save(files: FileSystem, folder: str, snapshot: Snapshot, chunks: Iterable[by
     return snapshot._replace(file_bytes=file_bytes)
 
 
-def check(files: FileSystem, path: str) -> Snapshot:
+def check(files: ReadableFiles, path: str) -> Snapshot:
     """Read the whole file; raises SnapshotDamaged or JournalVersionUnknown."""
     with _Source(files, path) as source:
         snapshot = source.start()
@@ -78,13 +78,13 @@ def check(files: FileSystem, path: str) -> Snapshot:
     return snapshot
 
 
-def load(files: FileSystem, path: str) -> Iterator[bytes]:
+def load(files: ReadableFiles, path: str) -> Iterator[bytes]:
     with _Source(files, path) as source:
         source.start()
         yield from source.chunks()
 
 
-def first_chunk(files: FileSystem, path: str) -> bytes:
+def first_chunk(files: ReadableFiles, path: str) -> bytes:
     """Only that, and so without the checksum of the whole file: for whoever can do with a guess if it is damaged."""
     with _Source(files, path) as source:
         source.start()
@@ -100,7 +100,7 @@ def remove_if_there(files: FileSystem, path: str) -> None:
         pass
 
 
-def _parts(snapshot: Snapshot, chunks: Iterable[bytes]) -> Iterator[bytes]:
+def parts(snapshot: Snapshot, chunks: Iterable[bytes]) -> Iterator[bytes]:
     hasher = xxhash.xxh3_64()
     needed = b"".join(NEEDED.pack(number, first) for number, first in sorted(snapshot.needed.items()))
     header = pack_snapshot_header(snapshot.position, snapshot.store, snapshot.replay_from, len(snapshot.needed))
@@ -117,7 +117,7 @@ def _parts(snapshot: Snapshot, chunks: Iterable[bytes]) -> Iterator[bytes]:
     yield pack_snapshot_end(count, hasher)
 
 
-def _write_parts(files: FileSystem, file: int, parts: Iterator[bytes]) -> int:
+def _write(files: FileSystem, file: int, parts: Iterator[bytes]) -> int:
     offset = synced = gathered_bytes = 0
     gathered: list[bytes] = []
     for part in parts:
@@ -138,7 +138,7 @@ def _write_parts(files: FileSystem, file: int, parts: Iterator[bytes]) -> int:
 class _Source:
     """A snapshot file being read from front to back, and hashed on the way."""
 
-    def __init__(self, files: FileSystem, path: str) -> None:
+    def __init__(self, files: ReadableFiles, path: str) -> None:
         self._files = files
         self._path = path
         self._hasher = xxhash.xxh3_64()

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from laneway.core.events import Event
 from laneway.core.rows import decode
 from laneway.errors import JournalDamaged
-from laneway.journal.segments.files import FileSystem
-from laneway.journal.segments.format import (
+from laneway.journal.history.files import ReadableFiles
+from laneway.journal.history.format import (
     COMMIT,
     COMMIT_MAGIC,
     HEADER_BYTES,
@@ -56,7 +56,7 @@ def damaged(path: str, offset: int, what: str) -> JournalDamaged:
 
 class SegmentScan:
     def __init__(
-        self, files: FileSystem, path: str, file: int, *, number: int, store: int, piece_bytes: int = PIECE_BYTES
+        self, files: ReadableFiles, path: str, file: int, *, number: int, store: int, piece_bytes: int = PIECE_BYTES
     ) -> None:
         self._files = files
         self._file = file

@@ -26,9 +26,9 @@ from laneway.core.events import (
 from laneway.core.message import record_is_intact
 from laneway.core.rows import ROW
 from laneway.errors import InvalidInput, JournalDamaged, JournalVersionUnknown, NotFound
-from laneway.journal.segments import snapshots
-from laneway.journal.segments.files import FileSystem, RealFiles
-from laneway.journal.segments.format import (
+from laneway.journal.history import snapshots
+from laneway.journal.history.files import ReadableFiles, RealFiles
+from laneway.journal.history.format import (
     COMMIT,
     HEADER_BYTES,
     LAST_MARK,
@@ -39,9 +39,9 @@ from laneway.journal.segments.format import (
     snapshot_name,
     snapshot_positions,
 )
-from laneway.journal.segments.recovery import Segment, read_segment
-from laneway.journal.segments.scan import FoundCommit, SegmentScan
-from laneway.journal.segments.snapshots import Snapshot, SnapshotDamaged
+from laneway.journal.history.recovery import Segment, read_segment
+from laneway.journal.history.scan import FoundCommit, SegmentScan
+from laneway.journal.history.snapshots import Snapshot, SnapshotDamaged
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 
@@ -105,7 +105,7 @@ class Gap(msgspec.Struct, frozen=True):
     is_empty: bool  # nothing but zeros from here on
 
 
-def check(folder: str, progress: Progress | None = None, *, files: FileSystem | None = None) -> CheckReport:
+def check(folder: str, progress: Progress | None = None, *, files: ReadableFiles | None = None) -> CheckReport:
     """Verify every commit, record and snapshot. Raises NotFound when the folder holds no journal."""
     return _Check(files or RealFiles(), os.fspath(folder), progress).run()
 
@@ -117,7 +117,7 @@ def dump(
     kinds: Collection[str] | None = None,
     queue: str | int | None = None,
     limit: int | None = None,
-    files: FileSystem | None = None,
+    files: ReadableFiles | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Events after a position, oldest first, as plain values; a place that cannot be read as {"problem": …}.
 
@@ -171,14 +171,14 @@ def _gap(scan: SegmentScan, offset: int, position: int) -> Gap:
     return Gap(offset, next(following, None) if not tail.is_empty else None, tail.proof_at, tail.is_empty)
 
 
-def _open_scan(files: FileSystem, folder: str, number: int, store: int) -> tuple[SegmentScan, int]:
+def _open_scan(files: ReadableFiles, folder: str, number: int, store: int) -> tuple[SegmentScan, int]:
     path = os.path.join(folder, segment_name(number))
     file = files.open(path)
     return SegmentScan(files, path, file, number=number, store=store), file
 
 
 def _read_headers(
-    files: FileSystem, folder: str, numbers: list[int]
+    files: ReadableFiles, folder: str, numbers: list[int]
 ) -> tuple[list[tuple[Segment, int]], list[Problem], list[str]]:
     """The segments with the store they belong to, what is wrong with their headers, and what is merely worth a note.
 
@@ -209,7 +209,7 @@ def _read_headers(
     return [(segment, common if store is None else store) for segment, store in segments], problems, notes
 
 
-def _names(files: FileSystem, folder: str) -> list[str]:
+def _names(files: ReadableFiles, folder: str) -> list[str]:
     try:
         names = files.list_folder(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -223,7 +223,7 @@ def _names(files: FileSystem, folder: str) -> list[str]:
 
 
 class _Check:
-    def __init__(self, files: FileSystem, folder: str, progress: Progress | None) -> None:
+    def __init__(self, files: ReadableFiles, folder: str, progress: Progress | None) -> None:
         self._files = files
         self._folder = folder
         self._progress = progress
@@ -423,7 +423,7 @@ def _kinds(names: Collection[str] | None) -> set[Kind] | None:
 
 
 def _events(
-    files: FileSystem, folder: str, after: int, kinds: set[Kind] | None, queue: str | int | None
+    files: ReadableFiles, folder: str, after: int, kinds: set[Kind] | None, queue: str | int | None
 ) -> Iterator[dict[str, Any]]:
     by_name = isinstance(queue, str) and not queue.isdigit()
     numbers = {int(queue)} if queue is not None and not by_name else set()
@@ -446,7 +446,7 @@ def _events(
                 yield _as_dict(commit, scan, event)
 
 
-def _commits(files: FileSystem, folder: str, after: int) -> Iterator[tuple[FoundCommit, SegmentScan] | Problem]:
+def _commits(files: ReadableFiles, folder: str, after: int) -> Iterator[tuple[FoundCommit, SegmentScan] | Problem]:
     segments, problems, _ = _read_headers(files, folder, segment_numbers(_names(files, folder)))
     yield from problems
     for index, (segment, store) in enumerate(segments):

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
 from laneway.core.events import Event
 from laneway.errors import JournalDamaged, JournalVersionUnknown
-from laneway.journal.segments.files import FileSystem
-from laneway.journal.segments.format import (
+from laneway.journal.history.files import ReadableFiles
+from laneway.journal.history.format import (
     HEADER_BYTES,
     LAST_MARK,
     VERSION,
@@ -23,8 +23,8 @@ from laneway.journal.segments.format import (
     segment_name,
     segment_numbers,
 )
-from laneway.journal.segments.scan import SegmentScan, damaged
-from laneway.journal.segments.snapshots import Snapshot
+from laneway.journal.history.scan import SegmentScan, damaged
+from laneway.journal.history.snapshots import Snapshot
 
 
 class Segment(NamedTuple):
@@ -52,7 +52,7 @@ class Survey(NamedTuple):
     leftovers: list[int]  # neither; an interrupted drop left them
 
 
-def survey(files: FileSystem, folder: str, snapshot: Snapshot | None, after: int) -> Survey:
+def survey(files: ReadableFiles, folder: str, snapshot: Snapshot | None, after: int) -> Survey:
     """Check that every segment that must be there is; only their headers are read."""
     numbers = segment_numbers(files.list_folder(folder))
     replay_from = snapshot.replay_from if snapshot else _replay_from(files, folder, numbers, after)
@@ -79,7 +79,7 @@ def survey(files: FileSystem, folder: str, snapshot: Snapshot | None, after: int
     return Survey(store, needed, chain, sorted(present - segments.keys()))
 
 
-def read_segment(files: FileSystem, folder: str, number: int) -> tuple[Segment, int]:
+def read_segment(files: ReadableFiles, folder: str, number: int) -> tuple[Segment, int]:
     """What the header of a segment says, and the store it belongs to."""
     path = os.path.join(folder, segment_name(number))
     file = files.open(path)
@@ -116,7 +116,21 @@ def missing(folder: str, number: int) -> JournalDamaged:
     )
 
 
-def _replay_from(files: FileSystem, folder: str, numbers: list[int], after: int) -> int:
+def describe_snapshot(
+    position: int, store: int, segments: Mapping[int, Segment], live_extents: Iterable[int], folder: str
+) -> Snapshot:
+    """What a snapshot of this position rests on, which must be durable."""
+    replay_from = max(s.number for s in segments.values() if s.first_position <= position + 1)
+    needed = {}
+    for number in live_extents:
+        if number < replay_from:
+            if number not in segments:
+                raise missing(folder, number)
+            needed[number] = segments[number].first_position
+    return Snapshot(position, store, replay_from, needed, 0)
+
+
+def _replay_from(files: ReadableFiles, folder: str, numbers: list[int], after: int) -> int:
     """Without a snapshot all history must be there, from the first segment on, unless asked for a later part."""
     if after == 0:
         return 1
@@ -139,7 +153,7 @@ def _check_chain(folder: str, chain: list[Segment], after: int) -> None:
 class Replay:
     """Reads the chain once, commit by commit; when commits() is exhausted the other attributes hold how it ended."""
 
-    def __init__(self, files: FileSystem, folder: str, found: Survey, after: int) -> None:
+    def __init__(self, files: ReadableFiles, folder: str, found: Survey, after: int) -> None:
         self._files = files
         self._folder = folder
         self._found = found

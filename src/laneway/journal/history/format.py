@@ -132,6 +132,19 @@ class CommitHeader(NamedTuple):
     body_checksum: int
 
 
+class Sealed(NamedTuple):
+    """A commit that waits to be written: its pieces and the place kept for it."""
+
+    location: int
+    length: int
+    position: int
+    epoch: int
+    event_count: int
+    blob_bytes: int
+    blobs: list[bytes]
+    rows: list[bytes]
+
+
 class SnapshotHeader(NamedTuple):
     version: int
     position: int
@@ -140,8 +153,12 @@ class SnapshotHeader(NamedTuple):
     needed_count: int
 
 
-def pack_segment_header(number: int, first_position: int, store: int, epoch: int, begun_bytes: int) -> bytes:
-    return _with_checksum(_SEGMENT.pack(SEGMENT_MAGIC, VERSION, 0, number, first_position, store, epoch, begun_bytes))
+def pack_segment_header(
+    number: int, first_position: int, store: int, epoch: int, begun_bytes: int, version: int = 0
+) -> bytes:
+    """Of this version unless another one is given."""
+    version = version or VERSION
+    return _with_checksum(_SEGMENT.pack(SEGMENT_MAGIC, version, 0, number, first_position, store, epoch, begun_bytes))
 
 
 def parse_segment_header(data: bytes) -> SegmentHeader | None:
@@ -166,6 +183,23 @@ def parse_snapshot_header(data: bytes) -> SnapshotHeader | None:
 def pack_commit_header(header: CommitHeader, *, store: int, location: int) -> bytes:
     packed = _COMMIT.pack(COMMIT_MAGIC, VERSION, *header)
     return packed + _CHECKSUM.pack(checksum(packed, store ^ location))
+
+
+def pack_commit(sealed: Sealed, *, store: int, durable: int) -> tuple[bytes, bytes]:
+    """The header, and what stands between it and the mark."""
+    body = b"".join([*sealed.blobs, bytes(-sealed.blob_bytes % UNIT_BYTES), *sealed.rows])
+    header = CommitHeader(
+        COMMIT,
+        sealed.position,
+        sealed.epoch,
+        durable,
+        sealed.length,
+        sealed.blob_bytes,
+        sum(map(len, sealed.rows)) // UNIT_BYTES,
+        sealed.event_count,
+        checksum(body),
+    )
+    return pack_commit_header(header, store=store, location=sealed.location), body
 
 
 def pack_mark(kind: int, position: int, epoch: int, *, store: int, location: int) -> bytes:

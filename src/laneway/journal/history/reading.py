@@ -14,10 +14,10 @@ from typing import TypeVar
 
 from laneway.core.message import open_records, record_is_intact
 from laneway.errors import JournalDamaged
-from laneway.journal.segments.files import FileSystem
-from laneway.journal.segments.format import segment_name
-from laneway.journal.segments.recovery import missing
-from laneway.journal.segments.scan import damaged
+from laneway.journal.history.files import ReadableFiles
+from laneway.journal.history.format import segment_name
+from laneway.journal.history.recovery import missing
+from laneway.journal.history.scan import damaged
 
 MAX_GAP_BYTES = 16 << 10  # reading over a gap this small costs less than another call
 MAX_READ_BYTES = 4 << 20
@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 class RecordReader:
-    def __init__(self, files: FileSystem, folder: str, *, max_open_files: int) -> None:
+    def __init__(self, files: ReadableFiles, folder: str, *, max_open_files: int) -> None:
         self._files = files
         self._folder = folder
         self._open = _OpenFiles(files, folder, max_open_files)
@@ -157,7 +157,7 @@ def _put_back(order: list[int], found: list[_T]) -> list[_T]:
 class _OpenFiles:
     """Segments open for reading, least recently used first. One in use by another thread is never closed."""
 
-    def __init__(self, files: FileSystem, folder: str, max_open_files: int) -> None:
+    def __init__(self, files: ReadableFiles, folder: str, max_open_files: int) -> None:
         self._files = files
         self._folder = folder
         self._max = max_open_files

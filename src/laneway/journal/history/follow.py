@@ -22,10 +22,9 @@ from laneway.core.catalogue import QueueName
 from laneway.core.events import Kind
 from laneway.core.rows import ROW, ROW_BYTES
 from laneway.errors import InvalidInput, JournalGap, NotFound
-from laneway.journal.interface import Place
-from laneway.journal.segments import snapshots
-from laneway.journal.segments.files import FileSystem, RealFiles
-from laneway.journal.segments.format import (
+from laneway.journal.history import snapshots
+from laneway.journal.history.files import ReadableFiles, RealFiles
+from laneway.journal.history.format import (
     COMMIT,
     HEADER_BYTES,
     LAST_MARK,
@@ -37,9 +36,10 @@ from laneway.journal.segments.format import (
     snapshot_name,
     snapshot_positions,
 )
-from laneway.journal.segments.recovery import Segment, read_segment
-from laneway.journal.segments.scan import PIECE_BYTES, FoundCommit, SegmentScan, damaged
-from laneway.journal.segments.snapshots import SnapshotDamaged
+from laneway.journal.history.recovery import Segment, read_segment
+from laneway.journal.history.scan import PIECE_BYTES, FoundCommit, SegmentScan, damaged
+from laneway.journal.history.snapshots import SnapshotDamaged
+from laneway.journal.interface import Place
 
 __all__ = [
     "Place",
@@ -73,7 +73,7 @@ _AnySegment = TypeVar("_AnySegment", Segment, SegmentInfo)
 # --- places ---------------------------------------------------------------------------------------------------------
 
 
-def end(folder: str, since: Place | None = None, *, files: FileSystem | None = None) -> Place:
+def end(folder: str, since: Place | None = None, *, files: ReadableFiles | None = None) -> Place:
     """Behind the last commit that is whole. With an earlier end, only what came since is looked at."""
     files = files or RealFiles()
     while True:
@@ -84,7 +84,7 @@ def end(folder: str, since: Place | None = None, *, files: FileSystem | None = N
             continue  # a server went on to another segment and dropped this one
 
 
-def _end(files: FileSystem, folder: str, number: int, since: Place | None) -> Place:
+def _end(files: ReadableFiles, folder: str, number: int, since: Place | None) -> Place:
     with _opened(files, folder, number) as (scan, segment):
         offset, position = HEADER_BYTES, segment.first_position
         if since is not None and since.segment == number:
@@ -104,7 +104,7 @@ def _end(files: FileSystem, folder: str, number: int, since: Place | None) -> Pl
         return Place(number, offset, position)
 
 
-def start(folder: str, position: int, *, until: Place | None = None, files: FileSystem | None = None) -> Place:
+def start(folder: str, position: int, *, until: Place | None = None, files: ReadableFiles | None = None) -> Place:
     """Where a commit begins; the end for the one that comes next. JournalGap if it was dropped."""
     files = files or RealFiles()
     until = until or end(folder, files=files)
@@ -124,7 +124,7 @@ def start(folder: str, position: int, *, until: Place | None = None, files: File
     raise _gap(files, folder, position)
 
 
-def advance(folder: str, place: Place, until: Place, max_events: int, *, files: FileSystem | None = None) -> Place:
+def advance(folder: str, place: Place, until: Place, max_events: int, *, files: ReadableFiles | None = None) -> Place:
     """At most so many events (rows) further, but one commit at least; never beyond `until`."""
     taken = 0
     for at, header, _ in _between(files or RealFiles(), folder, place, until, piece_bytes=_SMALL_PIECE_BYTES):
@@ -138,7 +138,7 @@ def advance(folder: str, place: Place, until: Place, max_events: int, *, files: 
 
 
 def commits(
-    folder: str, place: Place, until: Place, *, files: FileSystem | None = None
+    folder: str, place: Place, until: Place, *, files: ReadableFiles | None = None
 ) -> Iterator[tuple[FoundCommit, SegmentScan]]:
     """The commits between two places, each with its checksum verified, and the segment to read its events with."""
     for at, _, scan in _between(files or RealFiles(), folder, place, until):
@@ -149,7 +149,7 @@ def commits(
 
 
 def _between(
-    files: FileSystem, folder: str, place: Place, until: Place, *, piece_bytes: int = PIECE_BYTES
+    files: ReadableFiles, folder: str, place: Place, until: Place, *, piece_bytes: int = PIECE_BYTES
 ) -> Iterator[tuple[Place, CommitHeader, SegmentScan]]:
     """The headers of the commits between two places, across segments."""
     while place.position < until.position:
@@ -183,7 +183,7 @@ def _walk(scan: SegmentScan, place: Place) -> Iterator[tuple[Place, CommitHeader
         position += 1
 
 
-def _next_segment(files: FileSystem, folder: str, place: Place) -> Place:
+def _next_segment(files: ReadableFiles, folder: str, place: Place) -> Place:
     """Where history goes on behind the last commit of a segment."""
     path = os.path.join(folder, segment_name(place.segment))
     following = [s for s in _headers(files, folder) if s.number > place.segment]
@@ -204,7 +204,7 @@ def segments(
     *,
     until: Place | None = None,
     known: Mapping[int, SegmentInfo] | None = None,
-    files: FileSystem | None = None,
+    files: ReadableFiles | None = None,
 ) -> list[SegmentInfo]:
     """Every segment, oldest first. Where their numbers have a gap, history has one too.
 
@@ -237,7 +237,7 @@ def segments(
     return found
 
 
-def first_position(folder: str, *, files: FileSystem | None = None) -> int:
+def first_position(folder: str, *, files: ReadableFiles | None = None) -> int:
     """From which on history is there without a gap."""
     return whole_since(_headers(files or RealFiles(), folder))[0].first_position
 
@@ -250,7 +250,7 @@ def whole_since(there: list[_AnySegment]) -> list[_AnySegment]:
     return there[max(first, 0) :]
 
 
-def first_time_ms(folder: str, number: int, *, files: FileSystem | None = None) -> int:
+def first_time_ms(folder: str, number: int, *, files: ReadableFiles | None = None) -> int:
     """When the first event of a segment happened; 0 if it has none yet."""
     files = files or RealFiles()
     _, its_store = read_segment(files, folder, number)
@@ -261,7 +261,7 @@ def first_time_ms(folder: str, number: int, *, files: FileSystem | None = None) 
 class _Headers:
     """Headers of one segment here and there, each in a small read of its own."""
 
-    def __init__(self, files: FileSystem, file: int, number: int, store: int) -> None:
+    def __init__(self, files: ReadableFiles, file: int, number: int, store: int) -> None:
         self._files = files
         self._file = file
         self._extent = number << 32
@@ -281,7 +281,7 @@ class _Headers:
 
 
 def _used_bytes(
-    files: FileSystem, folder: str, read: _Headers, segment: Segment, following: Segment | SegmentInfo | None
+    files: ReadableFiles, folder: str, read: _Headers, segment: Segment, following: Segment | SegmentInfo | None
 ) -> int:
     """Of a segment that was followed by another: its size, unless it could not be cut to what was used."""
     mark = read.at(read.size - HEADER_BYTES)
@@ -296,7 +296,7 @@ def _used_bytes(
     return used_bytes
 
 
-def store(folder: str, *, files: FileSystem | None = None) -> tuple[int, int]:
+def store(folder: str, *, files: ReadableFiles | None = None) -> tuple[int, int]:
     """What tells this journal from others, and the tag of its message ids."""
     files = files or RealFiles()
     number = _store(files, folder)
@@ -313,7 +313,7 @@ def catalogue(
     *,
     known: Mapping[int, QueueName] | None = None,
     since: Place | None = None,
-    files: FileSystem | None = None,
+    files: ReadableFiles | None = None,
 ) -> dict[int, QueueName]:
     """What queues are called, and were when they were deleted, by their number; of the tier, the last that is known.
 
@@ -336,7 +336,7 @@ def named_queues(
     since: Place | None = None,
     known: Mapping[int, QueueName] | None = None,
     *,
-    files: FileSystem | None = None,
+    files: ReadableFiles | None = None,
 ) -> dict[int, Named]:
     files = files or RealFiles()
     found: dict[int, Named] = {}
@@ -352,7 +352,7 @@ def named_queues(
 
 
 def named_between(
-    folder: str, place: Place, until: Place, *, files: FileSystem | None = None
+    folder: str, place: Place, until: Place, *, files: ReadableFiles | None = None
 ) -> Iterator[tuple[int, Named]]:
     """What the events between two places say of queues, by their number."""
     for at, header, scan in _between(files or RealFiles(), folder, place, until):
@@ -361,7 +361,9 @@ def named_between(
                 yield ROW.unpack(row)[4], _named(at.position, row, blob)
 
 
-def named_at(folder: str, places: Iterable[Place], *, files: FileSystem | None = None) -> Iterator[tuple[int, Named]]:
+def named_at(
+    folder: str, places: Iterable[Place], *, files: ReadableFiles | None = None
+) -> Iterator[tuple[int, Named]]:
     """The same of the commits that begin at these places alone, in small reads."""
     files = files or RealFiles()
     for segment, group in groupby(places, key=lambda place: place.segment):
@@ -384,7 +386,7 @@ def _named(position: int, row: bytes, blob: bytes) -> Named:
 
 
 def _rows(
-    files: FileSystem, folder: str, kinds: tuple[Kind, ...], since: Place | None = None
+    files: ReadableFiles, folder: str, kinds: tuple[Kind, ...], since: Place | None = None
 ) -> Iterator[tuple[int, bytes, bytes]]:
     """(position, row, blob) of the rows of these kinds, in all segments or from a place on."""
     until = end(folder, files=files)
@@ -422,7 +424,7 @@ def _rows_of(
             yield row, bytes(scan.view(at.offset + blob_at, size)) if size else b""
 
 
-def _snapshot(files: FileSystem, folder: str) -> tuple[int, int, dict[int, QueueName]] | None:
+def _snapshot(files: ReadableFiles, folder: str) -> tuple[int, int, dict[int, QueueName]] | None:
     """(position, tag, queues) of the newest snapshot that can be read."""
     for _ in range(_TRIES):
         positions = snapshot_positions(files.list_folder(folder))
@@ -440,7 +442,7 @@ def _snapshot(files: FileSystem, folder: str) -> tuple[int, int, dict[int, Queue
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def _numbers(files: FileSystem, folder: str) -> list[int]:
+def _numbers(files: ReadableFiles, folder: str) -> list[int]:
     try:
         found = segment_numbers(files.list_folder(folder))
     except (FileNotFoundError, NotADirectoryError):
@@ -450,7 +452,7 @@ def _numbers(files: FileSystem, folder: str) -> list[int]:
     return found
 
 
-def _store(files: FileSystem, folder: str) -> int:
+def _store(files: ReadableFiles, folder: str) -> int:
     """The same in all segments; the last one is the last to be dropped."""
     while True:
         try:
@@ -459,7 +461,7 @@ def _store(files: FileSystem, folder: str) -> int:
             continue
 
 
-def _headers(files: FileSystem, folder: str, numbers: Iterable[int] | None = None) -> list[Segment]:
+def _headers(files: ReadableFiles, folder: str, numbers: Iterable[int] | None = None) -> list[Segment]:
     found = []
     for number in _numbers(files, folder) if numbers is None else numbers:
         try:
@@ -470,7 +472,7 @@ def _headers(files: FileSystem, folder: str, numbers: Iterable[int] | None = Non
 
 
 @contextmanager
-def _file(files: FileSystem, folder: str, number: int) -> Iterator[tuple[str, int]]:
+def _file(files: ReadableFiles, folder: str, number: int) -> Iterator[tuple[str, int]]:
     path = os.path.join(folder, segment_name(number))
     file = files.open(path)
     try:
@@ -481,14 +483,14 @@ def _file(files: FileSystem, folder: str, number: int) -> Iterator[tuple[str, in
 
 @contextmanager
 def _opened(
-    files: FileSystem, folder: str, number: int, *, piece_bytes: int = PIECE_BYTES
+    files: ReadableFiles, folder: str, number: int, *, piece_bytes: int = PIECE_BYTES
 ) -> Iterator[tuple[SegmentScan, Segment]]:
     segment, store = read_segment(files, folder, number)
     with _file(files, folder, number) as (path, file):
         yield SegmentScan(files, path, file, number=number, store=store, piece_bytes=piece_bytes), segment
 
 
-def _gap(files: FileSystem, folder: str, position: int) -> JournalGap:
+def _gap(files: ReadableFiles, folder: str, position: int) -> JournalGap:
     there = whole_since(_headers(files, folder))
     first = there[0].first_position if there else 0
     return JournalGap(
