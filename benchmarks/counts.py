@@ -34,7 +34,8 @@ from benchmarks import amqp_frames as amqp
 from benchmarks import laneway_load as laneway
 from benchmarks import sqs_load
 from benchmarks.amqp_load import consuming, single_acks
-from benchmarks.amqp_messages import Kind, celery_like, distinct, look_alike
+from benchmarks.amqp_messages import Kind, celery_like, distinct, look_alike, with_message_id
+from benchmarks.forwarded import forwarding, name_elsewhere
 from benchmarks.http_load import queue_path, request
 from benchmarks.load import LoadFailed
 from benchmarks.turns import is_chosen
@@ -47,6 +48,7 @@ from laneway.broker.interface import Broker
 from laneway.broker.local import LocalBroker
 from laneway.broker.partition import Partition
 from laneway.broker.reading import InlineReader
+from laneway.cluster.following import FollowedTopology
 from laneway.frontends.amqp import connection as amqp_connection
 from laneway.frontends.amqp.limits import AmqpLimits
 from laneway.frontends.amqp.shared import AmqpShared
@@ -133,9 +135,10 @@ class OnTheLoop:
 
 
 class Server:
-    """All front ends on one broker."""
+    """All front ends on one broker. `forwards`: its queues lie in another process (forwarded.py)."""
 
-    def __init__(self, broker: Broker, access: Access) -> None:
+    def __init__(self, broker: Broker, access: Access, *, forwards: bool = False) -> None:
+        self._forwards = forwards
         limits = RestLimits()
         applications = [SqsApi(broker, access, SqsOptions()), RestApi(broker, access, limits)]
         self.broker, self.access = broker, access
@@ -146,6 +149,10 @@ class Server:
         self._amqp = AmqpShared(
             broker, access, AmqpLimits(turn_ms=60_000), intake, lambda: "any", proxies, floods, directory
         )
+
+    def name(self, stem: str) -> str:
+        """Of a queue."""
+        return name_elsewhere(stem) if self._forwards else stem
 
     def http(self, count: int) -> list[Transport]:
         return [Transport(protocol.HttpConnection(self._http)) for _ in range(count)]
@@ -166,18 +173,28 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(folder: Path) -> AsyncIterator[Server]:
-    journal = SegmentJournal(folder)
-    partition = Partition(
-        Engine(journal, new_tag=lambda: 1),
-        clock=Clock(look_every_ms=0),
-        new_writer=OnTheLoop,
-        new_reader=InlineReader,
-    )
-    await partition.start()
-    broker = LocalBroker(partition)
-    yield Server(broker, Access(Documents(broker), now_ms=lambda: 0))
-    await partition.stop()
+async def serving(folder: Path, *, forwards: bool = False) -> AsyncIterator[Server]:
+    partitions: list[Partition] = []
+
+    async def open_partition(number: int = 0, model: FollowedTopology | None = None) -> LocalBroker:
+        partition = Partition(
+            Engine(SegmentJournal(folder / str(number)), new_tag=lambda: 1, partition=number, world=model),
+            clock=Clock(look_every_ms=0),
+            new_writer=OnTheLoop,
+            new_reader=InlineReader,
+        )
+        partitions.append(partition)
+        await partition.start()
+        return LocalBroker(partition)
+
+    if forwards:
+        async with forwarding(open_partition) as edge:
+            yield Server(edge, Access(Documents(edge), now_ms=lambda: 0), forwards=True)
+    else:
+        broker = await open_partition()
+        yield Server(broker, Access(Documents(broker), now_ms=lambda: 0))
+    for partition in partitions:
+        await partition.stop()
 
 
 async def answers(clients: Sequence[Transport], said: Sequence[bytes]) -> list[bytes]:
@@ -201,9 +218,9 @@ async def answered(clients: Sequence[Transport]) -> None:
 
 async def http_single(server: Server) -> Turn:
     payloads = laneway.payload_texts(KILOBYTE, SINGLES)
-    clients = server.http(SINGLES)
-    await answers(clients[:1], [request("PUT", queue_path("single"), {})])
-    said = [laneway.single_publish("single", payload) for payload in payloads]
+    clients, queue = server.http(SINGLES), server.name("single")
+    await answers(clients[:1], [request("PUT", queue_path(queue), {})])
+    said = [laneway.single_publish(queue, payload) for payload in payloads]
 
     async def turn() -> int:
         told = await answers(clients, said)
@@ -215,11 +232,11 @@ async def http_single(server: Server) -> Turn:
 async def http_end_to_end(server: Server) -> Turn:
     """Two connections publish, two dequeue and ack what was published the turn before, all at once."""
     payloads = laneway.payload_texts(KILOBYTE, BATCH)
-    clients = server.http(4)
-    await answers(clients[:1], [request("PUT", queue_path("batches"), {})])
-    publish = [laneway.batch_publish("batches", payloads, [5] * BATCH)] * 2
+    clients, queue = server.http(4), server.name("batches")
+    await answers(clients[:1], [request("PUT", queue_path(queue), {})])
+    publish = [laneway.batch_publish(queue, payloads, [5] * BATCH)] * 2
     asked = {"max_messages": BATCH, "wait_seconds": 20, "visibility_timeout": 600}
-    dequeue = [request("POST", queue_path("batches", "/dequeue"), asked)] * 2
+    dequeue = [request("POST", queue_path(queue, "/dequeue"), asked)] * 2
     await answers(clients[:2], publish)
 
     async def turn() -> int:
@@ -227,7 +244,7 @@ async def http_end_to_end(server: Server) -> Turn:
         with uncounted():
             _expect(told[:2], b"201 Created", 2)
             acks = [
-                request("POST", queue_path("batches", "/ack"), [{"receipt_handle": one.decode()} for one in handles])
+                request("POST", queue_path(queue, "/ack"), [{"receipt_handle": one.decode()} for one in handles])
                 for handles in map(laneway.receipt_handles, told[2:])
             ]
         told = await answers(clients[2:], acks)
@@ -243,12 +260,13 @@ def amqp_queues(
     settings: dict[str, int | str] | None = None,
     priorities: Sequence[int | None] = (None,),
     kind: Kind = look_alike,
+    body_bytes: int = KILOBYTE,
 ) -> Prepare:
     async def prepare(server: Server) -> Turn:
         publishers = [await server.amqp() for _ in range(queues)]
         consumers = [await server.amqp() for _ in range(queues)]
         names = [
-            f"{kind.__name__}-{queues}-{single_acks_only}-{len(settings or ())}-{len(priorities)}-{at}"
+            server.name(f"{kind.__name__}-{queues}-{single_acks_only}-{len(settings or ())}-{len(priorities)}-{at}")
             for at in range(queues)
         ]
         for client, name in zip(publishers, names, strict=True):
@@ -258,7 +276,7 @@ def amqp_queues(
         for client, name in zip(consumers, names, strict=True):
             await answers([client], [amqp.method(amqp.QOS, b"\0\0\0\0\x03\xe8\0")])
             await answers([client], [consuming(name, "bench")])
-        bodies = [text.encode() for text in laneway.payload_texts(KILOBYTE, READ_MESSAGES)]
+        bodies = [text.encode() for text in laneway.payload_texts(body_bytes, READ_MESSAGES)]
         levels, chance = list(islice(cycle(priorities), len(bodies))), random.Random(1)
         said = [
             b"".join(
@@ -283,7 +301,7 @@ def amqp_queues(
                 client.connection.data_received(acks)  # type: ignore[attr-defined]
             confirms = [client.take() for client in publishers]
             delivered = [client.take() for client in consumers]
-            if any(len(data) < READ_MESSAGES * KILOBYTE for data in delivered) or not all(confirms):
+            if any(len(data) < READ_MESSAGES * body_bytes for data in delivered) or not all(confirms):
                 raise LoadFailed(f"some were not delivered: {[len(data) for data in delivered]}")
             return READ_MESSAGES * queues
 
@@ -445,6 +463,7 @@ CASES: dict[str, Prepare] = {
     "HTTP end to end, 100 × 1 KB": http_end_to_end,
     "AMQP one queue": amqp_queues(1),
     "AMQP celery-like": amqp_queues(1, kind=celery_like),
+    "AMQP message ids, 100 B": amqp_queues(1, kind=with_message_id, body_bytes=100),
     "AMQP ten priorities": amqp_queues(1, settings={"x-max-priority": 10}, priorities=range(1, 11)),
     "AMQP two queues": amqp_queues(2),
     "AMQP ten queues": amqp_queues(10),
@@ -458,6 +477,16 @@ CASES: dict[str, Prepare] = {
     "SQS receive + delete, 10 × 1 KB": sqs_receive(10),
 }
 
+_ALSO_FORWARDED = (
+    "HTTP single publish, 1 KB",
+    "HTTP end to end, 100 × 1 KB",
+    "AMQP celery-like",
+    "AMQP message ids, 100 B",
+    "AMQP ten queues",
+    "AMQP one queue, single acks",
+)
+#: The same with clients of one process and queues of another: what both do for a message (forwarded.py).
+FORWARDED = {f"forwarded: {case}": CASES[case] for case in _ALSO_FORWARDED}
 
 # --- counting
 
@@ -527,20 +556,21 @@ async def count(turn: Turn, repetitions: int, warm_up: int) -> tuple[Counter, in
     return counter, messages, least_ns / 1000
 
 
-async def measure(prepare: Prepare, repetitions: int, warm_up: int = 20) -> tuple[Counter, int, float]:
+async def measure(case: str, repetitions: int, warm_up: int = 20) -> tuple[Counter, int, float]:
     """A case, on a server of its own."""
+    prepare, forwards = (CASES | FORWARDED)[case], case in FORWARDED
     with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as folder:
-        async with serving(Path(folder)) as server:
+        async with serving(Path(folder), forwards=forwards) as server:
             return await count(await prepare(server), repetitions, warm_up)
 
 
 async def run(options: argparse.Namespace) -> None:
-    print(f"{'per message':36} {'calls':>9} {'built-ins':>9} {'bytecodes':>9} {'CPU µs':>9}")
-    for case, prepare in CASES.items():
+    print(f"{'per message':40} {'calls':>9} {'built-ins':>9} {'bytecodes':>9} {'CPU µs':>9}")
+    for case in (*CASES, *FORWARDED):
         if is_chosen(case, options):
-            counter, n, least_us = await measure(prepare, options.repetitions)
+            counter, n, least_us = await measure(case, options.repetitions)
             print(
-                f"{case:36} {counter.calls / n:9.2f} {counter.built_ins / n:9.2f} {counter.bytecodes / n:9.1f}"
+                f"{case:40} {counter.calls / n:9.2f} {counter.built_ins / n:9.2f} {counter.bytecodes / n:9.1f}"
                 f" {least_us / n:9.2f}",
                 flush=True,
             )
