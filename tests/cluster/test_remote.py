@@ -18,6 +18,7 @@ from laneway.broker.interface import (
     CreateVhost,
     DeclareExchange,
     DeclareQueue,
+    DeleteExchange,
     DeleteQueue,
     DeleteVhost,
     Delivered,
@@ -33,7 +34,10 @@ from laneway.broker.interface import (
 )
 from laneway.broker.local import LocalBroker
 from laneway.broker.partition import Partition
+from laneway.broker.topology import TopologyView
 from laneway.broker.values import Binding, ExchangeSettings, QueueSettings, QueueStats
+from laneway.cluster import following
+from laneway.cluster.following import FollowedTopology
 from laneway.cluster.remote import RETRY_S, RemoteBroker
 from laneway.cluster.serving import PartitionServer
 from laneway.core.message import Messages
@@ -105,6 +109,48 @@ async def publish(broker: RemoteBroker, queue: int, *bodies: bytes) -> None:
     await broker.ask(Publish((queue,), Messages(list(bodies), [b""] * len(bodies))))
 
 
+def test_what_changes_while_an_edge_is_told_what_there_is_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "PART_COUNT", 1)
+
+    async def work(pair: Pair) -> None:
+        local: Any = pair.local
+        for name in ("a", "b", "c", "d"):
+            await declare(local, name)
+        for exchange in ("x", "y"):
+            await local.ask(DeclareExchange("/", exchange, ExchangeSettings(type="fanout")))
+            for name in ("a", "d"):
+                await local.ask(Bind("/", Binding(exchange, "queue", name)))
+        model = FollowedTopology()
+        feed, parts = model.feeds[0], following.image_of(local.model)
+        local.follow(feed.apply)
+        feed.expect_image()
+        for change in (
+            DeleteQueue("/", "d"),  # which is told of later, though it is gone by then
+            DeleteQueue("/", "a"),
+            DeclareQueue("/", "a", QueueSettings()),
+            DeclareQueue("/", "e", QueueSettings()),
+            Bind("/", Binding("x", "queue", "e")),
+            DeleteExchange("/", "y"),
+            DeclareExchange("/", "y", ExchangeSettings()),
+            PutDocument("things", "one", b"{}"),
+        ):
+            feed.add(next(parts))
+            await local.ask(change)
+        for part in parts:
+            feed.add(part)
+        feed.end_image()
+        view = TopologyView(model)
+        assert view.queues(vhost=None) == local.topology.queues(vhost=None) and view.queue("/", "e") is not None
+        assert view.exchanges("/") == local.topology.exchanges("/")
+        assert view.bindings("/") == local.topology.bindings("/") == [Binding("x", "queue", "e")]
+        assert view.route("/", "x", "") == local.topology.route("/", "x", "")
+        assert view.documents("things") == {"one": b"{}"}
+
+    run(tmp_path, work)
+
+
 def test_an_answer_to_a_declare_comes_behind_the_change(tmp_path: Path) -> None:
     async def work(pair: Pair) -> None:
         edge, other = await pair.edge(), await pair.edge()
@@ -131,7 +177,12 @@ def test_an_answer_to_a_declare_comes_behind_the_change(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
-def test_an_edge_that_comes_later_begins_with_all_there_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part_count", [1, following.PART_COUNT])
+def test_an_edge_that_comes_later_begins_with_all_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_count: int
+) -> None:
+    monkeypatch.setattr(following, "PART_COUNT", part_count)
+
     async def work(pair: Pair) -> None:
         first = await pair.edge()
         session = first.open_session(lambda push: None)

@@ -1,20 +1,22 @@
 """A copy of the topology, kept by a process from what the partitions of its server tell it.
 
-Each partition has a feed: it begins with an image of all that is there and follows the events that change it, in the
-order of the journal. Feeds do not wait for each other, so what one says of another partition's queue may come before
-that queue, or after it has gone. Queues have their ids here (core/partitions.py). Messages are no part of it.
+Each partition has a feed: it begins with an image of all that is there, in parts, and follows the events that change
+it, in the order of the journal. Feeds do not wait for each other, so what one says of another partition's queue may
+come before that queue, or after it has gone. Queues have their ids here (core/partitions.py). Messages are no part of
+it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import chain
+from typing import Any, TypeVar
 
 import msgspec
 
 from laneway.broker.interface import OnDocument
-from laneway.broker.topology import Change, Owned, TopologyModel
+from laneway.broker.topology import Change, ListedQueue, Owned, TopologyModel
 from laneway.core.events import (
     Bound,
     DocumentPut,
@@ -32,6 +34,8 @@ from laneway.core.settings import QueueSettings
 from laneway.core.state import QueueDocument, decoded_binding
 from laneway.core.world import DEFAULT_VHOST, VHOSTS
 
+_V = TypeVar("_V")
+
 
 class FollowedQueue(msgspec.Struct, gc=False):
     """What is known of a queue of any partition."""
@@ -44,38 +48,72 @@ class FollowedQueue(msgspec.Struct, gc=False):
     changed_at_ms: int
 
 
-class TopologyImage(msgspec.Struct):
-    """What one partition keeps of the topology, at one moment. Its queues have their numbers."""
+class TopologyPart(msgspec.Struct):
+    """Some of what one partition keeps of the topology. Its queues have their numbers."""
 
-    queues: list[FollowedQueue]
-    exchanges: list[tuple[str, str, ExchangeSettings, int]]
-    bindings: list[tuple[str, Binding, int | None]]  # with the id of the queue it leads to
-    documents: dict[str, dict[str, bytes]]
-    owners: dict[int, int]
+    queues: list[FollowedQueue] = []
+    exchanges: list[tuple[str, str, ExchangeSettings, int]] = []
+    bindings: list[tuple[str, Binding, int | None]] = []  # with the id of the queue it leads to
+    documents: list[tuple[str, str, bytes]] = []  # collection, key, document
+    owners: list[tuple[int, int]] = []  # of a queue
 
 
-def image_of(model: TopologyModel) -> TopologyImage:
-    queues = [
-        FollowedQueue(q.number, q.vhost, q.name, q.settings, q.created_at_ms, q.changed_at_ms)
-        for q in model.by_name.values()
-    ]
-    routing = model.routing
+#: One part has so much at most: it is made, sent and taken within a turn of the loop each.
+PART_COUNT = 1_000
+PART_BYTES = 256 * 1024  # of documents
+
+
+def image_of(model: TopologyModel) -> Iterator[TopologyPart]:
+    """All that a partition keeps of the topology at one moment, in parts; exchanges come before bindings. They may be
+    taken one by one while it goes on changing: a queue then comes as it is by then, which the change says again."""
+    queues, routing = list(model.by_name.values()), model.routing
     exchanges = [e for there in routing.exchanges.values() for e in there.values()]
-    return TopologyImage(
-        queues,
-        [(e.vhost, e.name, e.settings, e.created_at_ms) for e in exchanges],
-        [
-            (e.vhost, binding, _id(routing.target(e.vhost, binding)))
-            for e in exchanges
-            for binding in e.bindings.values()
-        ],
-        {name: dict(documents) for name, documents in model.documents.items()},
-        dict(model.owners),
+    bindings = [
+        (e.vhost, binding, _id(routing.target(e.vhost, binding))) for e in exchanges for binding in e.bindings.values()
+    ]
+    put = [(e.vhost, e.name, e.settings, e.created_at_ms) for e in exchanges]
+    documents = [(name, *document) for name, there in model.documents.items() for document in there.items()]
+    owners = list(model.owners.items())
+    return chain(
+        (TopologyPart(queues=list(map(_followed, some))) for some in _pieces(queues)),
+        (TopologyPart(exchanges=some) for some in _pieces(put)),
+        (TopologyPart(bindings=some) for some in _pieces(bindings)),
+        (TopologyPart(documents=some) for some in _pieces(documents, lambda document: len(document[2]))),
+        (TopologyPart(owners=some) for some in _pieces(owners)),
     )
+
+
+def _pieces(values: list[_V], size_of: Callable[[_V], int] = lambda value: 0) -> Iterator[list[_V]]:
+    some: list[_V] = []
+    size_bytes = 0
+    for value in values:
+        some.append(value)
+        size_bytes += size_of(value)
+        if len(some) >= PART_COUNT or size_bytes >= PART_BYTES:
+            yield some
+            some, size_bytes = [], 0
+    if some:
+        yield some
+
+
+def _followed(queue: ListedQueue) -> FollowedQueue:
+    q = queue
+    return FollowedQueue(q.number, q.vhost, q.name, q.settings, q.created_at_ms, q.changed_at_ms)
 
 
 def _id(target: int | str | None) -> int | None:
     return target if isinstance(target, int) else None
+
+
+class _Beginning:
+    """What came of an image so far."""
+
+    def __init__(self, topology: FollowedTopology) -> None:
+        self.queues: set[int] = set()
+        self.routing = RoutingTable(topology.queues, topology.by_name)
+        self.documents: dict[str, dict[str, bytes]] = {}
+        self.owners: dict[int, int] = {}
+        self.changes: list[Change] = []  # since it was made
 
 
 class Feed:
@@ -85,6 +123,7 @@ class Feed:
         self.topology = topology
         self._partition = partition
         self._keeps_all = partition == 0  # exchanges, bindings, virtual hosts and documents too
+        self._beginning: _Beginning | None = None
         self._appliers: dict[Kind, Callable[[Any], None]] = {
             Kind.QUEUE_PUT: self._queue_put,
             Kind.QUEUE_DELETED: self._queue_deleted,
@@ -99,24 +138,52 @@ class Feed:
                 Kind.DOCUMENT_REMOVED: self._document_removed,
             }
 
-    def begin(self, image: TopologyImage) -> None:
+    def begin(self, image: Iterable[TopologyPart]) -> None:
         """This is what the partition keeps from now on; what it said before is forgotten."""
-        topology, partition = self.topology, self._partition
-        there = {queue_id(partition, queue.number) for queue in image.queues}
-        for number in [n for n in topology.queues if partition_of(n) == partition and n not in there]:
-            topology.forget(number, keeps_bindings=True)
-        for queue in image.queues:
+        self.expect_image()
+        for part in image:
+            self.add(part)
+        self.end_image()
+
+    def expect_image(self) -> None:
+        """It comes in parts. Until it is whole, what the partition said before holds, and changes wait."""
+        self._beginning = _Beginning(self.topology)
+
+    def add(self, part: TopologyPart) -> None:
+        beginning, partition = self._beginning, self._partition
+        assert beginning is not None
+        for queue in part.queues:
             queue.number = queue_id(partition, queue.number)
-        topology.know(*image.queues)
-        topology.owners = {
-            **{queue: owner for queue, owner in topology.owners.items() if partition_of(queue) != partition},
-            **{queue_id(partition, queue): owner for queue, owner in image.owners.items()},
-        }
+            beginning.queues.add(queue.number)
+        self.topology.know(*part.queues)
+        for vhost, name, settings, at_ms in part.exchanges:
+            beginning.routing.put(vhost, name, settings, at_ms)
+        for vhost, binding, target in part.bindings:
+            beginning.routing.bind(vhost, binding, target)
+        for collection, key, document in part.documents:
+            beginning.documents.setdefault(collection, {})[key] = document
+        for number, owner in part.owners:
+            beginning.owners[queue_id(partition, number)] = owner
+
+    def end_image(self) -> None:
+        """It is whole."""
+        topology, beginning, partition = self.topology, self._beginning, self._partition
+        assert beginning is not None
+        self._beginning = None
+        gone = [n for n in topology.queues if partition_of(n) == partition and n not in beginning.queues]
+        topology.forget(*gone, keeps_bindings=True)
+        others = {queue: owner for queue, owner in topology.owners.items() if partition_of(queue) != partition}
+        topology.owners = others | beginning.owners
         if self._keeps_all:
-            topology.keep(image)
+            topology.keep(beginning.routing, beginning.documents)
+        for change in beginning.changes:
+            self.apply(change)
         topology.heard_of(partition)
 
     def apply(self, change: Change) -> None:
+        if self._beginning is not None:
+            self._beginning.changes.append(change)
+            return
         if isinstance(change, Owned):
             self.topology.owners[queue_id(self._partition, change.queue)] = change.session
             return
@@ -221,12 +288,17 @@ class FollowedTopology:
     def know(self, *queues: FollowedQueue) -> None:
         """Queues are there, or are others than they were."""
         added: list[tuple[str, str]] = []
+        changes = 0
         for queue in queues:
             before = self.queues.get(queue.number)
+            if before == queue:
+                continue
+            changes += 1
             if before is not None:
                 self._drop_sender(before)
-                if (before.vhost, before.name) != (queue.vhost, queue.name):
-                    self._drop_name(before)
+                former = before.vhost, before.name
+                if former != (queue.vhost, queue.name) and self.by_name.get(former) is before:
+                    self._drop_names([former])
             name = queue.vhost, queue.name
             if name not in self.by_name:
                 added.append(name)
@@ -238,29 +310,35 @@ class FollowedTopology:
             insort(self.names, added[0])
         elif added:
             self.names = sorted([*self.names, *added])
-        self.routing.changed()
+        if changes:
+            self.routing.changed()
 
-    def forget(self, number: int, *, keeps_bindings: bool) -> None:
-        """A queue is gone. `keeps_bindings`: it is told of each that they go."""
-        queue = self.queues.get(number)
-        if queue is None:
+    def forget(self, *numbers: int, keeps_bindings: bool) -> None:
+        """Queues are gone. `keeps_bindings`: it is told of each that they go."""
+        gone = [self.queues[number] for number in numbers if number in self.queues]
+        if not gone:
             return
-        if not keeps_bindings:
-            self.routing.queue_deleted(queue)
-        self._drop_sender(queue)
-        self._drop_name(queue)
-        del self.queues[number]
-        self.owners.pop(number, None)
+        names = [name for queue in gone if self.by_name.get(name := (queue.vhost, queue.name)) is queue]
+        for queue in gone:
+            if not keeps_bindings:
+                self.routing.queue_deleted(queue)
+            self._drop_sender(queue)
+            del self.queues[queue.number]
+            self.owners.pop(queue.number, None)
+        self._drop_names(names)
         self.routing.changed()
-        for call in self._on_queue_gone:
-            call(number, queue.vhost, queue.name)
+        for queue in gone:
+            for call in self._on_queue_gone:
+                call(queue.number, queue.vhost, queue.name)
         self.tell_changed()
 
-    def _drop_name(self, queue: FollowedQueue) -> None:
-        name = queue.vhost, queue.name
-        if self.by_name.get(name) is queue:  # else another partition has one of that name by now
+    def _drop_names(self, names: list[tuple[str, str]]) -> None:
+        for name in names:
             del self.by_name[name]
-            del self.names[bisect_left(self.names, name)]
+        if len(names) == 1:
+            del self.names[bisect_left(self.names, names[0])]
+        elif names:
+            self.names = [name for name in self.names if name in self.by_name]
 
     def _drop_sender(self, queue: FollowedQueue) -> None:
         target = queue.settings.dead_letter_queue
@@ -270,20 +348,15 @@ class FollowedTopology:
             if not senders:
                 del self.senders[queue.vhost, target]
 
-    def keep(self, image: TopologyImage) -> None:
+    def keep(self, routing: RoutingTable, documents: dict[str, dict[str, bytes]]) -> None:
         """All but queues is this from now on."""
-        version, documents, vhosts = self.routing.version, self.documents, self.vhosts
-        self.routing = RoutingTable(self.queues, self.by_name)
-        for vhost, name, settings, at_ms in image.exchanges:
-            self.routing.put(vhost, name, settings, at_ms)
-        for vhost, binding, queue in image.bindings:
-            self.routing.bind(vhost, binding, queue)
-        self.routing.version += version + 1
-        self.documents = image.documents
+        vhosts, before = self.vhosts, self.documents
+        routing.version += self.routing.version + 1
+        self.routing, self.documents = routing, documents
         self.vhosts = {DEFAULT_VHOST, *self.documents.get(VHOSTS, ())}
         for gone in sorted(vhosts - self.vhosts):
             self._tell_vhost_deleted(gone)
-        self._tell_differences(documents)
+        self._tell_differences(before)
 
     def heard_of(self, partition: int) -> None:
         self._unheard.discard(partition)

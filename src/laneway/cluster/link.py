@@ -113,14 +113,14 @@ class Link(asyncio.BufferedProtocol):
             return
         assert self._transport is not None
         if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
-            self._cut(f"it does not take what it is sent: {MAX_UNSENT_BYTES >> 20} MiB wait")
+            self.cut(f"it does not take what it is sent: {MAX_UNSENT_BYTES >> 20} MiB wait")
             return
         try:
             frame = encode(posted)
             length = len(frame).to_bytes(_LENGTH_BYTES, "big")
         except Exception:
             log.exception("what was to be sent to another process cannot be")
-            self._cut("something would be missing from what it is sent")
+            self.cut("something would be missing from what it is sent")
             return
         self._transport.writelines((length, frame))
 
@@ -129,6 +129,12 @@ class Link(asyncio.BufferedProtocol):
         self._send()
         if self._transport is not None:
             self._transport.close()
+
+    def cut(self, why: str) -> None:
+        """What was posted is lost."""
+        log.error("the link to another process is cut: %s", why)
+        if self._transport is not None:
+            self._transport.abort()
 
     # asyncio's calls
 
@@ -214,7 +220,7 @@ class Link(asyncio.BufferedProtocol):
         for silence."""
         self._timer = self._loop.call_later(self._owner.beat_s, self._beat)
         if self._silent_beats >= SILENT_BEATS:
-            self._cut(f"nothing came from it for {SILENT_BEATS * self._owner.beat_s:g} s")
+            self.cut(f"nothing came from it for {SILENT_BEATS * self._owner.beat_s:g} s")
         elif self.is_open:
             self._silent_beats += 1
             assert self._transport is not None
@@ -229,7 +235,7 @@ class Link(asyncio.BufferedProtocol):
             while filled - at >= _LENGTH_BYTES:
                 size = int.from_bytes(whole[at : at + _LENGTH_BYTES], "big")
                 if size > MAX_FRAME_BYTES:
-                    self._cut(f"it sent a frame of {size} bytes, {MAX_FRAME_BYTES} are allowed")
+                    self.cut(f"it sent a frame of {size} bytes, {MAX_FRAME_BYTES} are allowed")
                     return
                 end = at + _LENGTH_BYTES + size
                 if end > filled:
@@ -251,18 +257,13 @@ class Link(asyncio.BufferedProtocol):
             if type(parcels) is not list:
                 raise ValueError("it has no list of parcels")
         except Exception as trouble:  # whatever it is: what cannot be read may have been an answer
-            self._cut(f"it sent a frame that cannot be read: {trouble}")
+            self.cut(f"it sent a frame that cannot be read: {trouble}")
             return False
         for parcel in parcels:
             try:
                 self._owner.parcel_came(self, parcel)
             except Exception:
                 log.exception("a parcel of another process could not be taken")
-                self._cut("it sent a parcel that could not be taken")
+                self.cut("it sent a parcel that could not be taken")
                 return False
         return True
-
-    def _cut(self, why: str) -> None:
-        log.error("the link to another process is cut: %s", why)
-        if self._transport is not None:
-            self._transport.abort()

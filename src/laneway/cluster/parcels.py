@@ -6,7 +6,9 @@
                       OPEN session                         pushes for it are wanted
                       SEEN count                           it has so many more changes
                       HEARD                                that a publish was refused, and all behind it
-    leader ─▶ edge    WELCOME limits, credit, image, …     the topology as it is now; CHANGED follows it
+    leader ─▶ edge    IMAGE part                           of the topology as it is at the HELLO; changes that come
+                                                           in between are later ones
+                      WELCOME limits, credit, health       the image is whole
                       ANSWER number, answer
                       PUSHED session, pushes
                       CHANGED change
@@ -23,7 +25,7 @@ has said that it has them (barrier.py).
 
 from __future__ import annotations
 
-HELLO, ASK, WITHDRAW, OPEN, SEEN, HEARD, WELCOME, ANSWER, PUSHED, CHANGED, HEALTH = range(11)
+HELLO, ASK, WITHDRAW, OPEN, SEEN, HEARD, IMAGE, WELCOME, ANSWER, PUSHED, CHANGED, HEALTH = range(12)
 
 #: Bits of a session's number that are the edge's own count; the number of the edge is above them.
 SESSION_BITS = 32

@@ -35,7 +35,7 @@ from laneway.broker.values import BrokerLimits
 from laneway.cluster import parcels as p
 from laneway.cluster.addresses import check_secret, connect, is_path
 from laneway.cluster.asking import Asked, Asking, Done
-from laneway.cluster.following import Feed, FollowedTopology, TopologyImage
+from laneway.cluster.following import Feed, FollowedTopology
 from laneway.cluster.link import Link, LinkOwner, Parcel
 from laneway.core.deliveries import NOTHING, Deliveries
 from laneway.errors import DiskFull, LanewayError, OutcomeUnknown, Unavailable
@@ -123,6 +123,7 @@ class RemoteBroker(LinkOwner):
         self._reaching: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop
         self._takers: dict[int, Callable[..., None]] = {
+            p.IMAGE: self._feed.add,
             p.ANSWER: self._answered,
             p.PUSHED: self._pushed,
             p.CHANGED: self._changed,
@@ -166,6 +167,8 @@ class RemoteBroker(LinkOwner):
     # The link
 
     def link_made(self, link: Link) -> None:
+        self._feed.expect_image()
+        self._seen = 0
         link.post((p.HELLO, self._edge))
 
     def link_refused(self, link: Link, why: str) -> None:
@@ -179,9 +182,7 @@ class RemoteBroker(LinkOwner):
         else:
             self._takers[kind](*parcel[1:])
 
-    def _welcome(
-        self, link: Link, limits: BrokerLimits, credit_bytes: int, image: TopologyImage, health: dict[str, object]
-    ) -> None:
+    def _welcome(self, link: Link, limits: BrokerLimits, credit_bytes: int, health: dict[str, object]) -> None:
         self._link = link
         self._attempts = 0
         self._is_away = False
@@ -189,8 +190,8 @@ class RemoteBroker(LinkOwner):
             self._impatience.cancel()
         self.limits = limits
         self._health = health
-        self._seen = 0
-        self._feed.begin(image)
+        self._feed.end_image()
+        self._tell_seen()
         for number, session in self._sessions.items():
             link.post((p.OPEN, number))
             for request in session.to_repeat():
@@ -284,14 +285,14 @@ class RemoteBroker(LinkOwner):
 
     def _changed(self, change: Change) -> None:
         self._feed.apply(change)
-        if not self._seen:
+        if not self._seen and self._link is not None:  # else it waits for the image
             self._loop.call_soon(self._tell_seen)
         self._seen += 1
 
     def _tell_seen(self) -> None:
-        seen, self._seen = self._seen, 0
-        if self._link is not None and seen:
-            self._link.post((p.SEEN, seen))
+        if self._link is not None and self._seen:
+            self._link.post((p.SEEN, self._seen))
+            self._seen = 0
 
     def _told_health(self, health: dict[str, object]) -> None:
         self._health = health

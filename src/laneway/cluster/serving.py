@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -34,7 +34,7 @@ from laneway.broker.topology import Change, TopologyModel
 from laneway.cluster import parcels as p
 from laneway.cluster.addresses import check_secret, is_path, listen
 from laneway.cluster.barrier import Barrier
-from laneway.cluster.following import image_of
+from laneway.cluster.following import TopologyPart, image_of
 from laneway.cluster.link import Link, LinkOwner, Parcel
 from laneway.cluster.overall import CHANGES
 from laneway.core.deliveries import NOTHING, Deliveries
@@ -159,10 +159,9 @@ class PartitionServer(LinkOwner):
         if kind != p.HELLO:
             raise ValueError(f"an edge begins with parcel {p.HELLO}, not {kind}")
         self._strangers.discard(link)
-        self._edges[link] = RemoteEdge(link, self._broker, self.barrier)
+        self._edges[link] = edge = RemoteEdge(link, self._broker, self.barrier, self._credit_bytes)
         self.barrier.joined(link)
-        image = image_of(self._broker.model)
-        link.post((p.WELCOME, self._broker.limits, self._credit_bytes, image, self._broker.health()))
+        edge.welcome()
 
     def link_lost(self, link: Link) -> None:
         self._strangers.discard(link)
@@ -180,10 +179,12 @@ class PartitionServer(LinkOwner):
 class RemoteEdge:
     """One process whose clients use this partition."""
 
-    def __init__(self, link: Link, broker: LedBroker, barrier: Barrier) -> None:
+    def __init__(self, link: Link, broker: LedBroker, barrier: Barrier, credit_bytes: int) -> None:
         self._link = link
         self._broker = broker
         self._barrier = barrier
+        self._credit_bytes = credit_bytes
+        self._image: Iterator[TopologyPart] | None = None  # what it has not been told of it yet
         self._first_lease = broker.next_lease()
         self._is_full = False
         self._sessions: dict[int, Holdings] = {}
@@ -202,6 +203,27 @@ class RemoteEdge:
 
     def take(self, parcel: Parcel) -> None:
         self._takers[parcel[0]](*parcel[1:])
+
+    def welcome(self) -> None:
+        self._image = image_of(self._broker.model)
+        self._tell_image()
+
+    def _tell_image(self) -> None:
+        """A part in each turn of the loop, as long as the edge takes them."""
+        if self._image is None or self._is_full:
+            return
+        try:
+            part = next(self._image, None)
+        except Exception:
+            log.exception("another process could not be told of the topology")
+            self._link.cut("it cannot be told of the topology")
+            return
+        if part is None:
+            self._image = None
+            self._link.post((p.WELCOME, self._broker.limits, self._credit_bytes, self._broker.health()))
+        else:
+            self._link.post((p.IMAGE, part))
+            self._broker.call_soon(self._tell_image)
 
     def tell_change(self, change: Change) -> None:
         self._link.post((p.CHANGED, change))
@@ -331,6 +353,7 @@ class RemoteEdge:
             parked, self._parked = self._parked, {}
             for number, request in parked.items():
                 self._lease(number, request)
+            self._tell_image()
 
     def _pause(self, session: int, is_paused: bool) -> None:
         if is_paused:
@@ -341,6 +364,7 @@ class RemoteEdge:
 
     def end(self) -> None:
         """The edge is gone, and so are its clients."""
+        self._image = None
         self._parked.clear()
         for wait in self._waits.values():
             if wait:
