@@ -7,11 +7,13 @@ import pickle
 from array import array
 from typing import Any
 
+import msgspec
 import pytest
 
 from laneway.broker.interface import Publish
 from laneway.broker.topology import Owned
-from laneway.cluster.codec import NoValue, decode, encode
+from laneway.cluster.codec import NoValue, decode, encode, encode_apart
+from laneway.core.deliveries import NOTHING, Deliveries
 from laneway.core.message import Messages
 from laneway.core.runs import Seqs
 from laneway.errors import InvalidInput, QueueNotFound
@@ -28,6 +30,24 @@ from laneway.errors import InvalidInput, QueueNotFound
 )
 def test_values_come_out_as_they_went_in(value: Any) -> None:
     assert decode(encode(value)) == value
+
+
+@pytest.mark.parametrize("bodies", [[b"a", memoryview(b"b")], []])
+def test_columns_of_messages_may_go_apart(bodies: list[Any]) -> None:
+    props, count = [b"p"] * len(bodies), len(bodies)
+    deliveries = Deliveries(1, "q", 2, 3, range(count), range(count), [1] * count, [4] * count, props, bodies, b"5")
+    value = [(1, Publish((4,), Messages(list(map(bytes, bodies)), props, [7] * count))), (2, [deliveries], NOTHING)]
+    parcels, columns = encode_apart(value)
+    assert decode(parcels, columns) == value
+    assert bodies == [] or b"p" not in parcels
+    assert encode_apart([1, "no messages"])[1] == b""
+
+
+@pytest.mark.parametrize("columns", [b"", b"\x90", msgspec.msgpack.encode([[b"p"]]), msgspec.msgpack.encode([1])])
+def test_columns_that_are_not_there_are_missed(columns: bytes) -> None:
+    parcels, _ = encode_apart(Publish((4,), Messages([b"a"], [b"p"])))
+    with pytest.raises((IndexError, TypeError, msgspec.DecodeError, pickle.UnpicklingError)):
+        decode(parcels, columns)
 
 
 def test_a_view_arrives_as_bytes_of_its_own() -> None:

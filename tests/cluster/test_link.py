@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from laneway.cluster import link as link_module
-from laneway.cluster.codec import encode
+from laneway.cluster.codec import encode_apart
 from laneway.cluster.greeting import Role
 from laneway.cluster.link import MAX_FRAME_BYTES, TURN_BYTES, UNSENT_BYTES, Link, LinkOwner, Parcel
 from tests.cluster.test_remote import until
@@ -119,7 +119,8 @@ def on_a_loop(test: Callable[[], Any]) -> Callable[[], None]:
 
 
 def framed(*parcels: Parcel) -> bytes:
-    frame = encode(list(parcels))
+    encoded, columns = encode_apart(list(parcels))
+    frame = len(encoded).to_bytes(4, "big") + encoded + columns
     return len(frame).to_bytes(4, "big") + frame
 
 

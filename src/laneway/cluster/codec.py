@@ -1,8 +1,10 @@
 """Values as bytes, between the processes of one server: requests, answers, pushes, changes of the topology.
 
-Pickle carries them: it knows tuples from lists, ranges and arrays, and costs 0.2 µs a message each way. What may be
-built from bytes is listed below, so a process can be given values and nothing else: no function is ever called that
-does not build one of these.
+Pickle carries them: it knows tuples from lists, ranges and arrays. What may be built from bytes is listed below, so a
+process can be given values and nothing else: no function is ever called that does not build one of these.
+
+Nearly all bytes are bodies and properties of messages. Those columns may go apart, as one MessagePack of lists: that
+costs half of what pickle takes for each message, and spares copies of them all.
 """
 
 from __future__ import annotations
@@ -10,11 +12,15 @@ from __future__ import annotations
 import copyreg
 import io
 import pickle
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from laneway.core.deliveries import Deliveries
 from laneway.core.events import Cause
+from laneway.core.message import Messages
 from laneway.errors import LanewayError
 
 #: Where values are defined. Of these modules it is the structs and the errors: what else they hold is no value.
@@ -79,8 +85,57 @@ def encode(value: Any) -> bytes:
     return file.getvalue()
 
 
-def decode(data: bytes | bytearray | memoryview) -> Any:
-    return _Unpickler(io.BytesIO(data)).load()
+def encode_apart(value: Any) -> tuple[bytes, bytes]:
+    """The value, and the columns of messages in it."""
+    columns: list[Any] = []
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, 5)
+    pickler.dispatch_table = _REDUCERS | {
+        Messages: partial(_apart, columns, _MESSAGE_COLUMNS),
+        Deliveries: partial(_apart, columns, _DELIVERY_COLUMNS),
+        _Column: _number_of,
+    }
+    pickler.dump(value)
+    return file.getvalue(), _encode_columns(columns) if columns else b""
+
+
+def decode(data: bytes | bytearray | memoryview, columns: bytes | memoryview = b"") -> Any:
+    unpickler = _Unpickler(io.BytesIO(data))
+    if columns:
+        unpickler.columns = _decode_columns(columns)
+    return unpickler.load()
+
+
+class _Column(msgspec.Struct, gc=False):
+    """Stands in a value for a column that goes apart."""
+
+    number: int
+
+
+def _column(number: int) -> list[bytes]:
+    """The name of what puts a column into its place again (_Unpickler.find_class)."""
+    raise NoValue(f"column {number} is not there")
+
+
+def _number_of(column: _Column) -> tuple[Any, ...]:
+    return _column, (column.number,)
+
+
+def _apart(columns: list[Any], places: Sequence[int], value: Any) -> tuple[Any, ...]:
+    fields = list(msgspec.structs.astuple(value))
+    for place in places:
+        column = fields[place]
+        if type(column) is list:
+            fields[place] = _Column(len(columns))
+            columns.append(column)
+    return type(value), tuple(fields)
+
+
+_MESSAGE_COLUMNS, _DELIVERY_COLUMNS = (
+    [kind.__struct_fields__.index(name) for name in ("props", "bodies")] for kind in (Messages, Deliveries)
+)
+_encode_columns = msgspec.msgpack.Encoder().encode
+_decode_columns = msgspec.msgpack.Decoder(list[list[bytes]]).decode
 
 
 def _bytes_of(view: memoryview) -> tuple[Any, ...]:
@@ -97,7 +152,11 @@ _REDUCERS = copyreg.dispatch_table | {memoryview: _bytes_of, Cause: _by_value}
 
 
 class _Unpickler(pickle.Unpickler):
+    columns: Sequence[list[bytes]] = ()
+
     def find_class(self, module: str, name: str) -> Any:
+        if name == "_column":
+            return self.columns.__getitem__
         found = _KNOWN.get((module, name))
         if found is None:
             found = self._looked_up(module, name)

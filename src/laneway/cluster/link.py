@@ -2,7 +2,10 @@
 
     greeting (greeting.py), then frames
 
-    frame:  | length: u32, big endian | a list of parcels, encoded (codec.py); none: it only shows that this end lives |
+    frame:  | length of what follows: u32, big endian | length of the parcels: u32 | a list of parcels, encoded |
+            | the columns of messages in them, encoded apart (codec.py) |
+
+A frame without anything behind its length only shows that this end lives.
 
 What is posted in one turn of the loop leaves together, because a frame costs little more than a parcel. A link tells
 its owner when the other end does not keep up, so that what it would send next waits where it came from. Over TCP both
@@ -14,10 +17,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import socket
+import struct
 from collections.abc import Callable
 from typing import Any, cast
 
-from laneway.cluster.codec import decode, encode
+from laneway.cluster.codec import decode, encode_apart
 from laneway.cluster.greeting import CHALLENGE_BYTES, Role, Stranger, greeting
 
 log = logging.getLogger("laneway.cluster")
@@ -39,7 +44,11 @@ GREETING_S = 5.0
 SILENT_BEATS = 4
 
 _READ_BYTES = 256 * 1024
+_KEPT_BYTES = 4 * _READ_BYTES  # a buffer that has grown larger, for one frame, shrinks again
+#: What the kernel takes at once, if it may: a frame then leaves in one piece, and one wake-up at the other end.
+_SOCKET_BYTES = 1024 * 1024
 _LENGTH_BYTES = 4
+_LENGTHS = struct.Struct(">II")
 _BEAT = bytes(_LENGTH_BYTES)
 
 Parcel = tuple[Any, ...]
@@ -116,13 +125,13 @@ class Link(asyncio.BufferedProtocol):
             self.cut(f"it does not take what it is sent: {MAX_UNSENT_BYTES >> 20} MiB wait")
             return
         try:
-            frame = encode(posted)
-            length = len(frame).to_bytes(_LENGTH_BYTES, "big")
+            parcels, columns = encode_apart(posted)
+            lengths = _LENGTHS.pack(_LENGTH_BYTES + len(parcels) + len(columns), len(parcels))
         except Exception:
             log.exception("what was to be sent to another process cannot be")
             self.cut("something would be missing from what it is sent")
             return
-        self._transport.writelines((length, frame))
+        self._transport.writelines((lengths, parcels, columns))
 
     def close(self) -> None:
         """What was posted still leaves."""
@@ -142,6 +151,9 @@ class Link(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=UNSENT_BYTES)
+        found = self._transport.get_extra_info("socket")
+        if found is not None and found.family == socket.AF_UNIX:  # over TCP the kernel finds out what is right
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
         self._timer = self._loop.call_later(GREETING_S, self.refuse, f"it did not greet within {GREETING_S:g} s")
         self._go_on_greeting(next(self._greeting))
         self._owner.link_begun(self)
@@ -243,17 +255,20 @@ class Link(asyncio.BufferedProtocol):
                 if size and not self._take(whole[at + _LENGTH_BYTES : end]):
                     return
                 at = end
-            rest = bytes(whole[at:filled])
-        self._needed = _LENGTH_BYTES if len(rest) < _LENGTH_BYTES else end - at
-        room = max(self._needed, _READ_BYTES)
-        if len(self._buffer) != room:
-            self._buffer = bytearray(room)
-        self._buffer[: len(rest)] = rest
-        self._filled = len(rest)
+            left = filled - at
+            self._needed = _LENGTH_BYTES if left < _LENGTH_BYTES else end - at
+            room = max(self._needed, _READ_BYTES)
+            before = self._buffer
+            if len(before) < room or len(before) > max(room, _KEPT_BYTES):  # a new one costs as much as a frame
+                self._buffer = bytearray(room)
+            if at or self._buffer is not before:
+                self._buffer[:left] = whole[at:filled]
+        self._filled = left
 
     def _take(self, frame: memoryview) -> bool:
         try:
-            parcels = decode(frame)
+            end = _LENGTH_BYTES + int.from_bytes(frame[:_LENGTH_BYTES], "big")
+            parcels = decode(frame[_LENGTH_BYTES:end], frame[end:])
             if type(parcels) is not list:
                 raise ValueError("it has no list of parcels")
         except Exception as trouble:  # whatever it is: what cannot be read may have been an answer
