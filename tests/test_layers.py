@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "telemetry": {"errors"},
     "resources": {"errors"},
-    "broker": {"errors", "core", "journal.interface", "cluster.interface", "telemetry"},
+    "broker": {"errors", "regexes", "core", "journal.interface", "cluster.interface", "telemetry"},
     "regexes": {"errors"},
     "access": {"errors", "regexes", "telemetry"},
     "frontends": set(),

@@ -28,7 +28,7 @@ class Told(NamedTuple):
 
 class Api:
     def __init__(self, port: int, user: str = "guest", password: str | None = None) -> None:
-        self._root = f"http://127.0.0.1:{port}/api"
+        self.root = f"http://127.0.0.1:{port}/api"
         self._port = port
         self._auth = base64.b64encode(f"{user}:{user if password is None else password}".encode()).decode()
 
@@ -38,7 +38,7 @@ class Api:
     def __call__(self, method: str, path: str, body: Any = None, *, raw: bytes | None = None) -> Told:
         data = raw if raw is not None else None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Basic {self._auth}", "Content-Type": "application/json"}
-        request = urllib.request.Request(self._root + path, data, headers, method=method)
+        request = urllib.request.Request(self.root + path, data, headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
                 return _told(answer.status, answer.read(), answer.headers)

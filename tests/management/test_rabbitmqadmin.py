@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from .speaking import Api
@@ -67,3 +68,50 @@ def test_the_server_is_shown(admin: Admin, api: Api) -> None:
     assert api.get("/nodes")[0]["name"] in admin("list", "nodes")
     for what in ("connections", "channels", "consumers"):
         admin("list", what)
+
+
+def test_users_and_their_permissions_are_made_changed_and_deleted(admin: Admin, name: str) -> None:
+    admin("declare", "user", f"name={name}", "password=pw", "tags=monitoring")
+    assert f"| {name} " in admin("list", "users", "name", "tags")
+    admin("declare", "permission", "vhost=/", f"user={name}", "configure=^$", "write=.*", r"read=^a\.")
+    row = next(row for row in listed(admin, "list", "permissions") if row["user"] == name)
+    assert row == {"user": name, "vhost": "/", "configure": "^$", "write": ".*", "read": r"^a\."}
+    admin("delete", "permission", "vhost=/", f"user={name}")
+    assert name not in admin("list", "permissions")
+    admin("delete", "user", f"name={name}")
+    assert name not in admin("list", "users")
+
+
+def test_policies_are_declared_listed_and_deleted(admin: Admin, name: str) -> None:
+    definition = 'definition={"max-length": 3}'
+    admin("declare", "policy", f"name={name}", f"pattern=^{name}$", definition, "priority=2", "apply-to=queues")
+    row = next(row for row in listed(admin, "list", "policies") if row["name"] == name)
+    assert (row["pattern"], row["definition"], row["priority"]) == (f"^{name}$", {"max-length": 3}, 2)
+    admin("declare", "operator_policy", f"name={name}", f"pattern=^{name}$", definition)
+    assert name in admin("list", "operator_policies")
+    assert name in admin("list", "parameters")
+    admin("delete", "operator_policy", f"name={name}")
+    admin("delete", "policy", f"name={name}")
+    assert name not in admin("list", "policies")
+    assert name not in admin("list", "parameters")
+    admin("list", "vhost_limits")
+
+
+def test_definitions_are_taken_out_and_put_in(admin: Admin, name: str, tmp_path: Path) -> None:
+    file = tmp_path / "definitions.json"
+    admin("declare", "vhost", f"name={name}")
+    here = ("-V", name)
+    admin(*here, "declare", "queue", "name=q", 'arguments={"x-max-length": 5}')
+    admin(*here, "declare", "exchange", "name=e", "type=topic")
+    admin(*here, "declare", "binding", "source=e", "destination=q", "routing_key=a.#")
+    admin(*here, "declare", "policy", "name=p", "pattern=.*", 'definition={"message-ttl": 60000}')
+    admin(*here, "export", str(file))
+    before = json.loads(file.read_text())
+    assert [row["name"] for row in before["queues"]] == ["q"] and before["bindings"][0]["routing_key"] == "a.#"
+    admin("delete", "vhost", f"name={name}")
+    admin("declare", "vhost", f"name={name}")
+    assert admin(*here, "list", "queues") == "No items\n"
+    admin(*here, "import", str(file))
+    admin(*here, "export", str(file))
+    assert json.loads(file.read_text()) == before
+    admin("delete", "vhost", f"name={name}")

@@ -92,8 +92,9 @@ def test_every_setting_of_a_queue_can_be_set_over_http() -> None:
 
     values: dict[str, Any] = {**SETTINGS, "dead_letter_queue": "d"}
     assert set(values) == set(QueueSettingsRequest.__struct_fields__)
-    # An exclusive queue belongs to a connection, and arguments are what a protocol declared it with.
-    settable = set(QueueSettings.__struct_fields__) - {"exclusive", "arguments"}
+    # An exclusive queue belongs to a connection, arguments are what a protocol declared it with, and policies say more.
+    by_others = {"exclusive", "arguments", "policy", "operator_policy", "beneath"}
+    settable = set(QueueSettings.__struct_fields__) - by_others
     assert set(settings_changes(QueueSettingsRequest(**values))) == settable
 
 

@@ -16,6 +16,7 @@ from laneway.access.accounts import (
     LoginKind,
     Need,
     Permission,
+    VhostPermission,
 )
 from laneway.access.failures import Origin
 from laneway.access.peers import Network, Peer, TrustedProxies, is_loopback
@@ -41,5 +42,6 @@ __all__ = [
     "Peer",
     "Permission",
     "TrustedProxies",
+    "VhostPermission",
     "is_loopback",
 ]

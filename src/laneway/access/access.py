@@ -19,6 +19,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from laneway.access.accounts import (
     ADMIN,
     GUEST,
@@ -36,18 +38,22 @@ from laneway.access.accounts import (
     Permission,
     StoredAccount,
     StoredKey,
+    VhostPermission,
     check_label,
     check_name,
     check_password,
     check_permissions,
     check_roles,
+    check_tags,
+    check_vhost_permission,
     decode_account,
     decode_key,
     encode_document,
+    roles_of_tags,
 )
 from laneway.access.failures import FailedLogins, Origin
 from laneway.access.passwords import WELL_KNOWN_GUEST, hash_password, password_matches, unmatchable_hash
-from laneway.access.patterns import Matcher, compile_pattern
+from laneway.access.patterns import Matcher, compile_pattern, regex_of
 from laneway.errors import (
     AccountNotFound,
     Conflict,
@@ -59,6 +65,7 @@ from laneway.errors import (
     Unauthenticated,
     Unavailable,
 )
+from laneway.regexes import Regex, compile_regex
 from laneway.telemetry.floods import FloodLog
 
 ACCOUNTS = "accounts"
@@ -75,6 +82,9 @@ _WRONG = "the account's name or its password is wrong"
 _ATTEMPTS = 100  # of a change that others are always faster than
 
 _T = TypeVar("_T")
+_NEEDS: tuple[Need, ...] = ("configure", "write", "read", "stats")
+_TOLD_NEEDS: tuple[Need, ...] = ("configure", "write", "read")  # in the order of VhostPermission
+_MANAGING = frozenset({"administrator", "monitoring", "policymaker", "management"})
 _SEEING: tuple[Need, ...] = ("stats", "write", "configure")
 
 
@@ -99,7 +109,7 @@ class _Held:
     so whatever was decided about the old one is forgotten with it. That a password was verified is kept as long as
     the account has that password."""
 
-    __slots__ = ("account", "decisions", "every_count", "every_queue", "password", "rules", "verified")
+    __slots__ = ("account", "decisions", "every_count", "every_queue", "password", "regexes", "rules", "verified")
 
     def __init__(self, stored: StoredAccount, before: _Held | None = None) -> None:
         self.account = stored.account
@@ -110,6 +120,12 @@ class _Held:
         self.rules: list[tuple[Matcher, Matcher, Permission]] = [
             (compile_pattern(p.vhost), compile_pattern(p.queue), p) for p in stored.account.permissions
         ]
+        self.regexes: dict[tuple[str, str], Regex] = {
+            (p.vhost, need): compile_regex(p.pattern(need), field=need)
+            for p in stored.account.vhost_permissions
+            for need in _NEEDS
+            if p.pattern(need)
+        }
         self.decisions: dict[tuple[str, str, str], bool] = {}
         # The keyed hash of the password, once it was found to be right.
         self.verified: bytes | None = (
@@ -119,7 +135,21 @@ class _Held:
     def decide(self, vhost: str, queue: str, need: Need) -> bool:
         if need == "stats" and self.every_count:
             return True
-        return any(p.grants(need) and vhost_ok(vhost) and queue_ok(queue) for vhost_ok, queue_ok, p in self.rules)
+        if any(p.grants(need) and vhost_ok(vhost) and queue_ok(queue) for vhost_ok, queue_ok, p in self.rules):
+            return True
+        regex = self.regexes.get((vhost, need))
+        return regex is not None and regex.is_found_in(queue)
+
+    def enters(self, vhost: str) -> bool:
+        return any(vhost_ok(vhost) for vhost_ok, _, _ in self.rules) or any(
+            p.vhost == vhost for p in self.account.vhost_permissions
+        )
+
+    def tags(self) -> tuple[str, ...]:
+        given, roles = self.account.tags, self.account.roles
+        if given is not None and set(roles_of_tags(given)) == set(roles):
+            return given
+        return tuple(dict.fromkeys(tag for role in roles for tag in TAGS[role]))
 
 
 _WELL_KNOWN = StoredAccount(account=Account(GUEST, (ADMIN,)), password=WELL_KNOWN_GUEST)
@@ -399,9 +429,7 @@ class Access:
     def may_enter(self, account: Account, vhost: str) -> bool:
         """Whether the account may do anything at all in a virtual host."""
         held = self._current(account)
-        return held is not None and (
-            held.every_queue or held.every_count or any(vhost_ok(vhost) for vhost_ok, _, _ in held.rules)
-        )
+        return held is not None and (held.every_queue or held.every_count or held.enters(vhost))
 
     def check_may_enter(self, account: Account, vhost: str) -> None:
         if not self.may_enter(account, vhost):
@@ -419,12 +447,17 @@ class Access:
     def tags_of(self, account: Account) -> list[str]:
         """What RabbitMQ's tools call its roles."""
         held = self._current(account)
-        return [] if held is None else [tag for role in held.account.roles for tag in TAGS[role]]
+        return [] if held is None else list(held.tags())
 
     def check_may_manage(self, account: Account) -> None:
         """Whether it may use the management API at all."""
-        if not self.tags_of(account):
+        if not _MANAGING & set(self.tags_of(account)):
             raise Forbidden("Not management user")
+
+    def check_policymaker(self, account: Account, vhost: str) -> None:
+        """Whether it may change the policies of a virtual host."""
+        if not {"administrator", "policymaker"} & set(self.tags_of(account)) or not self.may_enter(account, vhost):
+            raise Forbidden("Not policymaker user")
 
     def check_admin(self, account: Account) -> None:
         self.check_role(account, ADMIN)
@@ -459,19 +492,68 @@ class Access:
         password: str | None = None,
         roles: Sequence[str] | None = None,
         permissions: Sequence[Permission] | None = None,
+        tags: Sequence[str] | None = None,
+        password_hash: str | None = None,
         by: str = _NOBODY,
     ) -> Account:
         """Create an account or change it; None leaves that part as it is (or, of a new account: no password,
-        the role user, no permissions)."""
+        the role user, no permissions). `tags` are RabbitMQ's, and say the roles; `password_hash` is in a stored form,
+        see passwords.py, and an empty one takes the password away."""
         check_name(name, self._limits)
+        wanted_tags = None if tags is None else check_tags(tags, self._limits)
+        if wanted_tags is not None:
+            roles = roles_of_tags(wanted_tags)
         wanted_roles = None if roles is None else check_roles(roles)
         wanted_permissions = None if permissions is None else check_permissions(permissions, self._limits)
-        hashed = None
+        hashed = password_hash
         if password is not None:
             check_password(password, self._limits)
             async with self._hashing:
                 hashed = await asyncio.to_thread(hash_password, password, self._random_bytes)
-        return await self._change(lambda: self._put(name, hashed, wanted_roles, wanted_permissions, by))
+        return await self._change(lambda: self._put(name, hashed, wanted_roles, wanted_permissions, wanted_tags, by))
+
+    async def put_vhost_permission(
+        self, name: str, vhost: str, permission: VhostPermission | None, *, by: str = _NOBODY
+    ) -> bool:
+        """Give an account this permission in a virtual host, or none any more; whether it had one there."""
+        if permission is not None:
+            check_vhost_permission(permission, self._limits)
+        return await self._change(lambda: self._put_vhost_permission(name, vhost, permission, by))
+
+    async def _put_vhost_permission(self, name: str, vhost: str, permission: VhostPermission | None, by: str) -> bool:
+        held = self._known(name)
+        others = [p for p in held.account.vhost_permissions if p.vhost != vhost]
+        had_one = len(others) < len(held.account.vhost_permissions)
+        if permission is None and not had_one:
+            return False
+        if permission is not None and len(others) >= self._limits.permissions_per_account:
+            most = self._limits.permissions_per_account
+            raise LimitExceeded(f"account {name!r} has permissions in {most} virtual hosts already", field="vhost")
+        wanted = (*others, *([] if permission is None else [permission]))
+        after = msgspec.structs.replace(held.account, vhost_permissions=wanted)
+        stored = StoredAccount(account=after, password=held.password)
+        await self._store.put_document(ACCOUNTS, name, encode_document(stored), [self._seen(ACCOUNTS, name)])
+        what = "given a permission" if permission is not None else "left without a permission of its own"
+        log.info("account %r %s in virtual host %r by %s", name, what, vhost, by)
+        return had_one
+
+    def permission_in(self, account: Account, vhost: str) -> VhostPermission | None:
+        """What an account may do in a virtual host, as RabbitMQ's tools say it; None if nothing. What was given so is
+        told as it was given; else it is made of roles and of the other permissions."""
+        held = self._known(account.name)
+        given = next((p for p in held.account.vhost_permissions if p.vhost == vhost), None)
+        if given is not None or not (held.every_queue or held.enters(vhost)):
+            return given
+        if held.every_queue:
+            return VhostPermission(vhost, ".*", ".*", ".*")
+        here = [p for vhost_ok, _, p in held.rules if vhost_ok(vhost)]
+        return VhostPermission(
+            vhost, *("|".join(regex_of(p.queue) for p in here if p.grants(need)) for need in _TOLD_NEEDS)
+        )
+
+    def password_hash(self, name: str) -> str | None:
+        """The stored form of its password, for who takes all accounts elsewhere."""
+        return self._known(name).password
 
     async def _put(
         self,
@@ -479,6 +561,7 @@ class Access:
         hashed: str | None,
         roles: tuple[str, ...] | None,
         permissions: tuple[Permission, ...] | None,
+        tags: tuple[str, ...] | None,
         by: str,
     ) -> Account:
         held = self._accounts.get(name)
@@ -486,18 +569,19 @@ class Access:
             most = self._limits.accounts
             raise LimitExceeded(f"there are {most} accounts already: delete one first", field="name")
         before = held.account if held is not None else Account(name, (USER,), created_at_ms=self._now_ms())
-        after = Account(
-            name=name,
+        after = msgspec.structs.replace(
+            before,
             roles=before.roles if roles is None else roles,
             permissions=before.permissions if permissions is None else permissions,
-            created_at_ms=before.created_at_ms,
+            tags=before.tags if tags is None else tags,
         )
         seen = [self._seen(ACCOUNTS, name)]
         if held is not None and ADMIN in before.roles and ADMIN not in after.roles:
             seen += self._admin_without(name)
         if held is None:  # keys that a crash has left of another account of this name must not open the new one
             await self._remove_keys(name, by)
-        stored = StoredAccount(account=after, password=hashed or (held.password if held is not None else None))
+        known = held.password if held is not None else None
+        stored = StoredAccount(account=after, password=known if hashed is None else hashed or None)
         await self._store.put_document(ACCOUNTS, name, encode_document(stored), seen)
         parts = {"password": hashed, "roles": roles, "permissions": permissions}
         log.info(

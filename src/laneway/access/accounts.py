@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from laneway.errors import InvalidInput, LimitExceeded, StartError
+from laneway.regexes import compile_regex
 
 Need = Literal["read", "write", "configure", "stats"]
 """What a caller wants of a queue. `stats` is the part of reading that shows no message: describing, counting."""
@@ -19,6 +20,8 @@ OPERATOR = "operator"  # every queue, read, write and configure; tasks; no accou
 MONITOR = "monitor"  # lists, describes and counts every queue; sees no message
 USER = "user"  # what its permissions say
 ROLES = (ADMIN, OPERATOR, MONITOR, USER)
+
+MAX_TAGS = 32
 
 #: The tags that RabbitMQ's tools are told instead.
 TAGS = {
@@ -63,6 +66,19 @@ class Permission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.read
 
 
+class VhostPermission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is allowed in one virtual host, as RabbitMQ's tools say it: a regular expression for each need, which is
+    looked for in the names of queues and exchanges. An empty one allows nothing."""
+
+    vhost: str
+    configure: str = ""
+    write: str = ""
+    read: str = ""
+
+    def pattern(self, need: Need) -> str:
+        return self.read if need == "stats" else str(getattr(self, need))
+
+
 class Account(msgspec.Struct, frozen=True):
     """Who is asking. Holds no secret, so it may be shown, kept and passed around."""
 
@@ -70,6 +86,8 @@ class Account(msgspec.Struct, frozen=True):
     roles: tuple[str, ...] = ()
     permissions: tuple[Permission, ...] = ()
     created_at_ms: int = 0
+    vhost_permissions: tuple[VhostPermission, ...] = ()  # what they allow is added to what the others do
+    tags: tuple[str, ...] | None = None  # as RabbitMQ's tools gave them; they count as long as they mean these roles
 
 
 LoginKind = Literal["password", "key", "certificate"]
@@ -160,6 +178,28 @@ def check_roles(roles: Sequence[str]) -> tuple[str, ...]:
         if role not in ROLES:
             raise InvalidInput(f"there is no role {role!r}; the roles are {', '.join(ROLES)}", field="roles")
     return tuple(role for role in ROLES if role in roles)
+
+
+def roles_of_tags(tags: Sequence[str]) -> tuple[str, ...]:
+    """The roles that these tags of RabbitMQ's mean."""
+    if "administrator" in tags:
+        return (ADMIN,)
+    return (MONITOR, USER) if "monitoring" in tags else (USER,)
+
+
+def check_tags(tags: Sequence[str], limits: AccessLimits) -> tuple[str, ...]:
+    if len(tags) > MAX_TAGS:
+        raise LimitExceeded(f"{len(tags)} tags, an account may have {MAX_TAGS}", field="tags")
+    for tag in tags:
+        _check_text(tag, "a tag", 1, limits.label_bytes)
+    return tuple(dict.fromkeys(tags))
+
+
+def check_vhost_permission(permission: VhostPermission, limits: AccessLimits) -> VhostPermission:
+    _check_text(permission.vhost, "vhost", 1, limits.pattern_bytes)
+    for need in ("configure", "write", "read"):
+        compile_regex(getattr(permission, need), field=need)
+    return permission
 
 
 def check_permissions(permissions: Sequence[Permission], limits: AccessLimits) -> tuple[Permission, ...]:

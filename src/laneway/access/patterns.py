@@ -21,6 +21,11 @@ def compile_pattern(pattern: str) -> Matcher:
     return lambda name: matches(name) is not None
 
 
+def regex_of(pattern: str) -> str:
+    """The regular expression, in PCRE too, that is found in just the names that match."""
+    return f"^{_to_regex(pattern)}$"
+
+
 def _anything(name: str) -> bool:
     return True
 

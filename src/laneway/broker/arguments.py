@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from laneway.broker.values import ExchangeSettings, QueueInfo
-from laneway.core.settings import RANGES, QueueSettings, check_bounds
+from laneway.core.settings import RANGES, QueueSettings, check_bounds, declared
 from laneway.errors import InvalidInput, QueueExists
 
 MAX_EXPIRY_MS = 10 * 365 * 86_400_000
@@ -22,6 +22,36 @@ EXCHANGE_TYPES = ("direct", "topic", "fanout", "headers")
 DELAYED_TYPE = "x-delayed-message"
 
 _OVERFLOWS = {"drop-head": "drop_oldest", "reject-publish": "reject", "reject-publish-dlx": "reject_dead_letter"}
+#: What a policy may say of a queue, by the argument that says the same: the setting, and whether it has a bound.
+POLICY_SETTINGS = {
+    "x-message-ttl": ("message_ttl_ms", True),
+    "x-expires": ("expires_ms", True),
+    "x-max-length": ("max_messages", True),
+    "x-max-length-bytes": ("max_bytes", True),
+    "x-overflow": ("overflow", False),
+    "x-delivery-limit": ("max_receives", True),
+    "x-dead-letter-exchange": ("dead_letter_exchange", False),
+    "x-dead-letter-routing-key": ("dead_letter_routing_key", False),
+    "x-consumer-timeout": ("lease_ms", False),
+}
+#: What is about how RabbitMQ stores and copies queues, of which Laneway does its own. Taken, kept and shown.
+POLICIES_WITHOUT_EFFECT = frozenset(
+    {
+        "dead-letter-strategy",
+        "ha-mode",
+        "ha-params",
+        "ha-promote-on-failure",
+        "ha-promote-on-shutdown",
+        "ha-sync-batch-size",
+        "ha-sync-mode",
+        "max-in-memory-bytes",
+        "max-in-memory-length",
+        "queue-leader-locator",
+        "queue-master-locator",
+        "queue-mode",
+        "queue-version",
+    }
+)
 #: What AMQP calls the types of values, for those that are no integers.
 _TYPE_NAMES = ((bool, "bool"), (str, "longstr"), (float, "double"), (list, "array"), (dict, "table"), (bytes, "binary"))
 
@@ -72,6 +102,32 @@ def settings_from_arguments(
     )
 
 
+def settings_from_policy(definition: Mapping[str, Any]) -> dict[str, Any]:
+    """What a policy says of queues, by setting. Raises ArgumentInvalid for the first wrong value, and InvalidInput for
+    what no policy says here."""
+    check_bounds(definition)
+    given = {f"x-{name}": value for name, value in plain_arguments(definition).items()}
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in POLICY_SETTINGS:
+            field, most = POLICY_SETTINGS[name]
+            # The exchange that the key goes with may be one that queues are declared with.
+            check: Callable[[str, Any, dict[str, Any]], Any] = _text if "routing-key" in name else _CHECKS[name]
+            value = check(name, value, given)
+            if field == "overflow":
+                value = _OVERFLOWS[value]
+            elif field == "max_receives":
+                value = None if value is None else value + 1
+            elif field == "lease_ms":
+                value = ack_timeout_ms(value)
+            found[field] = _at_most(value, field) if most else value
+        elif name.removeprefix("x-") not in POLICIES_WITHOUT_EFFECT:
+            raise InvalidInput(
+                f"{name.removeprefix('x-')} is no setting of a policy here", field=name.removeprefix("x-")
+            )
+    return found
+
+
 def check_same_declaration(there: QueueInfo, declared: QueueSettings) -> None:
     """Refuse to declare a queue again in another way."""
     have, want = there.settings, declared
@@ -91,7 +147,8 @@ def check_same_declaration(there: QueueInfo, declared: QueueSettings) -> None:
 
 def agrees(name: str, given: Mapping[str, Any], there: QueueSettings) -> bool:
     """Whether an argument, or its absence, is right for a queue that exists: it is what the queue was declared with, or
-    what its settings say by now, however they came to. What was never declared need not be given."""
+    what its settings say by now, however they came to, but for policies. What was never declared need not be given."""
+    there = declared(there)
     if name not in there.arguments and name not in given:
         return True
     if name in there.arguments and name in given and is_same(given[name], there.arguments[name]):
@@ -104,6 +161,7 @@ def agrees(name: str, given: Mapping[str, Any], there: QueueSettings) -> bool:
 
 def arguments_now(there: QueueSettings) -> dict[str, Any]:
     """The arguments of a queue as its settings say by now; those that change nothing only if it was declared so."""
+    there = declared(there)
     now = {name: value for name, value in there.arguments.items() if name not in _IN_EFFECT}
     for name, (setting, default) in _IN_EFFECT.items():
         value = setting(there)

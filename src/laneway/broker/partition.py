@@ -24,6 +24,7 @@ from laneway.broker.engine import Engine, Recovery
 from laneway.broker.exchanges import Exchanges
 from laneway.broker.inbox import Inbox, tell, told_of
 from laneway.broker.interface import SeenDocument, SessionId
+from laneway.broker.policies import Policies
 from laneway.broker.producers import Producers
 from laneway.broker.queues import Queues, check_owned
 from laneway.broker.reading import NewReader, Reader, ReaderThread
@@ -100,6 +101,7 @@ class Partition:
         self.redrives = Redrives(self)
         self.vhosts = Vhosts(self)
         self.queues = Queues(self)
+        self.policies = Policies(self)
         self.waiting = Waiting(self)
         self.exchanges = Exchanges(self)
         self.sessions = Sessions(self)
@@ -142,6 +144,7 @@ class Partition:
         self._look_later()
         self.sessions.start()
         self.redrives.resume()
+        self.policies.start()
         return recovery
 
     async def stop(self) -> None:

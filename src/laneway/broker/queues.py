@@ -68,6 +68,7 @@ class Queues:
         partition = self._partition
         partition.check_writable()
         partition.vhosts.check(vhost)
+        settings = partition.policies.over(vhost, name, settings)
         partition.inbox.drain()
         self.check_stays(vhost, name)
         self.check_stays(vhost, settings.dead_letter_queue)

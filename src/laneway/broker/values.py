@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -26,6 +26,7 @@ from laneway.errors import LanewayError
 from laneway.journal.interface import Extent, Place
 
 __all__ = [
+    "POLICIES",
     "Addressed",
     "Alarm",
     "Arrival",
@@ -47,6 +48,7 @@ __all__ = [
     "Messages",
     "PeekQuery",
     "Place",
+    "Policy",
     "ProducerInfo",
     "Properties",
     "QueueDeclared",
@@ -247,6 +249,26 @@ class ProducerInfo(msgspec.Struct, frozen=True):
 class StageInfo(msgspec.Struct, frozen=True):
     owner: str | None  # the account that committed under the producer's name, or staged there
     targets: set[Target]
+
+
+#: The collection of documents that policies are.
+POLICIES = "policies"
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """A document of the collection. Its key is [kind, virtual host, name] as JSON."""
+
+    kind: Literal["policy", "operator"]
+    vhost: str
+    name: str
+    pattern: str
+    definition: dict[str, Any]
+    priority: int = 0
+    apply_to: str = "all"  # of queues: all, queues, classic_queues or quorum_queues; others have none here
+
+    @property
+    def key(self) -> str:
+        return msgspec.json.encode((self.kind, self.vhost, self.name)).decode()
 
 
 class CursorInfo(msgspec.Struct, frozen=True):

@@ -10,7 +10,10 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from laneway.broker.topology import no_vhost
+from laneway.broker.values import POLICIES, Policy
 from laneway.core.events import DocumentPut, DocumentRemoved, Event
 from laneway.core.topology_commands import clear_exchanges
 from laneway.core.world import DEFAULT_VHOST, VHOSTS
@@ -92,6 +95,9 @@ class Vhosts:
     def _deleted(self, name: str) -> Iterator[Event]:
         now_ms = self._partition.now()
         yield from clear_exchanges(self._partition.engine.state, name, now_ms)
+        for key, document in list(self._partition.engine.state.documents.get(POLICIES, {}).items()):
+            if msgspec.json.decode(document, type=Policy).vhost == name:
+                yield DocumentRemoved(now_ms, POLICIES, key)
         yield DocumentRemoved(now_ms, VHOSTS, name)
 
 

@@ -22,7 +22,7 @@ from laneway.core.events import (
     Removed,
 )
 from laneway.core.queue import Queue
-from laneway.core.settings import DAY_MS, RANGES, QueueSettings, check_queue_name, check_settings
+from laneway.core.settings import DAY_MS, RANGES, QueueSettings, check_queue_name, check_settings, declared
 from laneway.core.state import QueueDocument, State, queue_document
 from laneway.core.table import DEAD, LEASED
 from laneway.core.world import KnownQueue
@@ -108,7 +108,7 @@ def _check_home(state: State, vhost: str, name: str) -> None:
 
 
 def changed_settings(queue: Queue, changes: dict[str, Any]) -> QueueSettings:
-    merged = {**msgspec.structs.asdict(queue.settings), **changes}
+    merged = {**msgspec.structs.asdict(declared(queue.settings)), **changes}
     try:
         return msgspec.convert(merged, QueueSettings)
     except msgspec.ValidationError as wrong:

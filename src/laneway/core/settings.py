@@ -64,12 +64,22 @@ class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     tier: Literal["critical", "normal", "low"] = "normal"
     fair: bool = False  # a tenant that holds much of what is leased lets those that hold little go first
     arguments: dict[str, Any] = {}  # as declared, for comparison and display: plain JSON values
+    policy: str = ""  # the name of the policy that says more of it, and of the operators' one
+    operator_policy: str = ""
+    beneath: dict[str, Any] = {}  # what the settings would be that these have changed
 
     @property
     def priority_when_unset(self) -> int:
         if self.default_priority is not None:
             return self.default_priority
         return (self.max_priority + 1) // 2
+
+
+def declared(settings: QueueSettings) -> QueueSettings:
+    """What a queue was given by whoever declared or changed it, without what policies make of that."""
+    if not (settings.policy or settings.operator_policy):
+        return settings
+    return msgspec.structs.replace(settings, **settings.beneath, policy="", operator_policy="", beneath={})
 
 
 def check_settings(settings: QueueSettings) -> QueueSettings:

@@ -51,6 +51,10 @@ class World(Protocol):
     def vhosts(self) -> Collection[str]: ...
 
     @property
+    def documents(self) -> Mapping[str, Mapping[str, bytes]]:
+        """By collection and key, of the first partition."""
+
+    @property
     def owners(self) -> Mapping[int, int]:
         """By id of a queue of another partition, the session that has it for itself alone."""
 

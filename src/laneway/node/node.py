@@ -162,6 +162,9 @@ class Node:
             feed.begin(image_of(broker.model))
             broker.follow(feed.apply)
             Tidying(broker, self._model, number)
+            policies = self.partitions[number].policies
+            self._model.on_document(policies.document)
+            self._model.on_heard(lambda _, policies=policies: policies.changed())  # type: ignore[misc]
         if not self.seat.is_alone:
             server = self._servers[number] = PartitionServer(broker)
             path = partition_socket(self.seat.sockets, number)

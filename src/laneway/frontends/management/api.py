@@ -18,13 +18,16 @@ from laneway.frontends.http.head import Head, body_too_large
 from laneway.frontends.http.protocol import Call
 from laneway.frontends.management.asking import ManagementAsk
 from laneway.frontends.management.connections import ConnectionsPart
+from laneway.frontends.management.definitions import DefinitionsPart
 from laneway.frontends.management.errors import INTERNAL, refusal
 from laneway.frontends.management.exchanges import ExchangesPart
 from laneway.frontends.management.messages import MessagesPart
 from laneway.frontends.management.overview import OverviewPart, ServerFacts
+from laneway.frontends.management.policies import PoliciesPart
 from laneway.frontends.management.queues import QueuesPart
 from laneway.frontends.management.routing import EndpointRouter, path_of, routes_of
 from laneway.frontends.management.scope import Scope
+from laneway.frontends.management.users import UsersPart
 from laneway.frontends.management.vhosts import VhostsPart
 
 log = logging.getLogger("laneway.management")
@@ -36,13 +39,18 @@ _AT_ONCE = 64  # requests worked on, over all connections
 def management_api(broker: Broker, access: Access, directory: Directory, facts: ServerFacts) -> ManagementApi:
     """With all its parts."""
     scope = Scope(broker, access)
+    policies, exchanges, users = PoliciesPart(scope), ExchangesPart(scope), UsersPart(scope)
+    queues = QueuesPart(scope, policies)
     parts = [
         OverviewPart(scope, directory, facts),
         VhostsPart(scope),
-        QueuesPart(scope),
-        ExchangesPart(scope),
+        queues,
+        exchanges,
+        policies,
+        DefinitionsPart(scope, users, queues, exchanges, policies),
         MessagesPart(scope),
         ConnectionsPart(scope, directory),
+        users,
     ]
     return ManagementApi(parts, access)
 

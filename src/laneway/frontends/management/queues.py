@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from laneway.broker import interface as i
-from laneway.broker.arguments import ArgumentInvalid, check_same_declaration, settings_from_arguments
+from laneway.broker.arguments import ArgumentInvalid, arguments_now, check_same_declaration, settings_from_arguments
 from laneway.broker.values import QueueInfo, QueueStats, Rates
 from laneway.errors import Conflict, NotFound, QueueExists, QueueInUse
 from laneway.frontends.management.asking import (
@@ -22,16 +22,23 @@ from laneway.frontends.management.asking import (
 )
 from laneway.frontends.management.errors import bad_request, not_authorised, not_found
 from laneway.frontends.management.listing import Wish, answer
+from laneway.frontends.management.policies import PoliciesPart
 from laneway.frontends.management.routing import at
 from laneway.frontends.management.scope import Scope, refused_for
 
 #: What is known of a queue without asking the partition that has it.
-PLAIN = frozenset({"name", "vhost", "durable", "auto_delete", "exclusive", "arguments", "node", "type", "policy"})
+PLAIN = frozenset(
+    {
+        *("name", "vhost", "durable", "auto_delete", "exclusive", "arguments", "node", "type"),
+        *("policy", "operator_policy", "effective_policy_definition"),
+    }
+)
 
 
 class QueuesPart:
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, policies: PoliciesPart) -> None:
         self._scope = scope
+        self._policies = policies
         self._broker = scope.broker
         self._access = scope.access
 
@@ -75,9 +82,10 @@ class QueuesPart:
             "durable": s.durable,
             "auto_delete": s.auto_delete,
             "exclusive": s.exclusive,
-            "arguments": s.arguments,
+            "arguments": arguments_now(s),
             "node": self._scope.node,
             "type": s.arguments.get("x-queue-type", "classic"),
+            **self._policies.effective(info),
         }
 
     async def _stats(self, ask: ManagementAsk, info: QueueInfo) -> dict[str, Any] | None:

@@ -51,6 +51,11 @@ class VhostsPart:
             await self._broker.ask(i.DeleteVhost(name))
         except Conflict as error:
             raise bad_request(error.message) from None
+        # Else they would be there again for another one of that name.
+        access = self._scope.access
+        for account in access.accounts():
+            if any(permission.vhost == name for permission in account.vhost_permissions):
+                await access.put_vhost_permission(account.name, name, None, by=ask.call.who)
         return NO_CONTENT
 
     @at("POST /vhosts/{vhost}/start/{node}")

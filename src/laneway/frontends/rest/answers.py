@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from laneway.access import Permission
+from laneway.access import Permission, VhostPermission
 
 Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 
@@ -189,6 +189,8 @@ class QueueAnswer(Answer):
     tier: str
     fair: bool
     arguments: dict[str, Any]
+    policy: str
+    operator_policy: str
     created_at: Time
     changed_at: Time
 
@@ -348,6 +350,7 @@ class AccountAnswer(Answer):
     name: str
     roles: list[str]
     permissions: list[Permission]
+    vhost_permissions: list[VhostPermission]
     created_at: Time | None
 
 

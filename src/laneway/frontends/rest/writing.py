@@ -262,6 +262,8 @@ class AnswerWriter:
     def queue(self, info: QueueInfo) -> a.QueueAnswer:
         values: dict[str, Any] = {}
         for core in info.settings.__struct_fields__:
+            if core == "beneath":
+                continue
             value = getattr(info.settings, core)
             word = BY_CORE.get(core)
             if value is not None and core.endswith("_ms"):
@@ -314,6 +316,7 @@ class AnswerWriter:
             name=account.name,
             roles=list(account.roles),
             permissions=list(account.permissions),
+            vhost_permissions=list(account.vhost_permissions),
             created_at=self._text(account.created_at_ms) if account.created_at_ms else None,
         )
 
