@@ -22,11 +22,13 @@ from laneway.core.message import (
 )
 from laneway.core.settings import QueueSettings
 from laneway.core.stories import Story
+from laneway.core.world import VHOSTS
 from laneway.errors import LanewayError
 from laneway.journal.interface import Extent, Place
 
 __all__ = [
     "POLICIES",
+    "VHOSTS",
     "Addressed",
     "Alarm",
     "Arrival",

@@ -40,14 +40,14 @@ def management_api(broker: Broker, access: Access, directory: Directory, facts: 
     """With all its parts."""
     scope = Scope(broker, access)
     policies, exchanges, users = PoliciesPart(scope), ExchangesPart(scope), UsersPart(scope)
-    queues = QueuesPart(scope, policies)
+    queues, vhosts = QueuesPart(scope, policies), VhostsPart(scope)
     parts = [
         OverviewPart(scope, directory, facts),
-        VhostsPart(scope),
+        vhosts,
         queues,
         exchanges,
         policies,
-        DefinitionsPart(scope, users, queues, exchanges, policies),
+        DefinitionsPart(scope, users, vhosts, queues, exchanges, policies),
         MessagesPart(scope),
         ConnectionsPart(scope, directory),
         users,

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from laneway.broker.arguments import arguments_now
-from laneway.broker.interface import CreateVhost
 from laneway.broker.values import Binding, QueueInfo
 from laneway.frontends.http.errors import HttpError
 from laneway.frontends.management.asking import NO_CONTENT, ManagementAsk, ManagementReply, read_object, table, text
@@ -24,6 +23,7 @@ from laneway.frontends.management.queues import QueuesPart
 from laneway.frontends.management.routing import at
 from laneway.frontends.management.scope import VERSION, Scope
 from laneway.frontends.management.users import UsersPart
+from laneway.frontends.management.vhosts import VhostsPart
 
 MAX_BYTES = 32 * 1024 * 1024  # of a file, in both directions
 _SLICE = 200
@@ -34,8 +34,15 @@ _encode = msgspec.json.encode
 
 class DefinitionsPart:
     def __init__(
-        self, scope: Scope, users: UsersPart, queues: QueuesPart, exchanges: ExchangesPart, policies: PoliciesPart
+        self,
+        scope: Scope,
+        users: UsersPart,
+        vhosts: VhostsPart,
+        queues: QueuesPart,
+        exchanges: ExchangesPart,
+        policies: PoliciesPart,
     ) -> None:
+        self._vhosts = vhosts
         self._scope = scope
         self._broker = scope.broker
         self._users = users
@@ -61,7 +68,7 @@ class DefinitionsPart:
             "product_name": "Laneway",
             "product_version": VERSION,
             "users": users,
-            "vhosts": [{"name": name} for name in vhosts],
+            "vhosts": [{"name": name, "metadata": self._vhosts.metadata(name)} for name in vhosts],
             "permissions": permissions,
             "topic_permissions": [],
             "global_parameters": self._policies.global_parameters(),
@@ -150,7 +157,7 @@ class DefinitionsPart:
 
         kinds: list[tuple[str, bool, Callable[[_Row], Coroutine[Any, Any, Any]]]] = [
             ("users", True, lambda row: self._users.put_one(ask, text(row, "name"), _user(row))),
-            ("vhosts", True, lambda row: self._broker.ask(CreateVhost(text(row, "name")))),
+            ("vhosts", True, lambda row: self._vhosts.put_one(text(row, "name"), row)),
             ("permissions", True, lambda row: self._users.permit_one(ask, where(row), text(row, "user"), row)),
             ("topic_permissions", True, _no_topic_permission),
             ("parameters", False, parameter),

@@ -129,7 +129,7 @@ class OverviewPart:
         """Of the pages that RabbitMQ's own console has, which are not here."""
         return reply([])
 
-    @at("GET /feature-flags")
+    @at("GET /feature-flags", "GET /deprecated-features", "GET /deprecated-features/used")
     async def feature_flags(self, ask: ManagementAsk) -> ManagementReply:
         self._scope.check_monitor(ask.account)
         return reply([])
