@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from laneway.core.message import Messages, Settlement
 from laneway.core.outbox import OutboxEntry, Parcel
 from laneway.core.partitions import local_number
 from laneway.errors import InvalidInput, OutcomeUnknown
+from laneway.journal.segments.journal import SegmentJournal
 from tests.cluster.partitions import SeveralPartitions, declare, name_at, publish, run, until
 
 Work = Callable[[SeveralPartitions], Coroutine[Any, Any, None]]
@@ -232,6 +234,24 @@ def test_entries_are_done_once_however_often_they_come(tmp_path: Path) -> None:
         (forgotten,) = await leader.ask(Receive(0, [OutboxEntry(3, entry.what)]))
         assert isinstance(forgotten, OutcomeUnknown)
         assert await bodies(server, queue) == [b"x", b"y"]
+
+    run(tmp_path, work)
+
+
+def test_one_timer_looks_whether_commits_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unsynced = partial(SegmentJournal, durability="interval", interval_ms=60_000)
+    monkeypatch.setattr("tests.cluster.partitions.SegmentJournal", unsynced)
+
+    async def work(server: SeveralPartitions) -> None:
+        own, other = await queues_of(server)
+        timers: list[Callable[..., None]] = []
+        server.partitions[0].call_later = lambda delay_ms, call, *given: timers.append(call)  # type: ignore[method-assign]
+        server.edge.send(Publish((own, other), messages(b"to both")), lambda answer: None)
+        for _ in range(20):
+            await publish(server.edge, [own], b"another commit")
+        assert len(timers) == 1
+        timers.pop()()
+        assert len(timers) == 1, "it is not synced yet"
 
     run(tmp_path, work)
 

@@ -23,6 +23,7 @@ from laneway.broker.interface import (
     Unbind,
 )
 from laneway.broker.values import Binding, BrokerLimits, ExchangeSettings, QueueSettings
+from laneway.cluster import tidying
 from laneway.core.partitions import partition_of, queue_id
 from laneway.errors import (
     Conflict,
@@ -82,6 +83,33 @@ def test_bindings_go_with_their_queue_and_take_their_exchange_along(tmp_path: Pa
             assert partition.engine.state.topology.exchanges.get("/", {}).keys() <= {"lasting"}
 
     run(tmp_path, work, processes=processes)
+
+
+def test_bindings_of_many_queues_go_a_few_in_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after the end of a process whose clients had queues of their own."""
+    monkeypatch.setattr(tidying, "STEP_COUNT", 2)
+
+    async def work(server: SeveralPartitions) -> None:
+        session = server.edge.open_session(lambda pushes: None)
+        names = [name_at(1, nth=nth) for nth in range(7)]
+        for name in names:
+            await declare(server.edge, name, session)
+            await server.edge.ask(Bind("/", Binding("amq.direct", "queue", name, "k"), session))
+        await declare(server.edge, name_at(1, nth=7))
+        await server.edge.ask(Bind("/", Binding("amq.direct", "queue", name_at(1, nth=7), "k")))
+        unbinds, turns = server.partitions[0].exchanges.unbind_gone, [0]
+
+        def unbind_gone(vhost: str, name: str) -> None:
+            turns[-1] += 1
+            server.edge.call_soon(lambda: turns.append(0))
+            unbinds(vhost, name)
+
+        server.partitions[0].exchanges.unbind_gone = unbind_gone  # type: ignore[method-assign]
+        server.edge.send(EndSession(session), lambda _: None)
+        await until(lambda: len(server.edge.topology.bindings("/")) == 1)
+        assert sum(turns) == 7 and max(turns) <= 2
+
+    run(tmp_path, work)
 
 
 def test_a_binding_to_a_queue_that_is_gone_gives_way_to_one_to_its_successor(tmp_path: Path) -> None:

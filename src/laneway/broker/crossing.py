@@ -253,8 +253,11 @@ class Crossing:
             self._written.append((commit.position, self._partition.committer.durable_next_seq))
             self._look()
 
-    def _look(self) -> None:
+    def _look_again(self) -> None:
         self._is_looking = False
+        self._look()
+
+    def _look(self) -> None:
         if self._is_stopped:
             return
         end = self._partition.engine.journal.history.end().position
@@ -262,7 +265,7 @@ class Crossing:
             _, self._synced_next_seq = self._written.popleft()
         if self._written and not self._is_looking:
             self._is_looking = True
-            self._partition.call_later(SYNC_LOOK_MS, self._look)
+            self._partition.call_later(SYNC_LOOK_MS, self._look_again)
         for receiver, outbox in self._partition.engine.state.outboxes.items():
             if outbox.ready:
                 self._courier(receiver).look(self._synced_next_seq)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-from itertools import chain
 from typing import Any
 
 from laneway.broker import interface as i
@@ -18,6 +17,7 @@ from laneway.broker.values import Arrival, BatchOutcome, HistoryInfo, QueueName,
 from laneway.core import lease_commands
 from laneway.core.deliveries import Deliveries
 from laneway.core.digits import own_tokens
+from laneway.core.partitions import partition_of
 from laneway.core.state import SESSION_LEASE
 from laneway.errors import InvalidInput, LanewayError, LimitExceeded
 
@@ -142,10 +142,17 @@ class LocalBroker:
         """Remove the bindings to queues of this name that other partitions had and have no more."""
         self._partition.exchanges.unbind_gone(vhost, name)
 
-    def bound_elsewhere(self) -> set[tuple[str, str]]:
-        """Virtual host and name of the queues in other partitions that bindings lead to."""
-        exchanges = chain.from_iterable(e.values() for e in self._partition.engine.state.topology.exchanges.values())
-        return {(exchange.vhost, exchange.bindings[key].destination) for exchange in exchanges for key in exchange.ids}
+    def bound_to_gone(self) -> set[tuple[str, str]]:
+        """Virtual host and name of the queues that other partitions had and have no more, and bindings lead to."""
+        state = self._partition.engine.state
+        own, queues = state.partition, state.world.queues
+        return {
+            (exchange.vhost, exchange.bindings[key].destination)
+            for there in state.topology.exchanges.values()
+            for exchange in there.values()
+            for key, queue in exchange.ids.items()
+            if queue not in queues and partition_of(queue) != own
+        }
 
     def delete_queues_in(self, is_gone: Callable[[str], bool], done: Callable[[object], None]) -> None:
         """Delete the queues of virtual hosts that are gone, in slices."""

@@ -237,7 +237,8 @@ class FollowedTopology:
         self._waiting: list[tuple[Callable[[], bool], Callable[[], None]]] = []
         self.queues: dict[int, FollowedQueue] = {}
         self.by_name: dict[tuple[str, str], FollowedQueue] = {}
-        self.names: list[tuple[str, str]] = []
+        self._names: list[tuple[str, str]] = []
+        self._is_sorted = True
         self.senders: dict[tuple[str, str], set[int]] = {}
         self.routing = RoutingTable(self.queues, self.by_name)
         self.documents: dict[str, dict[str, bytes]] = {}
@@ -250,6 +251,13 @@ class FollowedTopology:
     @property
     def is_complete(self) -> bool:
         return not self._unheard
+
+    @property
+    def names(self) -> list[tuple[str, str]]:
+        if not self._is_sorted:
+            self._names.sort()
+            self._is_sorted = True
+        return self._names
 
     def has_queues(self, vhost: str) -> bool:
         at = bisect_left(self.names, (vhost, ""))
@@ -308,8 +316,9 @@ class FollowedTopology:
                 self.senders.setdefault((queue.vhost, target), set()).add(queue.number)
         if len(added) == 1:
             insort(self.names, added[0])
-        elif added:
-            self.names = sorted([*self.names, *added])
+        elif added:  # one part of an image, perhaps: they are sorted when all are there
+            self._names += added
+            self._is_sorted = False
         if changes:
             self.routing.changed()
 
@@ -338,7 +347,7 @@ class FollowedTopology:
         if len(names) == 1:
             del self.names[bisect_left(self.names, names[0])]
         elif names:
-            self.names = [name for name in self.names if name in self.by_name]
+            self._names = [name for name in self._names if name in self.by_name]
 
     def _drop_sender(self, queue: FollowedQueue) -> None:
         target = queue.settings.dead_letter_queue

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Collection
+from itertools import islice
 from typing import Protocol
 
 from laneway.cluster.following import FollowedTopology
@@ -17,12 +17,13 @@ from laneway.errors import LanewayError
 log = logging.getLogger("laneway.cluster")
 
 RETRY_S = 1.0
+STEP_COUNT = 500  # queues whose bindings go in one turn of the loop
 
 
 class TidyPartition(Protocol):
     def unbind_gone(self, vhost: str, name: str) -> None: ...
 
-    def bound_elsewhere(self) -> set[tuple[str, str]]: ...
+    def bound_to_gone(self) -> set[tuple[str, str]]: ...
 
     def delete_queues_in(self, is_gone: Callable[[str], bool], done: Callable[[object], None]) -> None: ...
 
@@ -32,6 +33,7 @@ class Tidying:
         self._broker = broker
         self._model = model
         self._loop = asyncio.get_running_loop()
+        self._unbound: dict[tuple[str, str], None] = {}  # names of queues whose bindings are to go
         if partition:
             model.on_vhost_deleted(lambda name: self._soon(self._delete_queues))
             model.on_heard(lambda other: self._soon(self._delete_queues))
@@ -68,10 +70,22 @@ class Tidying:
     # Bindings
 
     def _queue_gone(self, number: int, vhost: str, name: str) -> None:
-        if partition_of(number) and self._model.is_complete:
-            self._soon(partial(self._broker.unbind_gone, vhost, name))
+        if partition_of(number) and self._model.is_complete and self._model.routing.into(vhost, "queue", name):
+            self._unbind([(vhost, name)])
 
     def _unbind_all(self) -> None:
         if self._model.is_complete:
-            for vhost, name in self._broker.bound_elsewhere():
-                self._broker.unbind_gone(vhost, name)
+            self._unbind(self._broker.bound_to_gone())
+
+    def _unbind(self, names: Collection[tuple[str, str]]) -> None:
+        if names and not self._unbound:
+            self._soon(self._unbind_some)
+        self._unbound.update(dict.fromkeys(names))
+
+    def _unbind_some(self) -> None:
+        """A process that was killed may take thousands of queues with it."""
+        for vhost, name in list(islice(self._unbound, STEP_COUNT)):
+            self._broker.unbind_gone(vhost, name)
+            del self._unbound[vhost, name]
+        if self._unbound:
+            self._soon(self._unbind_some)
