@@ -1,6 +1,6 @@
 """make bench: durable publishing, end to end, and lone latency, over HTTP (here), AMQP (amqp.py) and SQS (sqs.py), each
-beside its peers in the same run; the pipeline on Spark (pipeline.py); `--part counts` counts what a message costs
-instead (counts.py)."""
+beside its peers in the same run; several processes beside one (processes.py); the pipeline on Spark (pipeline.py);
+`--part counts` counts what a message costs instead (counts.py)."""
 
 from __future__ import annotations
 
@@ -352,7 +352,7 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=200_000, help="messages of an end-to-end turn (%(default)s)")
     parser.add_argument("--lone", type=int, default=2_000, help="publishes of a latency turn (%(default)s)")
     parser.add_argument("--pace-seconds", type=float, default=5.0, help="length of a turn at a set rate (%(default)s)")
-    parser.add_argument("--part", choices=["http", "amqp", "sqs", "pipeline", "counts"], help="one alone")
+    parser.add_argument("--part", choices=["http", "amqp", "sqs", "processes", "pipeline", "counts"], help="one alone")
     parser.add_argument("--only", default="", help="cases whose names contain one of these, with commas between")
     parser.add_argument("--peers", default="all", help=f"all, none, or some of {', '.join(PEERS)} (%(default)s)")
     parser.add_argument(
@@ -384,6 +384,10 @@ def main() -> None:
         options.rounds, options.seconds, options.messages, options.lone = 1, 1.0, 20_000, 500
         options.pace_seconds, options.events = 2.0, min(options.events, 1_000_000)
     parts = {"http": (CASES, measure), "amqp": (amqp.CASES, amqp.measure), "sqs": (sqs.CASES, sqs.measure)}
+    if options.part in (None, "processes"):
+        from benchmarks import processes  # it needs to know where queues lie
+
+        parts["processes"] = processes.CASES, processes.measure
     if options.part in (None, "pipeline"):
         from benchmarks import pipeline  # it needs the journal's internals
 

@@ -79,6 +79,7 @@ class Flow:
     ack_every: int = ACK_EVERY
     one_consumer: bool = False  # one connection consumes all queues
     has_ceiling: bool = False
+    stem: str = "bench"  # what the names of queues begin with
 
     @property
     def copies(self) -> int:
@@ -91,7 +92,7 @@ class Flow:
 
     @property
     def queue_names(self) -> list[str]:
-        return [queue_name(number) for number in range(self.queues)]
+        return [queue_name(number, self.stem) for number in range(self.queues)]
 
     def publisher_of(self, serial: int) -> int:
         return serial * self.publishers // POOL_MESSAGES
@@ -103,7 +104,7 @@ class Flow:
         if self.exchange == "topic":
             return TOPIC_KEYS[serial % len(TOPIC_KEYS)]
         chosen = serial if self.publishers == 1 else self.publisher_of(serial)
-        return "" if self.exchange else queue_name(chosen % self.queues)
+        return "" if self.exchange else queue_name(chosen % self.queues, self.stem)
 
     def lane_of(self, serial: int) -> object:
         """What has the same comes in the order of publishing."""
@@ -240,14 +241,7 @@ class AmqpBench:
         watch, began = Watch(self.servers[system].pid), time.perf_counter()
         # Consumers come first in the list, so that they are there before the first message.
         with Load([*consumers, *publishers]) as load:
-            load.run(seconds=seconds)
-            backlog = _expected(flow, publishers) - _received(consumers)
-            for publisher in publishers:
-                publisher.stopped = True
-            load.run(seconds=DRAIN_SECONDS, until=lambda: _is_drained(flow, publishers, consumers))
-            for consumer in consumers:
-                consumer.finish()
-            load.run(seconds=DRAIN_SECONDS, until=lambda: all(consumer.synced for consumer in consumers))
+            backlog = drive(load, flow, publishers, consumers, seconds)
             took = time.perf_counter() - began
             count = _expected(flow, publishers)
             notes = watch.notes(count)
@@ -354,8 +348,23 @@ def drive_paced(publisher: Publisher, consumer: Consumer, pace: Pace, seconds: f
     return took
 
 
-def queue_name(number: int) -> str:
-    return f"bench-{number:04d}"
+def drive(
+    load: Load, flow: Flow, publishers: Sequence[Publisher], consumers: Sequence[Consumer], seconds: float
+) -> int:
+    """Publish for so long, until all of it is acked; how many waited when the publishers stopped."""
+    load.run(seconds=seconds)
+    backlog = _expected(flow, publishers) - _received(consumers)
+    for publisher in publishers:
+        publisher.stopped = True
+    load.run(seconds=DRAIN_SECONDS, until=lambda: _is_drained(flow, publishers, consumers))
+    for consumer in consumers:
+        consumer.finish()
+    load.run(seconds=DRAIN_SECONDS, until=lambda: all(consumer.synced for consumer in consumers))
+    return backlog
+
+
+def queue_name(number: int, stem: str = "bench") -> str:
+    return f"{stem}-{number:04d}"
 
 
 def pool_of(flow: Flow) -> Pool:

@@ -12,6 +12,8 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,10 +95,12 @@ class Watch:
         self._busy_seconds = busy_seconds()
         self._began = time.perf_counter()
 
-    def notes(self, message_count: int) -> dict[str, float]:
+    def notes(self, message_count: int, *, generator_seconds: float | None = None) -> dict[str, float]:
+        """`generator_seconds`: what generators have used that are processes of their own."""
         took = time.perf_counter() - self._began
         server_seconds = cpu_seconds(self._pid) - self._cpu_seconds
-        generator_seconds = time.process_time() - self._generator_seconds
+        if generator_seconds is None:
+            generator_seconds = time.process_time() - self._generator_seconds
         elsewhere = busy_seconds() - self._busy_seconds - server_seconds - generator_seconds
         return {
             "server_us_per_message": server_seconds * 1e6 / message_count,
@@ -108,10 +112,40 @@ class Watch:
 
 
 def resident_bytes(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    raise ProcessLookupError(f"process {pid} has no VmRSS: it has ended")
+    """Of a process and its children, what each has for itself alone and its share of what they have in common."""
+    total = 0
+    for one in [pid, *_descendants(pid)]:
+        for line in Path(f"/proc/{one}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                total += int(line.split()[1]) * 1024
+    if not total:
+        raise ProcessLookupError(f"process {pid} has no memory: it has ended")
+    return total
+
+
+def children(pid: int) -> list[int]:
+    """In the order in which they were started."""
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def sockets(pid: int) -> set[str]:
+    found = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            found.add(os.readlink(fd))
+    return found
+
+
+def connected_process(port: int, pids: Sequence[int]) -> int:
+    """Which of these has the other end of a connection from this port."""
+    for _ in range(100):  # the kernel's list may pass over one while others come and go
+        rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        ends = {f"socket:[{row[9]}]" for row in rows if row[2].endswith(f":{port:04X}") and row[3] == "01"}
+        for pid in pids:
+            if not ends.isdisjoint(sockets(pid)):
+                return pid
+        time.sleep(0.01)
+    raise ProcessLookupError(f"none of {pids} has the connection from port {port}")
 
 
 def sync_ms(folder: Path, *, size_bytes: int = 4096, rounds: int = 100) -> float:

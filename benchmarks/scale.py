@@ -1,5 +1,5 @@
 """make bench-scale: a deep backlog, many outstanding leases, many idle queues, AMQP connections and consumers: what
-they cost and what they change."""
+they cost and what they change; queues and connections also in a server of several processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import tempfile
 import time
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from benchmarks import laneway_load as laneway
 from benchmarks.amqp_load import AmqpConnection, consuming
 from benchmarks.http_load import HttpConnection, Script, ask, queue_path, request
 from benchmarks.load import Load, LoadFailed
-from benchmarks.machine import Watch, assign_cores, cpu_seconds, describe, resident_bytes
+from benchmarks.machine import Watch, assign_cores, children, cpu_seconds, describe, resident_bytes
 from benchmarks.report import Goal, Report, percentile
 from benchmarks.servers import ROOT, LanewayServer, RabbitServer, Server
 from benchmarks.turns import Turns
@@ -35,7 +37,11 @@ LONGEST_LEASE_SECONDS = 43_200
 IDLE_SECONDS = 10
 HOUR = 3600.0
 HEARTBEAT_SECONDS = 60
-CASES = ("connections", "queues", "leases", "backlog")
+SLOW_MS = 100  # a turn of the loop; shorter ones are not counted
+CASES = ("connections", "queues", "partitions", "leases", "backlog")
+PROCESSES, PARTITIONS = 2, 4  # of the case "partitions"; connections have as many processes
+PAGE_QUEUES = 1_000
+RECOVERY_SECONDS = 120
 PAGE = ROOT / "docs" / "performance.md"
 
 
@@ -48,7 +54,7 @@ class Scale:
     def note(self, case: str, system: str, unit: str, value: float, **notes: float) -> None:
         self.report.add(case, system, unit, value, **notes)
         said = ", ".join(f"{key.replace('_', ' ')} {number:.3g}" for key, number in notes.items())
-        print(f"  {case:44} {system:16} {value:14,.3f} {unit:7} {said}", file=sys.stderr, flush=True)
+        print(f"  {case:44} {system:46} {value:14,.3f} {unit:7} {said}", file=sys.stderr, flush=True)
 
     # --- what the cases are made of
 
@@ -165,7 +171,7 @@ class Scale:
         self.report.goals.append(Goal(case, many, below=1.2, beside="few leases"))
         ask(self.server.address, "DELETE", queue_path("leases"))
 
-    def queues(self) -> None:
+    def queues(self, where: str = "", processes: int = 1) -> None:
         count = self.options.queues
         before = self.memory_mb()
 
@@ -174,14 +180,68 @@ class Scale:
                 yield request("PUT", queue_path(f"idle-{number:06d}"), {})
 
         seconds = self.drive([creator(first) for first in range(CLIENTS)])
-        many = f"{count:,} queues"
+        many = f"{count:,} queues{where}"
         self.note("creating queues", many, "per s", count / seconds, memory_added_mb=self.memory_mb() - before)
         self.settle_down()
         used_ms = idle_share(self.server, IDLE_SECONDS) * IDLE_SECONDS * 1000
         self.note(f"CPU used in {IDLE_SECONDS} s of idling", many, "ms", used_ms)
-        self.report.goals.append(Goal(f"CPU used in {IDLE_SECONDS} s of idling", many, below=50))
+        self.report.goals.append(Goal(f"CPU used in {IDLE_SECONDS} s of idling", many, below=50 * processes))
+        self.list_all(many)
         starting = self.server.stop() and self.server.start()
         self.note("restart", many, "s", starting, memory_mb=self.memory_mb())
+
+    def list_all(self, many: str) -> None:
+        found, longest_s, cursor = 0, 0.0, ""
+        began = time.perf_counter()
+        while True:
+            asked = time.perf_counter()
+            page: Any = ask(self.server.address, "GET", f"/queues?limit={PAGE_QUEUES}{cursor}")
+            longest_s = max(longest_s, time.perf_counter() - asked)
+            found += len(page["queues"])
+            if page["next_cursor"] is None:
+                break
+            cursor = f"&cursor={page['next_cursor']}"
+        took = time.perf_counter() - began
+        if found != self.options.queues:
+            raise LoadFailed(f"{found} queues are listed, not {self.options.queues}")
+        self.note("listing queues", many, "per s", found / took, longest_page_ms=longest_s * 1000)
+
+    def partitions(self) -> None:
+        """As many queues over several partitions; what their processes tell each other of them when one comes again."""
+        where = f" in {PARTITIONS} partitions of {PROCESSES} processes"
+        self.queues(where, PROCESSES)
+        many = f"{self.options.queues:,} queues{where}"
+        case = "longest turn of the loop"
+        self.note(case, f"{many}, started", "ms", self.longest_turn_ms(self.loads()))
+        gone = children(self.server.pid)[1]
+        os.kill(gone, signal.SIGKILL)
+        began = time.perf_counter()
+        loads = self.whole_again(gone)
+        self.note("a process killed, until all is served again", many, "s", time.perf_counter() - began)
+        self.note(case, f"{many}, one killed", "ms", self.longest_turn_ms(loads))
+        self.report.goals.append(Goal(case, f"{many}, one killed", below=2 * SLOW_MS))
+        self.list_all(f"{many}, one killed")
+
+    def loads(self) -> list[dict[str, Any]]:
+        answer: Any = ask(self.server.address, "GET", "/processes")
+        return list(answer["processes"])
+
+    def longest_turn_ms(self, loads: list[dict[str, Any]]) -> float:
+        """0: no turn was slow."""
+        return float(max(one["longest_turn_ms"] for one in loads))
+
+    def whole_again(self, gone: int) -> list[dict[str, Any]]:
+        """What its processes say when none of them is this one and all are ready."""
+        deadline = time.perf_counter() + RECOVERY_SECONDS
+        while time.perf_counter() < deadline:
+            with suppress(OSError, HTTPException, LoadFailed):
+                ask(self.server.address, "GET", "/readyz")
+                loads = self.loads()
+                pids = [one["pid"] for one in loads]
+                if gone not in pids and None not in pids and all(one["state"] == "ready" for one in loads):
+                    return loads
+            time.sleep(0.01)
+        raise LoadFailed(f"not all was served again within {RECOVERY_SECONDS} s{self.server.last_words()}")
 
     def settle_down(self) -> None:
         """Until a second passes in which the server does next to nothing: snapshots after the creation are over."""
@@ -269,7 +329,12 @@ def connections(options: argparse.Namespace, folder: Path, report: Report) -> No
     everything = assign_cores().everything
     laneway_server = LanewayServer(folder / "connections", everything, amqp=True)
     assert laneway_server.amqp_address is not None
-    systems: list[tuple[Server, tuple[str, int]]] = [(laneway_server, laneway_server.amqp_address)]
+    several = LanewayServer(folder / "processes", everything, amqp=True, processes=PROCESSES, partitions=PROCESSES)
+    assert several.amqp_address is not None
+    systems: list[tuple[Server, tuple[str, int]]] = [
+        (laneway_server, laneway_server.amqp_address),
+        (several, several.amqp_address),
+    ]
     if options.rabbitmq:
         rabbit = RabbitServer(folder / "rabbitmq", everything)
         systems.append((rabbit, rabbit.address))
@@ -305,7 +370,10 @@ def main() -> None:
                 connections(options, folder, report)
                 continue
             os.sched_setaffinity(0, cores.generator)
-            with LanewayServer(folder / case, cores.server) as server:
+            server = LanewayServer(folder / case, cores.server)
+            if case == "partitions":
+                server = LanewayServer(folder / case, cores.everything, processes=PROCESSES, partitions=PARTITIONS)
+            with server:
                 getattr(Scale(options, server, report), case)()
     saved = report.save().relative_to(ROOT)
     print(report.json() if options.json else f"{report.markdown()}\n\nsaved as {saved}")

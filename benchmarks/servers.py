@@ -136,11 +136,17 @@ class LanewayServer(Server):
         durability: str = "commit",
         amqp: bool = False,
         checkout: Path | None = None,
+        processes: int = 1,
+        partitions: int = 1,
     ) -> None:
         """`checkout` is where another version of Laneway is taken from."""
         super().__init__(folder, cores)
         self.durability = durability
         self.checkout = checkout
+        self._several = []
+        if (processes, partitions) != (1, 1):
+            self._several = ["--processes", str(processes), "--partitions", str(partitions)]
+            self.name = f"Laneway, {processes} processes"
         if checkout is not None:
             self.name = AGAINST
         self.amqp_address = ("127.0.0.1", free_port()) if amqp else None
@@ -149,7 +155,7 @@ class LanewayServer(Server):
         program = Path(sys.executable).parent / "laneway"
         where = ["--data", str(self.folder), "--http", f"127.0.0.1:{self.port}"]
         where += ["--amqp", "off" if self.amqp_address is None else "{}:{}".format(*self.amqp_address)]
-        return [str(program), "serve", *where, "--durability", self.durability]
+        return [str(program), "serve", *where, "--durability", self.durability, *self._several]
 
     def environment(self) -> dict[str, str]:
         if self.checkout is None:

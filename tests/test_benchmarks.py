@@ -18,11 +18,21 @@ from typing import Any
 import pika
 import pytest
 
-from benchmarks import amqp, amqp_frames, amqp_messages, client_load, counts, journals, laneway_load
-from benchmarks.amqp_load import Confirms, Consumer, Deliveries, Publisher, single_acks
-from benchmarks.http_load import HttpConnection, Script, request
+from benchmarks import (
+    amqp,
+    amqp_frames,
+    amqp_messages,
+    client_load,
+    counts,
+    forwarded,
+    journals,
+    laneway_load,
+    processes,
+)
+from benchmarks.amqp_load import AmqpConnection, Confirms, Consumer, Deliveries, Publisher, single_acks
+from benchmarks.http_load import HttpConnection, Script, ask, request
 from benchmarks.load import Load, LoadFailed
-from benchmarks.machine import assign_cores
+from benchmarks.machine import assign_cores, children, connected_process
 from benchmarks.ready_batches import ReadyReader, write_ready
 from benchmarks.report import Goal, Report, percentile
 from benchmarks.servers import LanewayServer, SinkServer
@@ -196,6 +206,41 @@ def test_another_version_is_served_from_its_checkout(tmp_path: Path) -> None:
     ours, other = LanewayServer(tmp_path / "ours", cores), LanewayServer(tmp_path / "other", cores, checkout=tmp_path)
     assert (ours.name, other.name) == ("Laneway", "against")
     assert other.environment()["PYTHONPATH"] == str(tmp_path / "src")
+
+
+def test_load_generators_connect_to_the_processes_that_a_setting_names(tmp_path: Path) -> None:
+    server = LanewayServer(tmp_path / "two", assign_cores().everything, amqp=True, processes=2, partitions=2)
+    name = forwarded.name_at(1, 2, "small", end="-0000")
+    flow = amqp.Flow("small", body_bytes=100, stem=name.removesuffix("-0000"))
+    chance = random.Random(1)
+    pool = amqp_messages.Pool(
+        amqp_frames.published(name, body, flow.kind(chance, None))
+        for _, body in zip(range(1_000), amqp_messages.bodies(100, one_size=False), strict=False)
+    )
+    with server, processes.generating(server, flow, pool, processes.Places(0, 1, 1), seconds=0.2) as generator:
+        generator.hear()
+        connected = [one["connection_count"] for one in loads(server)]
+        generator.say("go")
+        done = generator.hear()
+        generator.say("check")
+        generator.hear()
+        pids = children(server.pid)
+        found = processes.connected_to(server, 1, lambda: AmqpConnection(server.amqp_address or ("", 0)))
+        assert connected_process(found.socket.getsockname()[1], pids) == pids[1]
+        found.close()
+    assert done.count > 0 and done.cpu_seconds > 0 and min(connected) >= 1
+
+
+def loads(server: LanewayServer) -> list[dict[str, Any]]:
+    answer: Any = ask(server.address, "GET", "/processes")
+    return list(answer["processes"])
+
+
+def test_more_cores_give_less_the_more_forwarding_costs() -> None:
+    assert processes.speed_up(4, one=5, own=5, forwarded=5) == 4
+    assert processes.speed_up(2, one=5, own=5, forwarded=7) == pytest.approx(2 / 1.2)
+    assert processes.speed_up(4, one=5, own=5, forwarded=7) == pytest.approx(4 / 1.3)
+    assert processes.speed_up(1, one=5, own=5, forwarded=7) == 1
 
 
 def test_the_client_s_publish_is_recorded_with_its_key_left_out() -> None:

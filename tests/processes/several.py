@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import children, connected_process
 from tests.crash.server import Connection, Server, eventually
-
-
-def children(pid: int) -> list[int]:
-    """Of a process, in the order in which they were started."""
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(one) for one in found]
 
 
 def is_alive(pid: int) -> bool:
@@ -51,7 +45,7 @@ class SeveralProcesses(Server):
         for _ in range(1000):
             connection = self.connect()
             connection.call("GET", "/healthz")
-            pid = self.owner(connection.local_port)
+            pid = connected_process(connection.local_port, pids)
             if pid in found:
                 connection.close()
             else:
@@ -59,19 +53,3 @@ class SeveralProcesses(Server):
             if len(found) == len(pids):
                 return {pid: found[pid] for pid in pids}
         raise AssertionError(f"only {list(found)} of {pids} took a connection")
-
-    def owner(self, port: int) -> int:
-        """The process at the other end of a connection from this port to one of the server's."""
-        for row in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-            fields = row.split()
-            if fields[2].endswith(f":{port:04X}") and fields[3] == "01":
-                return next(pid for pid in self.children() if f"socket:[{fields[9]}]" in sockets(pid))
-        raise AssertionError(f"nobody has the connection from port {port}")
-
-
-def sockets(pid: int) -> set[str]:
-    found = set()
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(OSError):  # closed meanwhile
-            found.add(os.readlink(fd))
-    return found

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.machine import sockets
 from laneway.errors import ConfigInvalid, StartError
 from laneway.node.folder import DataFolder
 from tests.crash.server import Server, eventually
-from tests.processes.several import SeveralProcesses, is_alive, sockets
+from tests.processes.several import SeveralProcesses, is_alive
 
 
 def refused(folder: Path, *options: str) -> str:
