@@ -75,7 +75,8 @@ class OverAmqp:
     def create(self, queue: str, *, dead_letters: str | None = None) -> None:
         arguments: dict[str, Any] = {"x-max-priority": 10}
         if dead_letters:
-            arguments |= {
+            arguments = {
+                "x-queue-type": "quorum",
                 "x-delivery-limit": 1,
                 "x-dead-letter-exchange": "",
                 "x-dead-letter-routing-key": dead_letters,

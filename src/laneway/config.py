@@ -117,6 +117,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     amqp: Annotated[
         Address | None, Meta(description="where AMQP 0-9-1 is served, or off; localhost means both address families")
     ] = Address("localhost", 5672)
+    amqp_version: Annotated[
+        Literal["3.10", "4.0"],
+        Meta(description="the RabbitMQ that AMQP clients are told they talk to, and whose answers they get"),
+    ] = "4.0"
     amqps: Annotated[
         Address | None, Meta(description="where AMQP is served with TLS, once tls_cert is set, or off")
     ] = Address("localhost", 5671)

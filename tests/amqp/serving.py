@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from laneway.access import Access
+from laneway.broker.arguments import Version
 from laneway.broker.clock import Clock
 from laneway.broker.documents import Documents
 from laneway.broker.engine import Engine
@@ -30,8 +31,11 @@ from tests.wire_broker import for_tests
 
 
 class Serving(InThread):
-    def __init__(self, folder: Path, limits: AmqpLimits | None = None, tls: Door | None = None) -> None:
+    def __init__(
+        self, folder: Path, limits: AmqpLimits | None = None, tls: Door | None = None, version: Version = "4.0"
+    ) -> None:
         super().__init__()
+        self._version = version
         self._folder = folder
         self._limits = limits or AmqpLimits(body_bytes=1024 * 1024)
         self._tls = tls
@@ -53,7 +57,7 @@ class Serving(InThread):
         await self.partition.start()
         self.broker = await for_tests(LocalBroker(self.partition))
         self.access = Access(Documents(self.broker), now_ms=self.now_ms)
-        self.server = AmqpServer(self.broker, self.access, self._limits)
+        self.server = AmqpServer(self.broker, self.access, self._limits, version=self._version)
         self._rest = RestServer(self.broker, self.access)
         self.address = await self.server.start("127.0.0.1", 0)
         if self._tls is not None:

@@ -1,6 +1,7 @@
 """Every transcript that was recorded from RabbitMQ is true of Laneway, line by line (see transcript.py).
 
-With LANEWAY_TEST_PEER=rabbitmq they are replayed against a RabbitMQ that is started for it, so that they stay true.
+Laneway announces the version that they were recorded from. With LANEWAY_TEST_PEER=rabbitmq they are replayed against a
+RabbitMQ that is started for it, so that they stay true.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.amqp.serving import Serving
 from tests.amqp.transcript import FOLDER, replay
 
 Address = tuple[str, int]
 
 
 @pytest.fixture(scope="module")
-def peer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
+def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
     if os.environ.get("LANEWAY_TEST_PEER") == "rabbitmq":
         from tests.amqp_clients.servers import start_one
 
@@ -25,7 +27,8 @@ def peer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield ("127.0.0.1", broker.port)
         broker.stop()
     else:
-        yield request.getfixturevalue("shared_serving").address
+        with Serving(tmp_path_factory.mktemp("amqp"), version="3.10") as serving:
+            yield serving.address
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.txt")), ids=lambda path: path.stem)

@@ -7,12 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from laneway.broker.arguments import ArgumentInvalid, agrees, arguments_now, settings_from_arguments
+from laneway.broker.arguments import ArgumentInvalid, Version, agrees, arguments_now, settings_from_arguments
 from laneway.core.settings import QueueSettings, check_settings
 
 
 def settings(**arguments: Any) -> QueueSettings:
     named = {f"x-{name.replace('_', '-')}": value for name, value in arguments.items()}
+    if any(name.startswith(("delivery", "delayed", "quorum")) for name in arguments):
+        named.setdefault("x-queue-type", "quorum")
     made = settings_from_arguments(named, durable=True, exclusive=False, auto_delete=False, max_message_bytes=5_000_000)
     return check_settings(made)
 
@@ -45,13 +47,21 @@ def test_a_queue_without_arguments_is_as_rabbitmq_has_it() -> None:
         ("delivery_limit", 0, "max_receives", 1),
         ("single_active_consumer", True, "single_active_consumer", True),
         ("consumer_timeout", 60_000, "lease_ms", 60_000),
+        ("delayed_retry_type", "all", "retry_delay_ms", 1000),
+        ("delayed_retry_type", "failed", "retry_delay_after", "failure"),
+        ("delayed_retry_type", "disabled", "retry_delay_ms", None),
+        ("delayed_retry_min", 500, "retry_delay_ms", None),
+        ("quorum_initial_group_size", 3, "max_receives", 21),
     ],
 )
 def test_an_argument_becomes_a_setting_and_is_kept(argument: str, value: Any, field: str, expected: Any) -> None:
     made = settings(**{argument: value})
     assert getattr(made, field) == expected
     kept = value.decode() if isinstance(value, bytes) else value
-    assert made.arguments == {f"x-{argument.replace('_', '-')}": kept}
+    assert made.arguments | {"x-queue-type": "quorum"} == {
+        f"x-{argument.replace('_', '-')}": kept,
+        "x-queue-type": "quorum",
+    }
 
 
 def test_a_dead_letter_routing_key_goes_with_its_exchange() -> None:
@@ -87,13 +97,18 @@ def test_both_types_of_queue_are_taken_and_unknown_arguments_kept() -> None:
         ("single_active_consumer", "yes", "{unacceptable_type,longstr}"),
         ("delivery_limit", [1], '"expected integer, got array"'),
         ("dead_letter_exchange", "x" * 256, "{value_too_long,255}"),
+        ("queue_version", 3, "\"unsupported queue version '3'\""),
+        ("queue_leader_locator", "here", "invalid_queue_locator_arg"),
+        ("quorum_initial_group_size", 0, "{value_zero,0}"),
+        ("delayed_retry_min", 0, "{value_zero,0}"),
+        ("delayed_retry_type", "often", "invalid_delayed_retry_type"),
     ],
 )
 def test_a_wrong_argument_is_named(argument: str, value: Any, term: str) -> None:
     with pytest.raises(ArgumentInvalid) as refused:
         settings(**{argument: value})
     name = f"x-{argument.replace('_', '-')}"
-    assert (refused.value.argument, refused.value.field, refused.value.term) == (name, f"arguments.{name}", term)
+    assert (refused.value.argument, refused.value.field, refused.value.said) == (name, f"arguments.{name}", f": {term}")
     assert refused.value.message.startswith(f"{name} ") and len(refused.value.message) < 200
 
 
@@ -138,11 +153,40 @@ def test_a_queue_that_was_changed_is_declared_as_before_or_as_it_is_now() -> Non
 def test_arguments_now_are_those_that_were_declared() -> None:
     assert arguments_now(settings()) == {}
     declared = {
-        "x-max-priority": 0,
+        "x-queue-type": "quorum",
         "x-overflow": "drop-head",
         "x-delivery-limit": -1,
+        "x-delayed-retry-type": "returned",
+        "x-delayed-retry-min": 10,
+        "x-delayed-retry-max": 20,
         "x-note": "kept",
         "x-expires": 9,
     }
     named = {name.removeprefix("x-").replace("-", "_"): value for name, value in declared.items()}
     assert arguments_now(settings(**named)) == declared
+
+
+def test_an_argument_of_another_type_of_queue_is_refused() -> None:
+    for argument, value, kind, version in (
+        ("x-delivery-limit", 3, "classic", "4.0"),
+        ("x-delayed-retry-type", "all", "classic", "4.0"),
+        ("x-queue-leader-locator", "balanced", "classic", "3.10"),
+        ("x-max-priority", 5, "quorum", "4.0"),
+        ("x-max-age", "1D", "quorum", "4.0"),
+    ):
+        named = {argument: value, "x-queue-type": kind}
+        with pytest.raises(ArgumentInvalid) as refused:
+            settings_from_arguments(
+                named, durable=True, exclusive=False, auto_delete=False, max_message_bytes=1, version=version
+            )
+        assert refused.value.said == f" of queue type rabbit_{kind}_queue"
+    assert settings(queue_leader_locator="balanced").arguments == {"x-queue-leader-locator": "balanced"}
+
+
+def test_a_quorum_queue_has_the_delivery_limit_of_the_version_that_is_announced() -> None:
+    def limit(version: Version, **more: Any) -> int | None:
+        named = {"x-queue-type": "quorum", **more}
+        common = {"durable": True, "exclusive": False, "auto_delete": False, "max_message_bytes": 1}
+        return settings_from_arguments(named, version=version, **common).max_receives
+
+    assert (limit("4.0"), limit("3.10"), limit("4.0", **{"x-delivery-limit": -1})) == (21, None, None)

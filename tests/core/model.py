@@ -300,6 +300,7 @@ class Model:
         results: list[int | str] = []
         settled: list[ModelMessage] = []
         to_bury: dict[tuple[str, str], list[ModelMessage]] = {}
+        grown: list[ModelQueue] = []
         for e in entries:
             m = self.find(e.number)
             if (
@@ -332,9 +333,11 @@ class Model:
                     results.append(now_ms + delay_ms)
                     m.state, m.due_ms = ("delayed", now_ms + delay_ms) if delay_ms else ("ready", 0)
                     queue.totals["released"] += 1
+                    grown = [queue]
                 else:
                     results.append(now_ms)
                     to_bury.setdefault((reason, ""), []).append(m)
+        self._push_out(grown, now_ms)
         for (reason, detail), dying in to_bury.items():
             self.bury(dying, reason, detail, now_ms)
         return results
@@ -492,7 +495,7 @@ class Model:
         assert self._end_of_tries(m) is None, f"{m} should have died"
         m.state, m.due_ms = "ready", 0
         m.queue.totals["lease_expired"] += 1
-        self.grown = [q for q in self.grown if q is not m.queue]  # what comes back may be too much
+        self.grown.append(m.queue)
 
     def died(self, numbers: list[int], reason: str, target: str | None, is_kept: bool, now_ms: int) -> None:
         """The core says that they died by the clock, or were pushed out by some that did, and went to the target; or

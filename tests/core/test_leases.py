@@ -6,9 +6,9 @@ import pytest
 
 from laneway.core import lease_commands
 from laneway.core.digits import token
-from laneway.core.events import Acked, Cause, DeadLettered, Extended, Leased, Moved, Opened, Released
+from laneway.core.events import Acked, Cause, DeadLettered, Event, Extended, Leased, Moved, Opened, Released
 from laneway.core.invariants import check_invariants
-from laneway.core.lease_commands import MAX_BACKOFF_MS, MAX_LEASE_MS, check_lease, parse_tokens
+from laneway.core.lease_commands import MAX_BACKOFF_MS, MAX_LEASE_MS, check_lease, parse_tokens, settle_held
 from laneway.core.message import Settlement, message_id
 from laneway.errors import InvalidInput
 from tests.core.runner import START_MS, TAG, Core, codes, draft
@@ -482,4 +482,73 @@ def test_a_message_that_a_connection_names_twice_is_settled_once(action: str, go
         lease_commands.settle_held(core.state, [(1, len(seqs))], seqs, leases, action, core.now_ms, 1_000)
     )
     assert sorted(event.seqs) == ([first, second] if gone else [first, second, third])
+    check_invariants(core.state)
+
+
+# Coming back
+
+
+def held(core: Core, action: str) -> list[Event]:
+    """All that a session has leased, settled alike."""
+    (event,) = core.lease()
+    assert isinstance(event, Leased)
+    leases = range(event.first_lease, event.first_lease + len(event.seqs))
+    counts = [(event.queue, len(event.seqs))]
+    return core.run(settle_held(core.state, counts, event.seqs, leases, action, core.now_ms))
+
+
+@pytest.mark.parametrize(
+    ("after", "action", "waits"),
+    [
+        ("any", "release", True),
+        ("any", "fail", True),
+        ("return", "release", True),
+        ("return", "fail", False),
+        ("failure", "release", False),
+        ("failure", "fail", True),
+    ],
+)
+def test_what_comes_back_waits_longer_each_time(after: str, action: str, waits: bool) -> None:
+    core = one_queue(retry_delay_ms=100, max_retry_delay_ms=250, retry_delay_after=after, max_receives=None)
+    core.publish(b"1")
+    for expected_ms in (100, 200, 250, 250):
+        (released,) = held(core, action)
+        assert released.due_ms == [core.now_ms + expected_ms if waits else 0]  # type: ignore[union-attr]
+        core.tick(expected_ms - 1)
+        assert core["q"].ready == (not waits)
+        core.tick(1)
+        assert core["q"].ready == 1
+    check_invariants(core.state)
+
+
+def test_a_token_that_is_released_waits_as_the_queue_says_unless_it_says_it_itself() -> None:
+    core = one_queue(retry_delay_ms=100, lease_ms=1000)
+    core.publish(b"1", b"2")
+    (_, first), (_, second) = core.take()
+    (released,), _ = core.settle(Settlement("release", first), Settlement("release", second, delay_ms=7))
+    assert released.due_ms == [core.now_ms + 100, core.now_ms + 7]  # type: ignore[union-attr]
+    core.take(1)
+    core.tick(100)
+    core.take()
+    events = core.tick(1000)
+    assert [event.due_ms for event in events if isinstance(event, Released)] == [[core.now_ms + 200] * 2]
+
+
+@pytest.mark.parametrize("action", ["release", "fail", "expire", "token"])
+def test_a_message_that_comes_back_to_a_full_queue_pushes_out_the_oldest(action: str) -> None:
+    core = one_queue(max_messages=2, overflow="drop_oldest", lease_ms=1000)
+    core.publish(b"1", b"2", b"3")
+    if action == "token":
+        ((_, text),) = core.take(1)
+        core.publish(b"4")
+        core.settle(Settlement("release", text))
+    else:
+        (event,) = core.lease(1)
+        assert isinstance(event, Leased)
+        core.publish(b"4")
+        if action == "expire":
+            core.tick(2000)
+        else:
+            core.run(settle_held(core.state, [(1, 1)], event.seqs, [event.first_lease], action, core.now_ms))
+    assert (core["q"].ready, list(core["q"].dead)) == (2, [1, 2]), "the one that came back was the oldest"
     check_invariants(core.state)

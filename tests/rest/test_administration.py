@@ -35,6 +35,9 @@ SETTINGS = {
     "dead_letter_routing_key": "dead",
     "keep_dead": False,
     "single_active_consumer": True,
+    "retry_delay_seconds": 1.5,
+    "max_retry_delay_seconds": 60,
+    "retry_delay_after": "failure",
     "tier": "critical",
     "fair": True,
 }

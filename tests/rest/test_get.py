@@ -139,7 +139,7 @@ def test_reprocessing_brings_dead_letters_back(http: httpx.Client, queue: str, s
 
 
 def test_a_queue_is_declared_with_amqps_arguments(http: httpx.Client) -> None:
-    arguments = {"x-message-ttl": 60000, "x-max-priority": 9, "x-dead-letter-exchange": "", "x-queue-type": "quorum"}
+    arguments = {"x-message-ttl": 60000, "x-max-priority": 9, "x-dead-letter-exchange": "", "x-queue-type": "classic"}
     made = http.put("/queues/%2F/declared", json={"auto_delete": True, "arguments": arguments})
     assert made.status_code == 201, made.text
     told = made.json()

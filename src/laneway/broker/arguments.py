@@ -7,7 +7,7 @@ that nobody knows is kept and has no effect, as in RabbitMQ.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from laneway.broker.values import ExchangeSettings, QueueInfo
 from laneway.core.settings import RANGES, QueueSettings, check_bounds, declared
@@ -17,10 +17,25 @@ MAX_EXPIRY_MS = 10 * 365 * 86_400_000
 ACK_TIMEOUT_MS = 30 * 60 * 1000
 MIN_ACK_TIMEOUT_MS = 1000
 UNLIMITED = -1  # as RabbitMQ writes a delivery limit that is none
+DELIVERY_LIMIT = 20  # of a quorum queue that does not say one, as in RabbitMQ 4
 QUEUE_TYPES = ("classic", "quorum")
 EXCHANGE_TYPES = ("direct", "topic", "fanout", "headers")
+RETRY_DELAY_MS = 1000
+Version = Literal["3.10", "4.0"]  # of RabbitMQ: where their answers differ, the announced one's are given
+_OF_CLASSIC = ("x-max-priority", "x-queue-mode", "x-queue-version")
+_OF_QUORUM_OF_3 = (
+    "x-dead-letter-strategy",
+    "x-delivery-limit",
+    "x-max-in-memory-bytes",
+    "x-max-in-memory-length",
+    "x-quorum-initial-group-size",
+)
+_OF_QUORUM_SINCE_4 = ("x-delayed-retry-max", "x-delayed-retry-min", "x-delayed-retry-type")
+_OF_STREAMS = ("x-initial-cluster-size", "x-max-age", "x-stream-filter-size-bytes", "x-stream-max-segment-size-bytes")
+_LOCATORS = ("client-local", "balanced", "random", "least-leaders")
 DELAYED_TYPE = "x-delayed-message"
 
+_RETRIES = {"all": "any", "failed": "failure", "returned": "return"}
 _OVERFLOWS = {"drop-head": "drop_oldest", "reject-publish": "reject", "reject-publish-dlx": "reject_dead_letter"}
 #: What a policy may say of a queue, by the argument that says the same: the setting, and whether it has a bound.
 POLICY_SETTINGS = {
@@ -52,17 +67,25 @@ POLICIES_WITHOUT_EFFECT = frozenset(
         "queue-version",
     }
 )
-#: What AMQP calls the types of values, for those that are no integers.
-_TYPE_NAMES = ((bool, "bool"), (str, "longstr"), (float, "double"), (list, "array"), (dict, "table"), (bytes, "binary"))
+#: What AMQP calls the types of values.
+_TYPE_NAMES = (
+    (bool, "bool"),
+    (int, "signedint"),
+    (str, "longstr"),
+    (float, "double"),
+    (list, "array"),
+    (dict, "table"),
+    (bytes, "binary"),
+)
 
 
 class ArgumentInvalid(InvalidInput):
-    """An argument that cannot be meant. `term` is what RabbitMQ says after the colon, for clients that show it."""
+    """An argument that cannot be meant. `said` is what RabbitMQ says behind the queue's name, which clients show."""
 
-    def __init__(self, argument: str, message: str, term: str) -> None:
+    def __init__(self, argument: str, message: str, term: str, *, queue_type: str = "") -> None:
         super().__init__(message, field=f"arguments.{argument}", argument=argument)
         self.argument = argument
-        self.term = term
+        self.said = f" of queue type rabbit_{queue_type}_queue" if queue_type else f": {term}"
 
 
 def settings_from_arguments(
@@ -72,12 +95,15 @@ def settings_from_arguments(
     exclusive: bool,
     auto_delete: bool,
     max_message_bytes: int,
+    version: Version = "4.0",
 ) -> QueueSettings:
     """The settings of a queue as an AMQP client declares it. Raises ArgumentInvalid for the first wrong argument."""
     check_bounds(arguments)
     given = plain_arguments(arguments)
-    values = {name: check(name, given[name], given) for name, check in _CHECKS.items() if name in given}
-    limit = values.get("x-delivery-limit")
+    values = _checked(given, version)
+    usual = DELIVERY_LIMIT if values.get("x-queue-type") == "quorum" and version != "3.10" else None
+    limit = values.get("x-delivery-limit", usual)
+    retry = values.get("x-delayed-retry-type", "disabled")
     ttl_ms = values.get("x-message-ttl")
     return QueueSettings(
         durable=durable,
@@ -98,6 +124,9 @@ def settings_from_arguments(
         dead_letter_routing_key=values.get("x-dead-letter-routing-key"),
         keep_dead=False,
         single_active_consumer=values.get("x-single-active-consumer", False),
+        retry_delay_ms=None if retry == "disabled" else values.get("x-delayed-retry-min", RETRY_DELAY_MS),
+        max_retry_delay_ms=None if retry == "disabled" else values.get("x-delayed-retry-max"),
+        retry_delay_after=_RETRIES.get(retry, "any"),  # type: ignore[arg-type]
         arguments=given,
     )
 
@@ -126,6 +155,31 @@ def settings_from_policy(definition: Mapping[str, Any]) -> dict[str, Any]:
                 f"{name.removeprefix('x-')} is no setting of a policy here", field=name.removeprefix("x-")
             )
     return found
+
+
+def _checked(given: dict[str, Any], version: Version) -> dict[str, Any]:
+    """The arguments that have a meaning, in the order in which RabbitMQ looks at them: those that fit the type of the
+    queue first, then whether there are others."""
+    values: dict[str, Any] = {}
+    kind = "classic"
+    if "x-queue-type" in given:
+        kind = values["x-queue-type"] = _CHECKS["x-queue-type"]("x-queue-type", given["x-queue-type"], given)
+    others = _of_other_types(kind, version)
+    for name, check in _CHECKS.items():
+        if name in given and name not in others:
+            values[name] = check(name, given[name], given)
+    for name in others:
+        if name in given:
+            raise ArgumentInvalid(name, f"{name} is not for {kind} queues", "", queue_type=kind)
+    return values
+
+
+def _of_other_types(kind: str, version: Version) -> tuple[str, ...]:
+    if kind == "quorum":
+        return (*_OF_CLASSIC, *_OF_STREAMS)
+    if version == "3.10":
+        return (*_OF_QUORUM_OF_3, "x-queue-leader-locator", *_OF_STREAMS)
+    return (*_OF_QUORUM_OF_3, *_OF_QUORUM_SINCE_4, *_OF_STREAMS)
 
 
 def check_same_declaration(there: QueueInfo, declared: QueueSettings) -> None:
@@ -171,8 +225,10 @@ def arguments_now(there: QueueSettings) -> dict[str, Any]:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Numbers of all sizes are alike; true is not 1."""
-    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+    """Whole numbers of all sizes are alike; true is not 1, and neither is 1.0."""
+    if isinstance(one, int) and isinstance(other, int) and isinstance(one, bool) == isinstance(other, bool):
+        return one == other
+    return type(one) is type(other) and bool(one == other)
 
 
 def exchange_from_arguments(
@@ -268,6 +324,31 @@ def _expiry(name: str, value: Any, given: dict[str, Any]) -> int:
     return number
 
 
+def _retry_delay(name: str, value: Any, given: dict[str, Any]) -> int:
+    number = _integer(name, value, given)
+    if number == 0:
+        raise ArgumentInvalid(name, f"{name} is 0: a delay is a millisecond at least", "{value_zero,0}")
+    lowest = given.get("x-delayed-retry-min", 0)
+    if name == "x-delayed-retry-max" and isinstance(lowest, int) and number < lowest:
+        text = f"{name} is {number}, less than x-delayed-retry-min {lowest}"
+        raise ArgumentInvalid(name, text, f"{{value_too_small,{number}}}")
+    return min(number, RANGES["retry_delay_ms"][1])
+
+
+def _count(name: str, value: Any, given: dict[str, Any]) -> int:
+    number = _integer(name, value, given)
+    if number == 0:
+        raise ArgumentInvalid(name, f"{name} is 0: one is the least", "{value_zero,0}")
+    return number
+
+
+def _queue_version(name: str, value: Any, given: dict[str, Any]) -> int:
+    number = _integer(name, value, given)
+    if number not in (1, 2):
+        raise ArgumentInvalid(name, f"{name} is 1 or 2, not {number}", f"\"unsupported queue version '{number}'\"")
+    return number
+
+
 def _priority(name: str, value: Any, given: dict[str, Any]) -> int:
     number = _integer(name, value, given)
     highest = RANGES["max_priority"][1]
@@ -286,8 +367,9 @@ def _boolean(name: str, value: Any, _: dict[str, Any]) -> bool:
 
 def _text(name: str, value: Any, _: dict[str, Any]) -> str:
     if not isinstance(value, str):
-        kind = "signedint" if isinstance(value, int) and not isinstance(value, bool) else _type_name(value)
-        raise ArgumentInvalid(name, f"{name} is text, not {_shown(value)}", f"{{unacceptable_type,{kind}}}")
+        raise ArgumentInvalid(
+            name, f"{name} is text, not {_shown(value)}", f"{{unacceptable_type,{_type_name(value)}}}"
+        )
     if len(value.encode("utf-8", "surrogatepass")) > 255:
         raise ArgumentInvalid(name, f"{name} has at most 255 bytes: {_shown(value)}", "{value_too_long,255}")
     return value
@@ -334,6 +416,12 @@ def _delivery_limit_of(settings: QueueSettings) -> int:
     return UNLIMITED if settings.max_receives is None else settings.max_receives - 1
 
 
+def _retry_type_of(settings: QueueSettings) -> str:
+    if settings.retry_delay_ms is None:
+        return "disabled"
+    return next(name for name, after in _RETRIES.items() if after == settings.retry_delay_after)
+
+
 def _overflow_of(settings: QueueSettings) -> str:
     return next(name for name, policy in _OVERFLOWS.items() if policy == settings.overflow)
 
@@ -350,6 +438,9 @@ _IN_EFFECT: dict[str, tuple[Callable[[QueueSettings], Any], Any]] = {
     "x-overflow": (_overflow_of, "drop-head"),
     "x-single-active-consumer": (lambda s: s.single_active_consumer, False),
     "x-delivery-limit": (_delivery_limit_of, UNLIMITED),
+    "x-delayed-retry-type": (_retry_type_of, "disabled"),
+    "x-delayed-retry-min": (lambda s: s.retry_delay_ms, None),
+    "x-delayed-retry-max": (lambda s: s.max_retry_delay_ms, None),
 }
 
 
@@ -368,4 +459,13 @@ _CHECKS: dict[str, Callable[[str, Any, dict[str, Any]], Any]] = {
     "x-delivery-limit": _delivery_limit,
     "x-single-active-consumer": _boolean,
     "x-consumer-timeout": _integer,
+    "x-delayed-retry-type": _one_of(("disabled", *_RETRIES), "invalid_delayed_retry_type"),
+    "x-delayed-retry-min": _retry_delay,
+    "x-delayed-retry-max": _retry_delay,
+    # Where its leader and its replicas are, and how it is stored: checked, and of no effect.
+    "x-queue-leader-locator": _one_of(_LOCATORS, "invalid_queue_locator_arg"),
+    "x-quorum-initial-group-size": _count,
+    "x-max-in-memory-length": _integer,
+    "x-max-in-memory-bytes": _integer,
+    "x-queue-version": _queue_version,
 }

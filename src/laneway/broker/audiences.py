@@ -20,29 +20,39 @@ class Keeper(Protocol):
 
 
 class Limit:
-    """How many messages may be held: by one subscription, or by several together."""
+    """How many messages may be held: by one subscription, or by several together, which then take turns."""
 
-    __slots__ = ("held", "most", "subscriptions")
+    __slots__ = ("held", "most", "subscriptions", "turn")
 
     def __init__(self, most: int) -> None:
         self.most = most  # 0: as many as there are
         self.held = 0
-        self.subscriptions: list[Subscription] = []
+        self.subscriptions: OrderedDict[Subscription, None] = OrderedDict()  # first the one served longest ago
+        self.turn = 0  # rises with every one that is served
 
     def room(self, enough: int) -> int:
         return min(enough, self.most - self.held) if self.most else enough
+
+    def share(self, enough: int) -> int:
+        """How much one of the subscriptions gets at once, so that there is something for the others."""
+        return self.room(min(enough, -(-self.most // len(self.subscriptions)))) if self.most else enough
+
+    def served(self, subscription: Subscription) -> None:
+        self.turn = subscription.turn = self.turn + 1
+        if subscription in self.subscriptions:
+            self.subscriptions.move_to_end(subscription)
 
     def grant(self, count: int) -> None:
         """So many are held no longer."""
         was_full = self.most and self.held >= self.most
         self.held -= count
         if was_full and self.held < self.most:
-            for subscription in self.subscriptions:
+            for subscription in list(self.subscriptions):
                 subscription.wake()
 
     def set(self, most: int) -> None:
         self.most = most
-        for subscription in self.subscriptions:
+        for subscription in list(self.subscriptions):
             subscription.wake()
 
 
@@ -66,6 +76,7 @@ class Subscription:
         "priority",
         "queue",
         "request",
+        "turn",
     )
 
     def __init__(self, keeper: Keeper, request: Subscribe, pool: Limit | None) -> None:
@@ -78,9 +89,10 @@ class Subscription:
         self.lease_ms = request.lease_ms
         self.credit = Limit(request.credit)
         self.pool = pool
+        self.turn = 0  # of its pool, when it was served last
         self.limits = (self.credit,) if pool is None else (self.credit, pool)
         for limit in self.limits:
-            limit.subscriptions.append(self)
+            limit.subscriptions[self] = None
         self.is_paused = False
         self.is_reading = False  # messages for it are read back from the journal; until then it takes no more
         self.is_cancelled = False
@@ -93,7 +105,14 @@ class Subscription:
         if self.is_paused or self.is_reading or self.is_cancelled:
             return 0
         room = self.credit.room(MAX_BATCH) if self.credit.most else MAX_BATCH - self.on_its_way
-        return room if self.pool is None else self.pool.room(room)
+        return room if self.pool is None else self.pool.share(room)
+
+    def demand(self, enough: int) -> int:
+        """How many messages it would take in the end, however much is on its way to it now."""
+        if self.is_paused or self.is_cancelled:
+            return 0
+        wanted = self.credit.room(enough)
+        return wanted if self.pool is None else self.pool.room(wanted)
 
     def charge(self, count: int) -> None:
         self.on_its_way += count
@@ -101,6 +120,8 @@ class Subscription:
             self.held += count
             for limit in self.limits:
                 limit.held += count
+            if self.pool is not None:
+                self.pool.served(self)
 
     def grant(self, count: int) -> None:
         """So many of its messages were settled."""
@@ -124,7 +145,7 @@ class Subscription:
         """It is gone; what it holds still counts for those it shares a limit with, until it is settled."""
         self.is_cancelled = True
         for limit in self.limits:
-            limit.subscriptions.remove(self)
+            del limit.subscriptions[self]
 
 
 class Audience:
@@ -190,6 +211,26 @@ class Audience:
                 if total >= enough:
                     return enough
         return total
+
+    def demand(self, enough: int) -> int:
+        """How many messages its consumers still have credit for, counted no further than `enough`."""
+        if self._queue.settings.single_active_consumer:
+            chosen = self._chosen()
+            return max(0, chosen.demand(enough)) if chosen is not None else 0
+        total = 0
+        for subscription in self.members:
+            total += max(0, subscription.demand(enough))
+            if total >= enough:
+                return enough
+        return total
+
+    def last_turn(self) -> int:
+        """When the one whose turn it is was served last, as its pool counts; 0 if it shares no limit with others."""
+        for ring in self.active.values():
+            for subscription in ring:
+                pool = subscription.pool
+                return subscription.turn if pool is not None and pool.most else 0
+        return 0
 
     def return_turn(self, subscription: Subscription) -> None:
         """There was nothing for it: it is next again."""

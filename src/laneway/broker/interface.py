@@ -110,8 +110,9 @@ class Ack(Request):
 
 
 class SettleHeld(Request):
-    """Settle what a session holds, by number and lease. What it no longer holds is passed over. `set_aside`: they stay
-    leased, until their leases run out, and are no burden of the consumer's meanwhile. Not answered."""
+    """Settle what a session holds, by number and lease. What it no longer holds is passed over. `fail`: they come back
+    as with `release`, because the consumer could not cope with them. `set_aside`: they stay leased, until their leases
+    run out, and are no burden of the consumer's meanwhile. Not answered."""
 
     is_answered = False
 
@@ -119,7 +120,7 @@ class SettleHeld(Request):
     queue: QueueId
     seqs: Sequence[int]
     leases: Sequence[int]
-    action: Literal["ack", "release", "reject", "extend", "set_aside"]
+    action: Literal["ack", "release", "fail", "reject", "extend", "set_aside"]
     consumer: int = 0  # whose credit is given back; 0: nobody's
     lease_ms: int | None = None  # extend: None is the queue's
 
@@ -590,8 +591,17 @@ class Topology(Protocol):
         """All of a virtual host, or those from an exchange, or to a queue or exchange. What the default exchange
         implies is given only when it is asked for as the source."""
 
-    def route(self, vhost: str, exchange: str, routing_key: str, headers: Mapping[str, Any] | None = None) -> Targets:
-        """The queues that a message reaches; raises ExchangeNotFound, and InvalidInput for what is no routing key."""
+    def route(
+        self,
+        vhost: str,
+        exchange: str,
+        routing_key: str,
+        headers: Mapping[str, Any] | None = None,
+        *,
+        more: Sequence[str] = (),
+    ) -> Targets:
+        """The queues that a message reaches; raises ExchangeNotFound, and InvalidInput for what is no routing key.
+        `more`: further routing keys that it has."""
 
     def asks_headers(self, vhost: str, exchange: str, routing_key: str) -> bool:
         """Whether the headers of a message have a say in where it goes."""

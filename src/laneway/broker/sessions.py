@@ -115,6 +115,7 @@ class Sessions:
         self._last = 0
         self._expiries: dict[int, asyncio.TimerHandle] = {}
         self._is_stopped = False
+        self._pools_with_limit = 0
         # In the order in which their messages came: what is leased together then has neighbouring numbers.
         self._planned: dict[int, None] = {}  # queues to be looked at in the next turn of the loop
         self._undurable: dict[int, None] = {}  # queues to be looked at when what they hold is durable
@@ -148,6 +149,7 @@ class Sessions:
         if session is None:
             return
         session.push = _nobody
+        self._pools_with_limit -= sum(1 for pool in session.pools.values() if pool.most)
         for subscription in list(session.subscriptions.values()):
             if not subscription.is_cancelled:
                 self._leave(subscription)
@@ -310,6 +312,7 @@ class Sessions:
         found = self._sessions.get(session)
         shared = found.pool(pool) if found is not None else None
         if found is not None and shared is not None:
+            self._pools_with_limit += bool(limit) - bool(shared.most)
             shared.set(limit)
             if not limit and not shared.subscriptions:
                 del found.pools[pool]  # as if it had never been; clients open any number of channels in turn
@@ -358,9 +361,15 @@ class Sessions:
         because it may expire before."""
         queues = self._partition.engine.state.queues
         dealers: list[_Dealer] = []
+        if self._pools_with_limit and not at_once:
+            # Consumers that share a limit take turns, also with those of other queues: look at all that wait together.
+            numbers = [*numbers, *self._planned]
+            self._planned.clear()
         for number in dict.fromkeys(numbers) if not self._is_stopped else ():
             if number in self.audiences and queues[number].ready:
                 dealers.append(_Dealer(queues[number], self.audiences[number]))
+        if self._pools_with_limit:
+            dealers.sort(key=lambda dealer: dealer.audience.last_turn())
         while dealers:
             going_on: list[_Dealer] = []
             together: list[_Dealer] = []
@@ -499,7 +508,9 @@ class Sessions:
         partition = self._partition
         self.used(queue)
         partition.tick_if_due()  # what has expired is not handed out
-        leased = partition.lease([(queue, 1)], None, of_session=True) if queue.ready else None
+        leased = None
+        if queue.ready and not self._is_consumed(queue):
+            leased = partition.lease([(queue, 1)], None, of_session=True)
         if leased is None:
             partition.hand_over(done, NOTHING, True)
             return
@@ -520,6 +531,13 @@ class Sessions:
             partition.hand_over(hand_over, deliveries, is_durable)
 
         partition.read(queue, leased, got)
+
+    def _is_consumed(self, queue: Queue) -> bool:
+        """Whether all that is ready goes to consumers that have credit. They waited for it longer."""
+        if queue.number in self.audiences:
+            self.dispatch((queue.number,), at_once=True)
+        audience = self.audiences.get(queue.number)  # a push may have ended the last consumer
+        return audience is not None and audience.demand(queue.ready) >= queue.ready
 
     def _get_another(self, queue: Queue, session: SessionId, done: Callable[[Any], None], *, no_ack: bool) -> None:
         try:

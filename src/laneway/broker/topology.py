@@ -236,9 +236,17 @@ class TopologyView:
             found = [binding for name in sorted(there) for binding in there[name].bindings.values()]
         return [b for b in found if destination in (None, b.destination) and kind in (None, b.kind)]
 
-    def route(self, vhost: str, exchange: str, routing_key: str, headers: Mapping[str, Any] | None = None) -> Targets:
+    def route(
+        self,
+        vhost: str,
+        exchange: str,
+        routing_key: str,
+        headers: Mapping[str, Any] | None = None,
+        *,
+        more: Sequence[str] = (),
+    ) -> Targets:
         check_routing_key(routing_key)
-        return self._model.routing.route(vhost, exchange, routing_key, headers)
+        return self._model.routing.route(vhost, exchange, routing_key, headers, more=more)
 
     def asks_headers(self, vhost: str, exchange: str, routing_key: str) -> bool:
         return self._model.routing.asks_headers(vhost, exchange, routing_key)

@@ -67,6 +67,14 @@ SETTINGS: tuple[tuple[str, str, Any, str], ...] = (
         kinds.boolean,
         "Whether one consumer alone gets messages.",
     ),
+    ("--retry-delay", "retry_delay_seconds", kinds.duration_or_none, "Wait of a message that comes back, or none."),
+    ("--max-retry-delay", "max_retry_delay_seconds", kinds.duration_or_none, "The most it grows to, or none."),
+    (
+        "--retry-delay-after",
+        "retry_delay_after",
+        click.Choice(["any", "failure", "return"]),
+        "Whether those that failed wait, those that were given back, or any.",
+    ),
     ("--tier", "tier", click.Choice(["critical", "normal", "low"]), "How soon its messages are meant to be done."),
     ("--fair", "fair", kinds.boolean, "Whether a tenant that holds much lets quieter ones go first."),
 )

@@ -74,7 +74,10 @@ def bury(state: State, queue: Queue, seqs: Sequence[int], cause: Cause, detail: 
 
 
 def shed(state: State, queue: Queue, now_ms: int) -> Iterator[Event]:
-    """Push out the oldest of the lowest priority until the queue is within its bounds."""
+    """Push out the oldest of the lowest priority until the queue is within its bounds. Nothing is, as long as it is not
+    known where dead letters may go."""
+    if _excess(state, queue) <= 0 or not state.world.is_complete:
+        return
     wave = _Wave()
     wave.grown[queue.number] = None
     yield from _push_out(state, wave, now_ms)
@@ -209,12 +212,11 @@ def _route(
     state: State, vhost: str, exchange: str, keys: Sequence[str], headers: dict[str, Any], steps: Steps
 ) -> tuple[int, ...]:
     try:
-        found = [state.world.routing.route(vhost, exchange, key, headers, steps) for key in keys]
+        return tuple(sorted(state.world.routing.route(vhost, exchange, keys[0], headers, steps, more=keys[1:])))
     except ExchangeNotFound:
         return ()
     except RouteTooLong:
         return _TOO_LONG
-    return tuple(sorted({number for numbers in found for number in numbers}))
 
 
 def _goes_round_unseen(state: State, queue: Queue, target: int, seq: int, cause: Cause) -> bool:

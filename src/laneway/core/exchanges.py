@@ -9,7 +9,7 @@ in every virtual host without being written anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -73,6 +73,8 @@ INDEXES: dict[str, Callable[[], Index]] = {
     "fanout": FanoutIndex,
     "headers": HeadersIndex,
 }
+
+_BLIND_TO_KEYS = ("fanout", "headers")
 
 BUILT_IN: dict[str, ExchangeSettings] = {
     "": ExchangeSettings(type="direct"),
@@ -169,25 +171,28 @@ class RoutingTable:
         routing_key: str,
         headers: Headers | None = None,
         steps: Steps | None = None,
+        *,
+        more: Sequence[str] = (),
     ) -> tuple[int, ...]:
         """The numbers of the queues that a message reaches, each once. Hot: routes that no header has a say in are
-        remembered until something changes. Several routes may be bounded by `steps` together."""
-        if not exchange:
+        remembered until something changes. Several routes may be bounded by `steps` together. `more`: further routing
+        keys of the message; each exchange on its way looks at all of them."""
+        if not exchange and not more:
             queue = self._by_name.get((vhost, routing_key))
             return () if queue is None else (queue.number,)
-        known = self._remembered.get((vhost, exchange, routing_key))
+        known = self._remembered.get((vhost, exchange, routing_key)) if not more else None
         if known is not None:
             return known
         queues: dict[int, None] = {}
         by_headers = False
         start = self.get(vhost, exchange)
-        for found, targets, _ in self._walk(vhost, start, routing_key, headers, steps or Steps()):
+        for found, targets, _ in self._walk(vhost, start, (routing_key, *more), headers, steps or Steps()):
             by_headers = by_headers or found.settings.type == "headers"
             for target in targets:
                 if isinstance(target, int):
                     queues[target] = None
         route = tuple(queues)
-        if not by_headers:
+        if not by_headers and not more:
             self._remember((vhost, exchange, routing_key), route)
         return route
 
@@ -195,11 +200,11 @@ class RoutingTable:
         """Whether the headers of a message have a say in where it goes."""
         if not exchange or (vhost, exchange, routing_key) in self._remembered:
             return False
-        walk = self._walk(vhost, self.get(vhost, exchange), routing_key, None, Steps())
+        walk = self._walk(vhost, self.get(vhost, exchange), (routing_key,), None, Steps())
         return any(found.settings.type == "headers" for found, _, _ in walk)
 
     def _walk(
-        self, vhost: str, start: Exchange, routing_key: str, headers: Headers | None, steps: Steps
+        self, vhost: str, start: Exchange, routing_keys: Sequence[str], headers: Headers | None, steps: Steps
     ) -> Iterator[tuple[Exchange, dict[Target, None], bool]]:
         """The exchanges a message comes through, each once, with what each leads to and whether as an alternate."""
         seen = {start.name}
@@ -209,8 +214,11 @@ class RoutingTable:
             targets: dict[Target, None] = {}
             is_alternate = False
             if exchange.name:
-                for part in exchange.index.match(routing_key, headers, steps):
-                    targets.update(dict.fromkeys(part))
+                for routing_key in routing_keys:
+                    for part in exchange.index.match(routing_key, headers, steps):
+                        targets.update(dict.fromkeys(part))
+                    if exchange.settings.type in _BLIND_TO_KEYS:
+                        break
                 if exchange.ids:
                     targets = {t: None for t in targets if isinstance(t, str) or t in self._queues}
                 alternate = exchange.settings.alternate_exchange
@@ -218,9 +226,8 @@ class RoutingTable:
                     targets[alternate] = None
                     is_alternate = True
             else:
-                queue = self._by_name.get((vhost, routing_key))
-                if queue is not None:
-                    targets[queue.number] = None
+                queues = (self._by_name.get((vhost, routing_key)) for routing_key in routing_keys)
+                targets = {queue.number: None for queue in queues if queue is not None}
             yield exchange, targets, is_alternate
             for target in targets:
                 if isinstance(target, str) and target not in seen:
@@ -244,7 +251,7 @@ class RoutingTable:
         chains: dict[str, tuple[Hop, ...]] = {start.name: ()}
         routes: list[Route] = []
         steps = Steps()
-        for found, targets, is_alternate in self._walk(vhost, start, routing_key, headers, steps):
+        for found, targets, is_alternate in self._walk(vhost, start, (routing_key,), headers, steps):
             chain = chains[found.name]
             for target in targets:
                 for hop in self._hops(vhost, found, target, is_alternate, routing_key, headers, steps):

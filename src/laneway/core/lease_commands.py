@@ -13,7 +13,7 @@ from itertools import accumulate, chain, compress, pairwise, repeat, starmap
 from operator import itemgetter
 from typing import cast
 
-from laneway.core.burial import bury
+from laneway.core.burial import bury, shed
 from laneway.core.deadlines import coarse
 from laneway.core.digits import LEASE_DIGITS, SEQ_MASK, TOKEN_CHARS, Tokens
 from laneway.core.events import (
@@ -173,6 +173,7 @@ def settle(
         yield Acked(queue.number, now_ms, batch.acked, batch.leases)
     if batch.released:
         yield Released(queue.number, now_ms, batch.released, batch.due_ms, Cause.RELEASED)
+        yield from shed(state, queue, now_ms)
     for deadline_ms, seqs in batch.extended.items():
         yield Extended(queue.number, now_ms, seqs, deadline_ms)
     for (cause, detail), seqs in batch.buried.items():
@@ -240,9 +241,9 @@ def settle_held(
     now_ms: int,
     lease_ms: int = 0,
 ) -> Iterator[Event]:
-    """Settle by number and lease id what sessions hold, so many messages of each queue: ack them, or release, reject or
-    extend those of a single queue. What is no longer held is passed over: the session is not to blame for a lease that
-    ran out."""
+    """Settle by number and lease id what sessions hold, so many messages of each queue: ack them, or release, fail,
+    reject or extend those of a single queue. What is no longer held is passed over: the session is not to blame for a
+    lease that ran out."""
     if type(seqs) is list:
         seqs = Seqs(seqs)
     held = still_held(state, queues, seqs, leases)
@@ -261,7 +262,7 @@ def settle_held(
     elif action == "reject":
         yield from bury(state, queue, seqs, Cause.REJECTED, "", now_ms)
     else:
-        yield from give_back(state, queue, seqs, Cause.RELEASED, now_ms)
+        yield from give_back(state, queue, seqs, Cause.RELEASED, now_ms, failed=action == "fail")
 
 
 def reserve(
@@ -351,25 +352,40 @@ def _is_held(state: State, number: int, seq: int, lease: int) -> bool:
     )
 
 
-def give_back(state: State, queue: Queue, seqs: Sequence[int], cause: Cause, now_ms: int) -> Iterator[Event]:
+def give_back(
+    state: State, queue: Queue, seqs: Sequence[int], cause: Cause, now_ms: int, *, failed: bool = True
+) -> Iterator[Event]:
     """Leased messages back to their places, except those that have no try left. These wait for their burial until it is
-    known where they may go: the lease ends, and expires when it is."""
+    known where they may go: the lease ends, and expires when it is. A queue that is too full then sheds what is first
+    to go. `failed`: their consumer could not cope with them, or is gone; else it merely does without them."""
     back: list[int] = []
+    due_ms: list[int] = []
+    is_delayed = queue.settings.retry_delay_after in ("any", "failure" if failed else "return")
     dead: dict[Cause, list[int]] = {}
     for seq in seqs:
         slab, i = state.table.slabs[seq >> SLAB_BITS], seq & SLAB_MASK
         end = end_of_tries(queue, slab.receives[i], slab.flags[i])
         if end is None:
             back.append(seq)
+            due_ms.append(now_ms + retry_delay_ms(queue, slab.receives[i]) if is_delayed else now_ms)
         else:
             dead.setdefault(end, []).append(seq)
     if back:
-        yield Released(queue.number, now_ms, back, [0] * len(back), cause)
+        yield Released(queue.number, now_ms, back, [0 if ms == now_ms else ms for ms in due_ms], cause)
+        yield from shed(state, queue, now_ms)
     for end, group in dead.items():
         if state.world.is_complete:
             yield from bury(state, queue, group, end, "", now_ms)
         else:
             yield Extended(queue.number, now_ms, group, now_ms)
+
+
+def retry_delay_ms(queue: Queue, receives: int) -> int:
+    settings = queue.settings
+    if settings.retry_delay_ms is None:
+        return 0
+    longest_ms = settings.max_retry_delay_ms or RANGES["max_retry_delay_ms"][1]
+    return min(settings.retry_delay_ms * receives, longest_ms)
 
 
 def end_sessions(state: State, now_ms: int) -> Iterator[Event]:
@@ -477,6 +493,8 @@ def _settle_otherwise(state: State, queue: Queue, s: Settlement, seq: int, batch
         delay_ms = 0
     elif s.backoff:
         delay_ms = min(MAX_BACKOFF_MS, SECOND_MS << min(receives, 20))
+    elif not s.delay_ms and queue.settings.retry_delay_after != "failure":
+        delay_ms = retry_delay_ms(queue, receives)
     elif 0 <= s.delay_ms <= MAX_LEASE_MS:
         delay_ms = s.delay_ms
     else:

@@ -28,6 +28,8 @@ RANGES: dict[str, tuple[int, int]] = {
     "dedup_window_ms": (0, DAY_MS),
     "max_message_bytes": (1, 256 * 1024 * 1024),
     "expires_ms": (1, (1 << 32) - 1),
+    "retry_delay_ms": (1, (1 << 32) - 1),
+    "max_retry_delay_ms": (1, (1 << 32) - 1),
 }
 
 MAX_DEPTH = 16  # of lists and objects in arguments
@@ -60,6 +62,10 @@ class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     dead_letter_routing_key: str | None = None  # None: the one the message has
     keep_dead: bool = True  # without a place for dead letters they stay in the queue; False: they are dropped
     single_active_consumer: bool = False
+    #: A message that comes back from a consumer waits for so long, times the deliveries it had; None: it is next again.
+    retry_delay_ms: int | None = None
+    max_retry_delay_ms: int | None = None  # … and so long at most
+    retry_delay_after: Literal["any", "failure", "return"] = "any"  # whether it failed, or was merely given back
     #: How soon its messages are meant to be worked off. No more than a word for reports: see the pipeline's objectives.
     tier: Literal["critical", "normal", "low"] = "normal"
     fair: bool = False  # a tenant that holds much of what is leased lets those that hold little go first

@@ -99,7 +99,8 @@ class FrontEnds:
         management = management_api(broker, access, directory, facts)
         self.http = HttpServer([SqsApi(broker, access, self.sqs), management, rest], limits, **in_common)
         access.on_change(self.http.recheck)
-        self.amqp = AmqpServer(broker, access, AmqpLimits(body_bytes=self._config.max_message_bytes), **in_common)
+        amqp_limits = AmqpLimits(body_bytes=self._config.max_message_bytes)
+        self.amqp = AmqpServer(broker, access, amqp_limits, version=self._config.amqp_version, **in_common)
 
     async def listen(self, ports: Mapping[str, int], *, is_shared: bool = False) -> None:
         """At these ports, by setting, else those of the settings. `is_shared`: other processes listen there too."""

@@ -190,7 +190,7 @@ class Channel:
             self.confirms.end()
         if self.transaction is not None:
             self.transaction.restore()
-        self.settling.settle(self.unacked.take_all(), "release")
+        self.settling.settle(self.unacked.take_all(), "fail")
         self.broker.send(LimitPool(self.connection.session, self.pool, 0), _not_answered)
 
 

@@ -14,7 +14,15 @@ from laneway.core.field_tables import encode_short_text, table_types
 from laneway.errors import LanewayError, QueueInUse, Unavailable
 from laneway.frontends.amqp import replies
 from laneway.frontends.amqp.delivering import Dress, frames, get_ok_frames
-from laneway.frontends.amqp.errors import AmqpError, access_refused, amqp_error, not_allowed, not_implemented, resource
+from laneway.frontends.amqp.errors import (
+    AmqpError,
+    access_refused,
+    amqp_error,
+    not_allowed,
+    not_implemented,
+    precondition_failed,
+    resource,
+)
 from laneway.frontends.amqp.outbox import Slot
 from laneway.frontends.amqp.settling import Action
 from laneway.frontends.amqp.spec import BY_NAME, Arguments
@@ -27,6 +35,10 @@ log = logging.getLogger("laneway.amqp")
 
 _GET = BY_NAME["basic.get"]
 _GET_EMPTY = BY_NAME["basic.get-empty"]
+
+
+#: Arguments of consumers that are not for queues of a type.
+_OF_OTHER_TYPES = {"classic": ("x-stream-offset",), "quorum": ("x-cancel-on-ha-failover", "x-stream-offset")}
 
 
 class Consumer:
@@ -107,11 +119,14 @@ def consume(ch: Channel, a: Arguments) -> None:
         raise access_refused(f"{where} in exclusive use")
     if len(ch.connection.consumers) >= ch.limits.consumer_count:
         raise AmqpError(506, f"a connection has at most {ch.limits.consumer_count} consumers")
+    quorum = is_quorum(info.settings)
     priority = _integer(ch, name, a, "x-priority") or 0
-    lease_ms = _integer(ch, name, a, "x-consumer-timeout")
-    lease_ms = None if lease_ms is None else ack_timeout_ms(lease_ms)
+    lease_ms = _timeout_ms(ch, name, a)
+    _check_other_arguments(ch, name, a, "quorum" if quorum else "classic")
+    if quorum and ch.shared_prefetch:
+        raise not_implemented(f"{where} does not support global qos")
     number = ch.connection.next_number()
-    consumer = Consumer(ch, number, name, tag, a.no_ack, lease_ms, is_quorum(info.settings))
+    consumer = Consumer(ch, number, name, tag, a.no_ack, lease_ms, quorum)
     ch.consumers[tag] = ch.connection.consumers[number] = consumer
 
     def refused(error: LanewayError) -> AmqpError:
@@ -133,12 +148,33 @@ def is_quorum(settings: QueueSettings) -> bool:
 
 
 def _integer(ch: Channel, queue: str, a: Arguments, name: str) -> int | None:
-    value: Any = a.arguments.get(name)
-    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+    if name not in a.arguments:
+        return None
+    value: Any = a.arguments[name]
+    if isinstance(value, int) and not isinstance(value, bool):
         return value
     kind = table_types(a.raw, a.table_at)[name]
     where = resource("queue", queue, ch.vhost)
     raise AmqpError(406, f"invalid arg '{name}' for {where}: \"expected integer, got {kind}\"")
+
+
+def _timeout_ms(ch: Channel, queue: str, a: Arguments) -> int | None:
+    name = "x-consumer-timeout"
+    if ch.shared.version == "3.10" and not isinstance(a.arguments.get(name), int):
+        return None  # which it does not know
+    asked_ms = _integer(ch, queue, a, name)
+    return None if asked_ms is None else ack_timeout_ms(asked_ms)
+
+
+def _check_other_arguments(ch: Channel, queue: str, a: Arguments, queue_type: str) -> None:
+    where = resource("queue", queue, ch.vhost)
+    name = "x-cancel-on-ha-failover"
+    if name in a.arguments and not isinstance(a.arguments[name], bool) and queue_type == "classic":
+        kind = table_types(a.raw, a.table_at)[name]
+        raise precondition_failed(f"invalid arg '{name}' for {where}: {{unacceptable_type,{kind}}}")
+    for name in _OF_OTHER_TYPES[queue_type]:
+        if name in a.arguments:
+            raise precondition_failed(f"invalid arg '{name}' for {where} of queue type rabbit_{queue_type}_queue")
 
 
 def cancel(ch: Channel, a: Arguments) -> None:
@@ -261,7 +297,7 @@ def ack(ch: Channel, a: Arguments) -> None:
 
 
 def reject(ch: Channel, a: Arguments) -> None:
-    settle(ch, "release" if a.requeue else "reject", ch.settling.take(a.delivery_tag, False))
+    settle(ch, "fail" if a.requeue else "reject", ch.settling.take(a.delivery_tag, False))
 
 
 def nack(ch: Channel, a: Arguments) -> None:

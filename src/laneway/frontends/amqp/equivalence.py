@@ -23,7 +23,8 @@ def check_argument(where: str, name: str, a: Arguments, current: dict[str, Any])
     if is_given and is_kept:
         if is_same(received, kept):
             return
-        shown = f"received '{_shown(received)}' but current is '{_shown(kept)}'"
+        shown = "none" if received is None else f"'{_shown(received)}'"
+        shown = f"received {shown} but current is '{_shown(kept)}'"
     elif is_given:
         kind = table_types(a.raw, a.table_at)[name]
         shown = f"received the value '{_shown(received)}' of type '{kind}' but current is none"

@@ -18,7 +18,7 @@ from laneway.frontends.amqp.errors import (
     precondition_failed,
     resource,
 )
-from laneway.frontends.amqp.spec import Arguments
+from laneway.frontends.amqp.spec import Arguments, without_line_ends
 
 if TYPE_CHECKING:
     from laneway.frontends.amqp.channel import Channel
@@ -28,6 +28,7 @@ _TYPES = ("direct", "topic", "fanout", "headers")
 
 
 def declare(ch: Channel, a: Arguments) -> None:
+    a.replace(exchange=without_line_ends(a.exchange))
     _check_not_default(a.exchange)
     info = ch.broker.topology.exchange(ch.vhost, a.exchange)
     if a.passive:
@@ -60,7 +61,7 @@ def _settings(ch: Channel, a: Arguments) -> ExchangeSettings:
         if kind not in _TYPES:
             raise precondition_failed("Invalid argument, 'x-delayed-type' must be an existing exchange type")
     if kind not in _TYPES:
-        raise AmqpError(503, f"unknown exchange type '{a.type}'")
+        raise AmqpError(503 if ch.shared.version == "3.10" else 406, f"unknown exchange type '{a.type}'")
     alternate = a.arguments.get("alternate-exchange")
     if alternate is not None and not isinstance(alternate, str):
         found = table_types(a.raw, a.table_at)["alternate-exchange"]
@@ -91,6 +92,7 @@ def _check_equivalent(ch: Channel, a: Arguments, current: ExchangeSettings, give
 
 
 def delete(ch: Channel, a: Arguments) -> None:
+    a.replace(exchange=without_line_ends(a.exchange))
     _check_not_default(a.exchange)
     where = resource("exchange", a.exchange, ch.vhost)
     ch.check_access("exchange", a.exchange, "configure")
@@ -121,7 +123,9 @@ def change_binding(
     ch: Channel, kind: str, name: str, source: str, a: Arguments, reply: str, *, is_unbind: bool = False
 ) -> None:
     """Bind or unbind, then send the reply, if there is one. What is not bound or not even there is unbound already."""
+    source = without_line_ends(source)
     if kind == "exchange":
+        name = without_line_ends(name)
         _check_not_default(name)
     _check_not_default(source)
     ch.check_access(kind, name, "write")

@@ -21,7 +21,7 @@ from laneway.broker.interface import Publish, Targets
 from laneway.broker.values import Arrival, Messages, message_delay_ms
 from laneway.core import property_lists
 from laneway.core.field_tables import TYPE_NAMES, Malformed, split_table
-from laneway.core.message import amqp_props_head
+from laneway.core.message import amqp_props_head, split_amqp_props
 from laneway.core.settings import RANGES
 from laneway.errors import InvalidInput, LanewayError, TooLargeForDisk
 from laneway.frontends.amqp import delivering, replies
@@ -64,6 +64,7 @@ class Destination(msgspec.Struct):
     is_delayed: bool
     asks_headers: bool  # the exchange looks at them: `targets` is not the last word
     is_internal: bool  # a direct reply or an extension: it reaches no queue
+    is_plain: bool  # `targets` are all that there is to know
 
 
 class Destinations:
@@ -100,16 +101,20 @@ def _destination(ch: Channel, method: bytes) -> Destination:
         props_head = amqp_props_head(a.exchange.encode(), a.routing_key.encode())
     except UnicodeEncodeError:
         raise precondition_failed("a routing key is valid Unicode") from None
+    is_internal = not a.exchange and (a.routing_key == EXTEND or a.routing_key.startswith(replies.PREFIX))
+    targets = () if is_internal else topology.route(ch.vhost, a.exchange, a.routing_key)
+    is_delayed, asks_headers = info.settings.delayed, topology.asks_headers(ch.vhost, a.exchange, a.routing_key)
     return Destination(
         a.exchange,
         a.routing_key,
         a.mandatory,
-        topology.route(ch.vhost, a.exchange, a.routing_key),
+        targets,
         props_head,
         topology.version,
-        info.settings.delayed,
-        topology.asks_headers(ch.vhost, a.exchange, a.routing_key),
-        not a.exchange and (a.routing_key == EXTEND or a.routing_key.startswith(replies.PREFIX)),
+        is_delayed,
+        asks_headers,
+        is_internal,
+        bool(targets) and not is_delayed and not asks_headers,
     )
 
 
@@ -120,6 +125,7 @@ class Batch:
         "bodies",
         "delays_ms",
         "is_held",
+        "mandatory",
         "priorities",
         "props",
         "returns",
@@ -135,7 +141,8 @@ class Batch:
         self.priorities: list[int | None] = []
         self.ttls_ms: dict[int, int] = {}  # of those that have one, by index
         self.delays_ms: dict[int, int] = {}
-        self.returns: list[tuple[Destination, bytes, bytes]] = []  # mandatory ones that reach no queue
+        self.mandatory: dict[int, Destination] = {}  # what to return if its queues are gone when it comes there
+        self.returns: list[int] = []  # mandatory ones that have no queue to go to
         self.size_bytes = 0
         self.is_held = False  # the connection reads nothing more until this is answered
 
@@ -152,6 +159,13 @@ class Batch:
             delays_ms=_column(self.delays_ms, count),
             clamps=True,
         )
+
+    def unrouted(self, answer: list[Arrival] | LanewayError) -> list[int]:
+        """The mandatory ones whose queues were all gone by the time they came there."""
+        if not self.mandatory or isinstance(answer, LanewayError):
+            return []
+        there = {arrival.queue for arrival in answer}
+        return [i for i in self.mandatory if there.isdisjoint(self.targets[i])]
 
 
 def _column(some: dict[int, int], count: int) -> list[int | None] | None:
@@ -170,7 +184,7 @@ def publish(ch: Channel, publishes: Sequence[tuple[bytes, bytes, bytes]]) -> int
     is_late = False
     error: AmqpError | None = None
     add_target, add_body, add_props = batch.targets.append, batch.bodies.append, batch.props.append
-    add_priority = batch.priorities.append
+    add_priority, mandatory, bodies = batch.priorities.append, batch.mandatory, batch.bodies
     needed = property_lists.needed
     try:
         for method, raw, body in publishes:
@@ -184,15 +198,9 @@ def publish(ch: Channel, publishes: Sequence[tuple[bytes, bytes, bytes]]) -> int
                     exchanges.add(there.exchange)
                 is_late = monotonic() > end_s
             priority, expiration, reply_to, user_id = needed(raw)
-            if (
-                user_id is None
-                and expiration is None
-                and reply_to != _REPLY_TO
-                and there.targets
-                and not there.asks_headers
-                and not there.is_delayed
-                and b"CC" not in raw
-            ):
+            if user_id is None and expiration is None and reply_to != _REPLY_TO and there.is_plain and b"CC" not in raw:
+                if there.mandatory:
+                    mandatory[len(bodies)] = there
                 add_target(there.targets)
                 add_props(there.props_head + raw)
                 add_body(body)
@@ -213,10 +221,11 @@ def publish(ch: Channel, publishes: Sequence[tuple[bytes, bytes, bytes]]) -> int
     count = len(batch.bodies) - before
     if ch.transaction is not None:
         ch.transaction.exchanges |= exchanges
+        ch.transaction.note_queues(batch.targets[before:])
         ch.transaction.count(count, size)
     else:
-        for there, raw, body in batch.returns:
-            ch.outbox.send(returned(ch, there, raw, body))
+        if batch.returns:
+            ch.outbox.send(returned(ch, batch, batch.returns))
         if count:
             send(ch, batch, ch.confirms.next(count) if ch.confirms is not None else 0)
     if error is not None:
@@ -239,24 +248,22 @@ def _add_unusual(ch: Channel, batch: Batch, there: Destination, raw: bytes, body
     headers: dict[str, Any] = given.get("headers", {})
     copies = [*_copies(headers, "CC", raw), *_copies(headers, "BCC", raw)]
     ttl_ms = _ttl_ms(given["expiration"]) if "expiration" in given else None
-    targets = there.targets
-    if there.is_internal:
-        targets = ()
-        if there.routing_key == EXTEND:
-            _extend(ch, headers)
-        elif not replies.deliver(ch, there.routing_key, raw, body) and there.mandatory:
-            batch.returns.append((there, raw, body))
-    else:
-        route = ch.broker.topology.route
-        if there.asks_headers or copies:
-            found: dict[int, None] = {}
-            for key in (there.routing_key, *copies):
-                found.update(dict.fromkeys(route(ch.vhost, there.exchange, key, headers)))
-            targets = tuple(found)
-        if not targets and there.mandatory:
-            shown = property_lists.change_headers(raw, ("BCC",), {}) if "BCC" in headers else raw
-            batch.returns.append((there, shown, body))
     i = len(batch.bodies)
+    targets, is_taken = there.targets, False
+    if there.asks_headers or copies:
+        route = ch.broker.topology.route
+        targets = route(ch.vhost, there.exchange, there.routing_key, headers, more=copies)
+    if there.routing_key == EXTEND and there.is_internal:
+        _extend(ch, headers)
+        targets, is_taken = (), True
+    elif not there.exchange:
+        names = {key for key in (there.routing_key, *copies) if key.startswith(replies.PREFIX)}
+        for name in sorted(names):
+            is_taken = replies.deliver(ch, name, raw, body) or is_taken
+    if there.mandatory and not is_taken:
+        batch.mandatory[i] = there
+        if not targets:
+            batch.returns.append(i)
     if ttl_ms is not None:
         batch.ttls_ms[i] = ttl_ms
     delay_ms = message_delay_ms(headers) if there.is_delayed else 0
@@ -328,6 +335,9 @@ def _published(ch: Channel, batch: Batch, last: int, answer: list[Arrival] | Lan
     if isinstance(answer, NOT_NOW):
         connection.block(partial(send, ch, batch, last))
         return
+    late = batch.unrouted(answer) if batch.mandatory else ()
+    if len(late) > len(batch.returns):  # those have been returned
+        ch.outbox.send(returned(ch, batch, sorted({*late}.difference(batch.returns))))
     refusals = refusals_of(answer, count)
     if last and ch.confirms is not None:
         first = last - count + 1
@@ -365,10 +375,17 @@ def refusals_of(answer: list[Arrival] | LanewayError, count: int) -> dict[int, L
     return refusals
 
 
-def returned(ch: Channel, there: Destination, raw: bytes, body: bytes) -> bytes:
-    """basic.return: it reached no queue, and its publisher wants to know."""
-    head = _RETURN.encode(ch.number, 312, "NO_ROUTE", there.exchange, there.routing_key)
-    return b"".join([head, *delivering.content(ch.number, raw, body, ch.connection.frame_bytes)])
+def returned(ch: Channel, batch: Batch, places: Sequence[int]) -> bytes:
+    """basic.return for messages of a batch: they reached no queue, and their publisher wants to know."""
+    parts: list[bytes] = []
+    for i in places:
+        there, props = batch.mandatory[i], batch.props[i]
+        came = split_amqp_props(props)
+        assert came is not None
+        raw = property_lists.change_headers(came[2], ("BCC",), {}) if came[3] else came[2]
+        parts.append(_RETURN.encode(ch.number, 312, "NO_ROUTE", there.exchange, there.routing_key))
+        parts += delivering.content(ch.number, raw, batch.bodies[i], ch.connection.frame_bytes)
+    return b"".join(parts)
 
 
 def select_confirms(ch: Channel, a: Arguments) -> None:

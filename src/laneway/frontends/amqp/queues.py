@@ -12,7 +12,7 @@ from laneway.errors import Conflict, LanewayError, QueueInUse
 from laneway.frontends.amqp import exchanges, replies
 from laneway.frontends.amqp.equivalence import check_argument, check_field
 from laneway.frontends.amqp.errors import AmqpError, access_refused, amqp_error, precondition_failed, resource
-from laneway.frontends.amqp.spec import Arguments
+from laneway.frontends.amqp.spec import Arguments, without_line_ends
 
 if TYPE_CHECKING:
     from laneway.frontends.amqp.channel import Channel
@@ -32,10 +32,19 @@ _COMPARED = (
     "x-single-active-consumer",
     "x-queue-type",
     "x-delivery-limit",
+    "x-queue-version",
+    "x-max-in-memory-length",
+    "x-max-in-memory-bytes",
+    "x-quorum-initial-group-size",
+    "x-queue-leader-locator",
+    "x-delayed-retry-type",
+    "x-delayed-retry-min",
+    "x-delayed-retry-max",
 )
 
 
 def declare(ch: Channel, a: Arguments) -> None:
+    a.replace(queue=without_line_ends(a.queue))
     name = a.queue
     if a.passive or replies.is_reply_name(name):
         _declare_passive(ch, a)
@@ -92,6 +101,7 @@ def _settings(ch: Channel, name: str, a: Arguments) -> QueueSettings:
             exclusive=a.exclusive,
             auto_delete=a.auto_delete,
             max_message_bytes=ch.broker.limits.max_message_bytes,
+            version=ch.shared.version,
         )
     except ArgumentInvalid as wrong:
         raise _invalid(ch, name, a, wrong) from None
@@ -102,7 +112,7 @@ def _invalid(ch: Channel, name: str, a: Arguments, wrong: ArgumentInvalid) -> Am
     if wrong.argument == "x-dead-letter-exchange":
         kind = table_types(a.raw, a.table_at)[wrong.argument]
         return precondition_failed(f"invalid type '{kind}' for arg '{wrong.argument}' in {where}")
-    return precondition_failed(f"invalid arg '{wrong.argument}' for {where}: {wrong.term}")
+    return precondition_failed(f"invalid arg '{wrong.argument}' for {where}{wrong.said}")
 
 
 def _check_quorum(ch: Channel, name: str, a: Arguments) -> None:
@@ -137,7 +147,7 @@ def _is_classic(arguments: dict[str, object]) -> bool:
 
 
 def delete(ch: Channel, a: Arguments) -> None:
-    name = ch.queue_name(a.queue)
+    name = ch.queue_name(without_line_ends(a.queue))
     ch.check_access("queue", name, "configure")
     where = resource("queue", name, ch.vhost)
 
@@ -179,7 +189,7 @@ def _name_and_key(ch: Channel, a: Arguments) -> str:
     """Without a name and a key, both are the queue's that was declared last."""
     if not a.queue and not a.routing_key:
         a.replace(routing_key=ch.queue_name(""))
-    return ch.queue_name(a.queue)
+    return ch.queue_name(without_line_ends(a.queue))
 
 
 HANDLERS = {

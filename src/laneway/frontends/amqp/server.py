@@ -8,6 +8,7 @@ import secrets
 from functools import partial
 
 from laneway.access import Access, TrustedProxies
+from laneway.broker.arguments import Version
 from laneway.broker.interface import Broker
 from laneway.frontends.amqp.connection import AmqpConnection
 from laneway.frontends.amqp.limits import AmqpLimits
@@ -31,6 +32,7 @@ class AmqpServer:
         access: Access,
         limits: AmqpLimits | None = None,
         *,
+        version: Version = "4.0",
         intake: Intake | None = None,
         floods: FloodLog | None = None,
         proxies: TrustedProxies | None = None,
@@ -44,7 +46,7 @@ class AmqpServer:
         proxies = proxies or TrustedProxies()
         directory, floods = directory or LocalDirectory(), floods or FloodLog()
         names = partial(secrets.token_urlsafe, 16)
-        self.shared = AmqpShared(broker, access, limits, intake, names, proxies, floods, directory)
+        self.shared = AmqpShared(broker, access, limits, intake, names, proxies, floods, directory, version)
         self.shared.on_connection = self._sweep_later
         broker.topology.on_vhost_deleted(self._leave)
         access.on_change(self._recheck)

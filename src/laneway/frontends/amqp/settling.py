@@ -12,7 +12,7 @@ from laneway.frontends.amqp.unacked import Taken
 if TYPE_CHECKING:
     from laneway.frontends.amqp.channel import Channel
 
-Action = Literal["ack", "release", "reject", "extend"]
+Action = Literal["ack", "release", "fail", "reject", "extend"]
 
 
 class Settling:

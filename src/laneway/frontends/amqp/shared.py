@@ -6,10 +6,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from importlib.metadata import version
+from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING, Any
 
 from laneway.access import Access, TrustedProxies
+from laneway.broker.arguments import Version
 from laneway.broker.interface import Broker
 from laneway.frontends.amqp.delivering import Wheres
 from laneway.frontends.amqp.limits import AmqpLimits
@@ -26,8 +27,9 @@ log = logging.getLogger("laneway.amqp")
 
 #: Some libraries choose their behaviour by product and version: kombu, and with it Celery, asks for a prefetch of the
 #: whole channel only if this says RabbitMQ, and would otherwise wait for a meaning that RabbitMQ never had.
-PRODUCT, VERSION = "RabbitMQ", "4.0.0"
-PLATFORM = f"Laneway {version('laneway')}"  # looked up once: it takes longer than the rest of a handshake
+PRODUCT = "RabbitMQ"
+_ANNOUNCED: dict[Version, str] = {"3.10": "3.10.8", "4.0": "4.0.0"}
+PLATFORM = f"Laneway {version_of('laneway')}"  # looked up once: it takes longer than the rest of a handshake
 
 #: By the state of the node, what clients are told, as RabbitMQ tells it.
 LOW_ON = {"disk_full": "low on disk", "memory_low": "low on memory"}
@@ -44,10 +46,12 @@ class AmqpShared:
         proxies: TrustedProxies,
         floods: FloodLog,
         directory: LocalDirectory,
+        version: Version = "4.0",
     ) -> None:
         self.broker = broker
         self.access = access
         self.limits = limits
+        self.version = version
         self.intake = intake
         self.proxies = proxies
         self.floods = floods
@@ -87,5 +91,5 @@ class AmqpShared:
             "information": f"{PLATFORM}, which speaks AMQP 0-9-1 as RabbitMQ does",
             "platform": PLATFORM,
             "product": PRODUCT,
-            "version": VERSION,
+            "version": _ANNOUNCED[self.version],
         }

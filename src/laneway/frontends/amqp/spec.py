@@ -213,6 +213,14 @@ METHODS = _parse_spec()
 BY_NAME = {method.name: method for method in METHODS.values()}
 
 
+_LINE_ENDS = str.maketrans("", "", "\r\n")
+
+
+def without_line_ends(name: str) -> str:
+    """The name of a queue or exchange as RabbitMQ takes it where it is declared, deleted or bound."""
+    return name.translate(_LINE_ENDS)
+
+
 def encode(name: str, channel: int, *values: Any) -> bytes:
     """The frame of a method, by its name."""
     return BY_NAME[name].encode(channel, *values)

@@ -3,10 +3,12 @@ request and one commit of the journal: all survives, or none."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
-from laneway.broker.interface import Transact
+from laneway.broker.interface import QueueId, Targets, Transact
 from laneway.broker.values import Arrival
 from laneway.errors import LanewayError
 from laneway.frontends.amqp import publishing
@@ -38,9 +40,17 @@ class Transaction:
         self._channel = channel
         self.batch = publishing.Batch()
         self.exchanges: set[str] = set()  # that it publishes to
+        self._names: dict[QueueId, str] = {}  # of the queues that it publishes to
         self._settlements: list[tuple[Action, list[Taken]]] = []
         self._counted = 0
         self._bytes = 0
+
+    def note_queues(self, routes: Sequence[Targets]) -> None:
+        """A queue that is deleted and declared again before the commit gets what was published to it."""
+        find = self._channel.broker.topology.queue_at
+        for queue in chain.from_iterable(set(routes)):
+            if queue not in self._names and (info := find(queue)) is not None:
+                self._names[queue] = info.name
 
     def add_settlement(self, action: Action, taken: list[Taken]) -> None:
         self._settlements.append((action, taken))
@@ -64,9 +74,19 @@ class Transaction:
         for exchange in sorted(self.exchanges):  # what was allowed when it was published may have been revoked since
             self._channel.check_access("exchange", exchange, "write")
         settling, batch = self._channel.settling, self.batch
+        self._follow_queues()
         settlements = [settling.request(part, action) for action, taken in self._settlements for part in taken]
         self.forget()  # what comes from now on is of the next one
         self._send(Transact(batch.targets, batch.messages(), settlements), batch)
+
+    def _follow_queues(self) -> None:
+        topology, vhost, batch = self._channel.broker.topology, self._channel.vhost, self.batch
+        ids: dict[QueueId, QueueId] = {}
+        for queue, name in self._names.items():
+            if topology.queue_at(queue) is None and (now := topology.queue(vhost, name)) is not None:
+                ids[queue] = now.queue
+        if ids:
+            batch.targets = [tuple(ids.get(queue, queue) for queue in route) for route in batch.targets]
 
     def _send(self, request: Transact, batch: publishing.Batch) -> None:
         slot = self._channel.outbox.hold()  # behind what came before, before what is delivered again
@@ -80,19 +100,19 @@ class Transaction:
             slot.fill(b"")
             ch.connection.block(partial(self._send, request, batch))
             return
-        parts = [publishing.returned(ch, *one) for one in batch.returns]
+        returned = publishing.returned(ch, batch, sorted({*batch.returns, *batch.unrouted(answer)}))
         if publishing.refusals_of(answer, len(batch.bodies)):
-            slot.fill(b"".join(parts))
+            slot.fill(returned)
             error = amqp_error(answer) if isinstance(answer, LanewayError) else None
             ch.connection.fail_channel(ch, error or precondition_failed("partial tx completion"), _COMMIT.number)
         else:
-            slot.fill(b"".join([*parts, _COMMIT_OK.encode(ch.number)]))
+            slot.fill(returned + _COMMIT_OK.encode(ch.number))
 
     def forget(self) -> None:
         all_of_it = self._channel.connection.uncommitted
         all_of_it.bytes -= self._bytes
         all_of_it.count -= self._counted
-        self.batch, self._settlements, self.exchanges = publishing.Batch(), [], set()
+        self.batch, self._settlements, self.exchanges, self._names = publishing.Batch(), [], set(), {}
         self._counted = self._bytes = 0
 
     def restore(self) -> None:

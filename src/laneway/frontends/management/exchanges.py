@@ -83,7 +83,7 @@ class ExchangesPart:
                 internal=flag(given, "internal"),
             )
         except ArgumentInvalid as wrong:
-            raise bad_request(f"invalid arg '{wrong.argument}' for {where}: {wrong.term}") from None
+            raise bad_request(f"invalid arg '{wrong.argument}' for {where}{wrong.said}") from None
         except InvalidInput as wrong:
             if wrong.field == "type":
                 raise bad_request(f"unknown exchange type '{text(given, 'type')[:80]}'") from None

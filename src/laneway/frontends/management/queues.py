@@ -129,7 +129,7 @@ class QueuesPart:
                 max_message_bytes=self._broker.limits.max_message_bytes,
             )
         except ArgumentInvalid as wrong:
-            raise bad_request(f"invalid arg '{wrong.argument}' for {where}: {wrong.term}") from None
+            raise bad_request(f"invalid arg '{wrong.argument}' for {where}{wrong.said}") from None
         target = settings.dead_letter_exchange
         if target is not None:
             for kind, named, need in (("queue", name, "read"), ("exchange", target or "amq.default", "write")):

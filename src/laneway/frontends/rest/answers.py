@@ -186,6 +186,9 @@ class QueueAnswer(Answer):
     dead_letter_routing_key: str | None
     keep_dead: bool
     single_active_consumer: bool
+    retry_delay_seconds: float | None
+    max_retry_delay_seconds: float | None
+    retry_delay_after: str
     tier: str
     fair: bool
     arguments: dict[str, Any]

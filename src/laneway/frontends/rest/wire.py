@@ -105,6 +105,9 @@ class QueueSettingsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=T
     dead_letter_routing_key: Annotated[str, Meta(max_length=255)] | UnsetType | None = UNSET
     keep_dead: bool | UnsetType = UNSET
     single_active_consumer: bool | UnsetType = UNSET
+    retry_delay_seconds: Annotated[float, _range("retry_delay_ms")] | UnsetType | None = UNSET
+    max_retry_delay_seconds: Annotated[float, _range("max_retry_delay_ms")] | UnsetType | None = UNSET
+    retry_delay_after: Annotated[str, Meta(pattern="^(any|failure|return)$")] | UnsetType = UNSET
     tier: Annotated[str, Meta(pattern="^(critical|normal|low)$")] | UnsetType = UNSET
     fair: bool | UnsetType = UNSET
 

@@ -29,6 +29,8 @@ WORDS = (
     Word("max_receives", "max_receive_count"),
     Word("dedup_window_ms", "dedup_window_seconds", seconds_text),
     Word("expires_ms", "expires_seconds", seconds_text),
+    Word("retry_delay_ms", "retry_delay_seconds", seconds_text),
+    Word("max_retry_delay_ms", "max_retry_delay_seconds", seconds_text),
     # messages and what is asked about them
     Word("ttl_ms", "ttl_seconds", seconds_text),
     Word("visible_at_ms", "deliver_at"),
