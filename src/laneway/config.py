@@ -151,7 +151,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ] = Networks()
     proxy_protocol: Annotated[
         str | None,
-        Meta(description="where trusted proxies begin with the PROXY protocol: http, https, amqp, amqps, with commas"),
+        Meta(
+            description="where trusted proxies begin with the PROXY protocol: "
+            "http, management, https, amqp, amqps, with commas"
+        ),
     ] = None
 
     # Durability

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -20,20 +21,22 @@ from tests.amqp_clients.servers import Laneway, RabbitMQ, end, free_port, url
 from .speaking import Api
 
 WAIT_S = 60.0
+PAGE = Path(__file__).parents[2] / "docs" / "management-api.md"
 
 
 @pytest.fixture
 def flower(server: Laneway | RabbitMQ, tmp_path: Path) -> Iterator[int]:
     """The port of a flower that looks at the server."""
     port = free_port()
-    command = [
-        *(sys.executable, "-m", "celery", f"--broker={url(server)}", "flower"),
-        *(f"--broker-api=http://guest:guest@127.0.0.1:{server.management_port}/api/", "--address=127.0.0.1"),
-        *(f"--port={port}", "--enable-events=false", "--inspect-timeout=100"),
-    ]
+    told = re.search(r"^\$ (celery .* flower .*)$", PAGE.read_text(), re.MULTILINE)
+    assert told is not None
+    command = told[1].replace("amqp://guest:guest@localhost:5672//", url(server))
+    command = command.replace("localhost:15672", f"127.0.0.1:{server.management_port}")
+    options = [f"--port={port}", "--address=127.0.0.1", "--enable-events=false", "--inspect-timeout=100"]
     environment = {"PATH": "/usr/bin:/bin", "FLOWER_UNAUTHENTICATED_API": "true", "HOME": str(tmp_path)}
     with (tmp_path / "flower.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
+        program = [sys.executable, "-m", *command.split(), *options]
+        process = subprocess.Popen(program, cwd=tmp_path, env=environment, stdout=log, stderr=log)
     try:
         yield port
     finally:

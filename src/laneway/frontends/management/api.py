@@ -38,21 +38,23 @@ _AT_ONCE = 64  # requests worked on, over all connections
 
 def management_api(broker: Broker, access: Access, directory: Directory, facts: ServerFacts) -> ManagementApi:
     """With all its parts."""
-    scope = Scope(broker, access)
+    return ManagementApi(parts_of(Scope(broker, access), directory, facts), access)
+
+
+def parts_of(scope: Scope, directory: Directory, facts: ServerFacts) -> list[object]:
     policies, exchanges, users = PoliciesPart(scope), ExchangesPart(scope), UsersPart(scope)
     queues, vhosts = QueuesPart(scope, policies), VhostsPart(scope)
-    parts = [
+    return [
         OverviewPart(scope, directory, facts),
         vhosts,
+        users,
         queues,
         exchanges,
         policies,
         DefinitionsPart(scope, users, vhosts, queues, exchanges, policies),
         MessagesPart(scope),
         ConnectionsPart(scope, directory),
-        users,
     ]
-    return ManagementApi(parts, access)
 
 
 class ManagementPlan:

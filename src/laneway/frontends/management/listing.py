@@ -20,7 +20,7 @@ from laneway.regexes import compile_regex
 
 T = TypeVar("T")
 
-SLICE = 200
+SLICE = 100
 PAGE = 100
 MAX_PAGE = 500
 MAX_COLUMNS = 50
