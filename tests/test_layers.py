@@ -123,7 +123,7 @@ MAY_USE: dict[str, set[str]] = {
     "journal.history": {"msgspec", "xxhash"},
     "journal.postgres": {"psycopg"},
     "cluster": {"httpx", "msgspec"},
-    "telemetry": {"msgspec"},
+    "telemetry": {"msgspec", "prometheus_client"},
     "broker": {"msgspec"},
     "access": {"msgspec"},
     "frontends.doors": {"msgspec"},

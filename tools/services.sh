@@ -50,11 +50,24 @@ proxies() {
     for one in "${fresh[@]}"; do stop_service "$one"; done
 }
 
+prometheus() {
+    # Metrics and alerts are tested with Prometheus and Alertmanager themselves.
+    if command -v promtool >/dev/null && command -v prometheus >/dev/null && command -v prometheus-alertmanager >/dev/null; then return; fi
+    local fresh=()
+    for one in prometheus prometheus-alertmanager prometheus-node-exporter; do
+        command -v "$one" >/dev/null || fresh+=("$one")
+    done
+    "$here/debian-packages.sh" prometheus prometheus-alertmanager
+    # The packages start them; those that were here before are left alone.
+    for one in "${fresh[@]}"; do stop_service "$one"; done
+}
+
 case "${1:-}" in
     test)
         node_js
         java_runtime
         proxies
+        prometheus
         # Sets the wall clock that a tested server sees.
         "$here/debian-packages.sh" libfaketime
         # Its rabbitmqadmin is one of the programs that the management API is tested with; and the tests of AMQP and of the

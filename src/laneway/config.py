@@ -265,6 +265,24 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         float, Meta(ge=0, le=3600, description="time for open requests to finish when the server is stopped")
     ] = 10.0
 
+    # Metrics
+    metrics_open: Annotated[
+        bool, Meta(description="allow /metrics without an account to whoever asks from this machine, through no proxy")
+    ] = False
+    metrics_busiest: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=100,
+            description="how many queues have metrics by name: that many of the deepest, the oldest, the busiest, "
+            "and of those with the most dead letters",
+        ),
+    ] = 20
+    metrics_queues: Annotated[
+        str | None,
+        Meta(description="names of queues that always have metrics, with * and ? and commas between, at most 1000"),
+    ] = None
+
     # Logs
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="the least important lines to log")

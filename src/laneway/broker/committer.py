@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from laneway.broker.engine import Engine
 from laneway.errors import DiskFull, LanewayError, OutOfDescriptors
 from laneway.journal.interface import Commit, Journal
+from laneway.telemetry.meter import Meter
 
 log = logging.getLogger("laneway.broker")
 
@@ -107,8 +108,11 @@ class Committer:
         on_failed: Callable[[BaseException], None],
         idle_s: float = 0.02,
         new_writer: NewWriter = WriterThread,
+        meter: Meter | None = None,
     ) -> None:
         self._engine = engine
+        self._meter = meter or Meter()
+        self._now_s = self._meter.now_s
         self._journal = engine.journal
         self._table = engine.state.table
         self._loop = loop
@@ -125,6 +129,9 @@ class Committer:
         self._writing_next_seq = 0
         self._is_planned = False  # a flush is on its way
         self._planned_s = 0.0
+        # As the meter counts time: when the first request of the commit that is gathering came, or a little before; the
+        # same of the one being written, and when that was sealed.
+        self._began_s = self._writing_began_s = self._sealed_s = 0.0
         self.touches = 0  # how often something was to be written; a turn of the loop that added none is a quiet one
         self._sealed_touches = 0  # at the last seal: were there more since, somebody wants the next commit
         self._later: asyncio.TimerHandle | None = None
@@ -171,6 +178,7 @@ class Committer:
     def _plan(self, touches: int) -> None:
         self._is_planned = True
         self._planned_s = self._loop.time()
+        self._began_s = self._now_s()
         self._loop.call_soon(self._flush_when_quiet, touches)
 
     def _flush_when_quiet(self, touches: int) -> None:
@@ -204,6 +212,7 @@ class Committer:
         self._writing = commit
         self._last_position = commit.position
         self._writing_next_seq = self._table.next_seq
+        self._writing_began_s, self._sealed_s = self._began_s, self._now_s()
         self._told, self._waiting = self._waiting, []
         self._on_sealed(commit)
         self._writer.put(commit)
@@ -233,8 +242,12 @@ class Committer:
         told, self._told = self._told, []
         self.durable_next_seq = self._writing_next_seq
         self._writing = None
+        if self._sealed_s >= self._meter.commit_due_s:
+            self._meter.committed(commit.byte_count, self._writing_began_s, self._sealed_s)
         self._on_durable(commit)
         self._plan(-1)  # at least one turn from now: those who are told may have more to say
+        if self.touches != self._sealed_touches:
+            self._began_s = self._sealed_s  # something came while the commit was being written
         self._tell(told)
 
     def _not_written(self, commit: Commit, error: BaseException) -> None:

@@ -117,6 +117,7 @@ class Crossing:
     def _spread(self, request: Spread, done: Done) -> None:
         partition = self._partition
         own, messages = partition.engine.state.partition, request.messages
+        partition.meter.messages[request.protocol, "publish"] += len(messages.bodies)
         places: dict[int, list[int]] = {}
         for place, route in enumerate(request.targets):
             for receiver in set(map(partition_of, route)):

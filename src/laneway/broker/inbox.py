@@ -10,12 +10,14 @@ behind all that is there. So order is arrival by construction.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from itertools import chain, groupby, repeat
+from itertools import chain, groupby, islice, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from laneway.broker.interface import (
+    AMQP,
     Ack,
     IdempotencyKey,
     Lease,
@@ -48,6 +50,10 @@ MAX_WAITING_BYTES = 8 * 1024 * 1024
 _WHOLE = repeat(None)
 _kind = attrgetter("request.__class__")
 _SETTLES = attrgetter("request.action", "request.lease_ms")
+_protocol, _bodies = attrgetter("request.protocol"), attrgetter("request.messages.bodies")
+_settlements = attrgetter("request.settlements")
+_action = attrgetter("action")
+_ALL_DONE = {int}  # types of results
 
 Done = Callable[[Any], None]
 Results = list[int | LanewayError]
@@ -236,6 +242,7 @@ class Inbox:
                 else:
                     gathered.parts[number] = [part]
         self._publish_gathered(gathered)
+        self._count(entries, "publish", map(len, map(_bodies, entries)))
         self._partition.committer.when_durable(_tell_arrivals, entries)
 
     def _publish_gathered(self, gathered: _Gathered) -> None:
@@ -270,18 +277,26 @@ class Inbox:
             receipts = self._partition.publish(shares, messages, now_ms, records)
         except LanewayError as refusal:  # the journal takes no more
             for number in numbers:
-                for entry, which, _ in parts[number]:
+                for entry, which, its in parts[number]:
                     entry.arrivals.append(Arrival(number, which, refusal))
+                    self._partition.meter.refused(entry.request.protocol, refusal.code, len(its))
             return
-        at = 0
+        at, others = 0, receipts.others
         for queue, _ in shares:
             number = queue.number
             for entry, which, its in parts[number]:
                 end = at + len(its)
-                entry.arrivals.append(Arrival(number, which, receipts.part(at, end)))
+                part = receipts.part(at, end)
+                if others:
+                    self._note_refusals(entry, part)
+                entry.arrivals.append(Arrival(number, which, part))
                 at = end
             if gathered.keys:
                 self._remember_keys(queue, [entry for entry, _, _ in parts[number]])
+
+    def _note_refusals(self, entry: Entry, receipts: Receipts) -> None:
+        for refusal in receipts.refusals().values():
+            self._partition.meter.refused(entry.request.protocol, refusal.code)
 
     def _remember_keys(self, queue: Queue, entries: list[Entry]) -> None:
         self._partition.engine.run(chain.from_iterable([self._key_events(queue, entry) for entry in entries]))
@@ -325,6 +340,7 @@ class Inbox:
         """Each on its own."""
         for entry in entries:
             request: Transact = entry.request
+            self._partition.meter.messages[AMQP, "publish"] += len(request.messages.bodies)
             answer: Any
             try:
                 answer = self.publish_and_settle(Publish(request.targets, request.messages), request.settlements)
@@ -389,6 +405,7 @@ class Inbox:
                 results = [_gone() for _ in batch]
             else:
                 self._run(queue, batch, results, min([entry.at_ms for entry in group]))
+            self._count_settled(group, results)
             at = 0
             parts = []
             for entry in group:
@@ -405,7 +422,34 @@ class Inbox:
         except LanewayError as refusal:  # the journal takes no more, whatever the command had promised
             results[:] = [refusal] * len(batch)
             return
+        partition.follow_on(events)
         partition.after(events)
+
+    # Counting, by the protocol of those who asked: mostly all of a batch have the same
+
+    def _count(self, entries: list[Entry], operation: str, counts: Iterable[int]) -> None:
+        messages, protocols = self._partition.meter.messages, set(map(_protocol, entries))
+        if len(protocols) == 1:
+            messages[protocols.pop(), operation] += sum(counts)
+        else:
+            for entry, count in zip(entries, counts, strict=True):
+                messages[entry.request.protocol, operation] += count
+
+    def _count_settled(self, entries: list[Entry], results: Results) -> None:
+        messages, protocols = self._partition.meter.messages, set(map(_protocol, entries))
+        batches = [entries] if len(protocols) == 1 else [[entry] for entry in entries]
+        for some in batches:
+            for action, count in Counter(map(_action, chain.from_iterable(map(_settlements, some)))).items():
+                messages[some[0].request.protocol, action] += count
+        if set(map(type, results)) != _ALL_DONE:
+            rest = iter(results)
+            self._count_refused(entries, [list(islice(rest, len(_settlements(entry)))) for entry in entries])
+
+    def _count_refused(self, entries: list[Entry], results: list[Results]) -> None:
+        for entry, its in zip(entries, results, strict=True):
+            for result in its:
+                if isinstance(result, LanewayError):
+                    self._partition.meter.refused(entry.request.protocol, result.code)
 
     def _ack(self, entries: list[Entry]) -> None:
         for number, group in _by_queue(entries).items():
@@ -413,11 +457,15 @@ class Inbox:
             tokens = [entry.request.tokens for entry in group]
             if queue is None:
                 results: list[Results] = [[_gone()] * len(part) for part in tokens]
+                self._count_refused(group, results)
             else:
-                results = self._ack_tokens(queue, tokens, min([entry.at_ms for entry in group]))
+                results = self._ack_tokens(queue, group, tokens, min([entry.at_ms for entry in group]))
+            self._count(group, "ack", map(len, results))
             self._partition.committer.when_durable(_tell_all, (group, results))
 
-    def _ack_tokens(self, queue: Queue, parts: list[Sequence[str]], came_ms: int) -> list[Results]:
+    def _ack_tokens(
+        self, queue: Queue, entries: list[Entry], parts: list[Sequence[str]], came_ms: int
+    ) -> list[Results]:
         """All of them as one event, if every one is in order; else those of each request on their own."""
         partition = self._partition
         state, now_ms = partition.engine.state, partition.now()
@@ -427,6 +475,8 @@ class Inbox:
             acked = lease_commands.ack_tokens(state, queue, parts, now_ms, came_ms=came_ms)
             if acked is not None:
                 events = partition.engine.run(iter((acked,)))
+                if partition.meter.followed:
+                    partition.meter.acked(acked.seqs)
                 results = [[0] * len(tokens) for tokens in parts]
             else:
                 for tokens in parts:
@@ -435,8 +485,11 @@ class Inbox:
                     settled = lease_commands.settle(state, queue, batch, now_ms, outcome, came_ms=came_ms)
                     events += partition.engine.run(settled)
                     results.append(outcome)
+                partition.follow_on(events)
+                self._count_refused(entries, results)
         except LanewayError as refusal:  # the journal takes no more
             results += [[refusal] * len(tokens) for tokens in parts[len(results) :]]
+            self._count_refused(entries, results)
         partition.after(events)
         return results
 
@@ -473,8 +526,9 @@ class Inbox:
         command = lease_commands.settle_held(
             partition.engine.state, held.queues, held.seqs, held.leases, held.action, partition.now(), held.lease_ms
         )
+        partition.meter.messages[AMQP, held.action] += len(held.seqs)
         try:
-            partition.run_now(command)
+            partition.follow_on(partition.run_now(command))
         except LanewayError as refusal:  # the journal takes no more: they stay leased
             for entry in held.entries:
                 tell(entry.done, refusal)

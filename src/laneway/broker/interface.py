@@ -42,6 +42,9 @@ SessionId = int
 Targets = tuple[QueueId, ...]  # the queues that a message goes to
 IdempotencyKey = tuple[str, bytes]  # the key, and a fingerprint of what came with it
 SeenDocument = tuple[str, str, bytes | None]  # collection, key, and the document as whoever asks for a change saw it
+#: Whose client asks, as it is counted.
+AMQP, HTTP, SQS = "amqp", "http", "sqs"
+
 OnDocument = Callable[[str, str, bytes | None], None]  # collection, key, document
 
 
@@ -66,6 +69,7 @@ class Publish(Request):
     targets: Targets | list[Targets]  # the same for all messages, or for each its own
     messages: Messages
     key: IdempotencyKey | None = None
+    protocol: str = ""  # whose client asks; "": nobody's, or it was counted before
 
 
 class Lease(Request):
@@ -78,6 +82,7 @@ class Lease(Request):
     wait_ms: int = 0
     consumer: str = ""
     account: str = ""  # whose the tokens are: they are good in its requests alone
+    protocol: str = ""  # whose client asks
     session: SessionId = 0
     no_ack: bool = False  # of a session: they are acked as they are handed out
 
@@ -99,6 +104,7 @@ class Settle(Request):
     queue: QueueId
     settlements: Sequence[Settlement]
     account: str = ""  # that leased them: tokens of others are as tokens of leases that have ended
+    protocol: str = ""
 
 
 class Ack(Request):
@@ -107,6 +113,7 @@ class Ack(Request):
     queue: QueueId
     tokens: Sequence[str]
     account: str = ""
+    protocol: str = ""
 
 
 class SettleHeld(Request):
@@ -524,6 +531,7 @@ class Spread(Request):
     messages: Messages
     settlements: list[SettleHeld]  # of this partition's; and, with leases that Reserve gave, of others
     key: IdempotencyKey | None = None
+    protocol: str = ""
 
 
 class Reserve(Request):

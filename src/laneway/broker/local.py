@@ -183,6 +183,7 @@ class LocalBroker:
             try:
                 return frequent(request, done) or 0
             except LanewayError as refusal:
+                self._note_refusal(request, refusal)
                 tell(done, refusal)
         elif kind in self._slow:
             self._begin(self.ask(request), done)
@@ -191,6 +192,10 @@ class LocalBroker:
         else:
             self._partition.inbox.add_now(Entry(request, done))
         return 0
+
+    def _note_refusal(self, request: i.Request, refusal: LanewayError) -> None:
+        count = len(request.messages.bodies) if isinstance(request, i.Publish | i.Spread) else 1
+        self._partition.meter.refused(getattr(request, "protocol", ""), refusal.code, count)
 
     def _begin(self, work: Coroutine[Any, Any, Any], done: Done) -> None:
         task = asyncio.ensure_future(self._answer(work, done))
@@ -389,9 +394,12 @@ class LocalBroker:
         ]
 
     async def _commit_batch(self, r: i.CommitBatch) -> BatchOutcome:
-        return await self._partition.producers.commit(
+        outcome = await self._partition.producers.commit(
             r.producer, r.batch, r.stage, r.parts, r.owner, temporary=r.temporary, mandatory=r.mandatory
         )
+        if not outcome.already:
+            self._partition.meter.messages[i.HTTP, "publish"] += outcome.published
+        return outcome
 
     async def _describe_history(self, request: i.DescribeHistory) -> HistoryInfo:
         engine = self._partition.engine

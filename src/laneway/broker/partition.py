@@ -55,6 +55,7 @@ from laneway.errors import (
     Unavailable,
 )
 from laneway.journal.interface import Commit
+from laneway.telemetry.meter import Meter
 from laneway.telemetry.turns import LoopTurns
 
 log = logging.getLogger("laneway.broker")
@@ -81,6 +82,7 @@ class Partition:
     ) -> None:
         self.engine = engine
         self._turns = turns or LoopTurns()
+        self.meter = Meter()
         self.limits = limits or BrokerLimits()
         self.clock = clock
         self.now = clock.now_ms
@@ -129,6 +131,7 @@ class Partition:
             on_failed=self._fail,
             idle_s=self._idle_ms / 1000,
             new_writer=self._new_writer,
+            meter=self.meter,
         )
         self.upkeep.start(recovery.event_count, self.committer.touch, self.cursors.look, self.cursors.look_at_disk)
         self.cursors.start()
@@ -288,6 +291,12 @@ class Partition:
         else:
             self.reader.read(queue, leased, then)
 
+    def note_delivered(self, protocol: str, deliveries: Deliveries) -> None:
+        meter, seqs = self.meter, deliveries.seqs
+        meter.messages[protocol, "deliver"] += len(seqs)
+        if meter.now_s() >= meter.lease_due_s and len(seqs):
+            meter.leased(protocol, seqs, deliveries.receives, deliveries.enqueued_at_ms, self.now())
+
     @property
     def all_is_durable(self) -> bool:
         """Whether every message is, wherever it is."""
@@ -325,6 +334,14 @@ class Partition:
                 log.warning("those who wait are not served yet: %s", refusal)
                 self.committer.when_durable(self._serve_again, events)
             self.set_timer()
+
+    def follow_on(self, events: Sequence[Event]) -> None:
+        """Have the meter see what becomes of the messages that it follows: called with events that end leases."""
+        for event in events if self.meter.followed else ():
+            if event.kind is Kind.ACKED:
+                self.meter.acked(event.seqs)  # type: ignore[union-attr]
+            elif event.kind in (Kind.RELEASED, Kind.DEAD_LETTERED):
+                self.meter.let_go(event.seqs)  # type: ignore[union-attr]
 
     def _serve_again(self, events: Sequence[Event]) -> None:
         if not self.engine.closed:
@@ -447,6 +464,7 @@ class Partition:
         self.inbox.drain()  # what came before the deadline did
         events = self.engine.tick(self.now())
         if events:
+            self.follow_on(events)
             self.committer.touch()
             self._wake(events)
         self._serve_ripened()

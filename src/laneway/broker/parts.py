@@ -104,7 +104,7 @@ def _part(request: Publish, pieces: Sequence[tuple[range, Targets]]) -> tuple[Pu
     messages = request.messages
     if len(places) < len(messages.bodies):
         messages = messages.at(places)
-    return Publish(targets, messages, request.key), places
+    return Publish(targets, messages, request.key, request.protocol), places
 
 
 def placed(answer: Any, part: Publish, places: Sequence[int]) -> Iterator[Arrival]:

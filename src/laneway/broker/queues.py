@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Generator, Iterable
+from operator import add, sub
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,7 +19,6 @@ from laneway.core.events import QueueDeleted
 from laneway.core.queue import RATED, TOTALS, Queue
 from laneway.core.settings import QueueSettings
 from laneway.core.state import queue_document
-from laneway.core.table import SLAB_BITS, SLAB_MASK
 from laneway.core.world import KnownQueue
 from laneway.errors import Conflict, QueueInUse, Unavailable
 
@@ -37,10 +37,15 @@ class Queues:
         self._partition = partition
         self.names: list[tuple[str, str]] = []  # in order, for listing
         self.going: set[int] = set()  # numbers of those that are being emptied, to be deleted then
+        # Totals of deleted queues, less what all had counted when this process began: with the totals of those there
+        # are, what has been counted since.
+        self.gone_totals = [0] * len(TOTALS)
 
     def start(self) -> None:
         self._state = self._partition.engine.state
         self.names = sorted(self._state.by_name)
+        for queue in self._state.by_name.values():
+            self.gone_totals = list(map(sub, self.gone_totals, queue.totals))
 
     # Changing
 
@@ -174,6 +179,7 @@ class Queues:
     def forget(self, queue: Queue) -> None:
         """A queue was just deleted: nothing here knows it any more, and those who wait for it are told."""
         del self.names[bisect_left(self.names, (queue.vhost, queue.name))]
+        self.gone_totals = list(map(add, self.gone_totals, queue.totals))
         self._partition.waiting.end(queue.number)
         self._partition.sessions.queue_gone(queue.number)
 
@@ -205,12 +211,7 @@ class Queues:
         partition = self._partition
         q = partition.queue_to_look_at(vhost, name)
         now_ms = partition.now()
-        table = self._state.table
-        heads = [lane.peek(table) for lane in q.lanes.values() if lane.count]
-        heads += [seq for _, seq, group in q.heads if group.offered == seq and not group.outstanding]
-        if q.tenants is not None:
-            heads += [head[0] for p in q.tenants.ready if (head := q.tenants.first(p, table)) is not None]
-        ages = [now_ms - table.slabs[s >> SLAB_BITS].since_ms[s & SLAB_MASK] for s in heads if s]
+        oldest_ms = q.oldest_ms(self._state.table)
         return QueueStats(
             ready=q.ready,
             leased=q.leased,
@@ -219,7 +220,7 @@ class Queues:
             dead_elsewhere=q.dead_elsewhere,
             waiting_bytes=q.bytes_waiting,
             ready_by_priority=q.ready_by_priority(),
-            oldest_age_ms=max(0, *ages) if ages else None,
+            oldest_age_ms=None if oldest_ms is None else max(0, now_ms - oldest_ms),
             consumers_waiting=partition.waiting.count(q.number),
             subscribers=partition.sessions.consumer_count(q.number),
             totals=dict(zip(TOTALS, q.totals, strict=True)),

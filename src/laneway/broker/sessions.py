@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from laneway.broker.audiences import Audience, Limit, Subscription
 from laneway.broker.interface import (
+    AMQP,
     ConsumerEnded,
     Delivered,
     ListConsumers,
@@ -422,6 +423,8 @@ class Sessions:
         is_durable = partition.is_durable(leased.seqs)
         columns = engine.kept(leased.seqs)
         whole = engine.deliveries(dealers[0].queue, leased, columns) if columns is not None else None
+        if whole is not None:
+            partition.note_delivered(AMQP, whole)
         now: list[tuple[Subscription, Deliveries]] = []
         later: list[tuple[Subscription, Deliveries]] = []
         at = 0
@@ -453,6 +456,7 @@ class Sessions:
             subscription.is_reading = False
             if is_read_later:
                 subscription.wake()
+            partition.note_delivered(AMQP, deliveries)
             self._let_go(subscription, count - len(deliveries))  # the damaged ones are nobody's burden
             if subscription.is_cancelled:  # while they were read; whoever cancelled it was told that nothing follows
                 self._give_back(subscription, deliveries)
@@ -526,6 +530,7 @@ class Sessions:
             if not len(deliveries):  # it is damaged, or went while it was read
                 self._get_another(queue, session, done, no_ack=no_ack)
                 return
+            partition.note_delivered(AMQP, deliveries)
             if no_ack and session in self._sessions:
                 self._settle(deliveries, "ack")
             partition.hand_over(hand_over, deliveries, is_durable)

@@ -96,6 +96,10 @@ class Waiting:
     def count(self, number: int) -> int:
         return len(self._waiters.get(number, ()))
 
+    @property
+    def total(self) -> int:
+        return sum(map(len, self._waiters.values()))
+
     def demand(self, number: int, enough: int) -> int:
         """How many messages those who wait for a queue would take at once, counted no further than `enough`."""
         total = 0
@@ -161,11 +165,11 @@ class Waiting:
         waiters = self._waiters.get(number)
         while waiters and queue is not None and queue.ready:
             first, limit, some = waiters[0].request, 0, []
-            same = first.lease_ms, first.consumer, first.account
+            same = first.lease_ms, first.consumer, first.account, first.protocol
             enough = min(queue.ready, _shareable(queue))
             for waiter in waiters:
                 request = waiter.request
-                if (request.lease_ms, request.consumer, request.account) != same:
+                if (request.lease_ms, request.consumer, request.account, request.protocol) != same:
                     break
                 some.append(waiter)
                 limit += request.max_messages
@@ -187,8 +191,10 @@ class Waiting:
                 taken.append(waiter)
                 count += waiter.request.max_messages
         is_durable = self._partition.is_durable(leased.seqs)
+        protocol = waiters[0].request.protocol
 
         def deal(deliveries: Deliveries) -> None:
+            self._partition.note_delivered(protocol, deliveries)
             at = 0
             for waiter in taken:
                 limit = waiter.request.max_messages

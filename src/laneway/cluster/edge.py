@@ -156,7 +156,7 @@ class Edge:
             if not partition:
                 number = self._sends[0](request, done)
                 return number * self._count if number > 0 else number
-            numbered = i.Publish((local_number(targets[0]),), request.messages, request.key)
+            numbered = i.Publish((local_number(targets[0]),), request.messages, request.key, request.protocol)
             return self.to_partition(partition, numbered, partial(arrived, partition, done))
         routes = set(targets) if isinstance(targets, list) else {targets}
         queues = set(chain.from_iterable(routes))
@@ -192,7 +192,15 @@ class Edge:
             return number * self._count if number > 0 else number
         r = request
         numbered = i.Lease(
-            local_number(r.queue), r.max_messages, r.lease_ms, r.wait_ms, r.consumer, r.account, r.session, r.no_ack
+            local_number(r.queue),
+            r.max_messages,
+            r.lease_ms,
+            r.wait_ms,
+            r.consumer,
+            r.account,
+            r.protocol,
+            r.session,
+            r.no_ack,
         )
         return self.to_partition(partition, numbered, partial(_leased, partition, done))
 
@@ -204,13 +212,14 @@ class Edge:
     def _ack(self, request: i.Ack, done: Done) -> int:
         partition = request.queue >> NUMBER_BITS
         if partition:
-            request = i.Ack(local_number(request.queue), request.tokens, request.account)
+            request = i.Ack(local_number(request.queue), request.tokens, request.account, request.protocol)
         return self._sends[partition](request, done)
 
     def _settle(self, request: i.Settle, done: Done) -> int:
         partition = request.queue >> NUMBER_BITS
         if partition:
-            request = i.Settle(local_number(request.queue), request.settlements, request.account)
+            number = local_number(request.queue)
+            request = i.Settle(number, request.settlements, request.account, request.protocol)
         return self._sends[partition](request, done)
 
     def _settle_held(self, request: i.SettleHeld, done: Done) -> int:
@@ -281,9 +290,9 @@ def numbered_publish(request: i.Publish) -> i.Publish:
     """A publish into queues of one partition, as that understands it."""
     targets = request.targets
     if not isinstance(targets, list):
-        return i.Publish(tuple(map(local_number, targets)), request.messages, request.key)
+        return i.Publish(tuple(map(local_number, targets)), request.messages, request.key, request.protocol)
     known = {route: tuple(map(local_number, route)) for route in set(targets)}
-    return i.Publish(list(map(known.__getitem__, targets)), request.messages, request.key)
+    return i.Publish(list(map(known.__getitem__, targets)), request.messages, request.key, request.protocol)
 
 
 def arrived(partition: int, done: Done, answer: Any) -> None:

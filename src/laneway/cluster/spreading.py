@@ -91,7 +91,7 @@ class Spreading:
     def _publish(self, request: i.Publish, done: Done) -> None:
         targets = request.targets
         each = targets if isinstance(targets, list) else [targets] * len(request.messages.bodies)
-        self._add(i.Spread(each, request.messages, [], request.key), [], done)
+        self._add(i.Spread(each, request.messages, [], request.key, request.protocol), [], done)
 
     # Transactions
 
@@ -114,7 +114,7 @@ class Spreading:
                     self._edge.settled(settlement)
             done(answer)
 
-        self._add(i.Spread(request.targets, request.messages, own), others, ended)
+        self._add(i.Spread(request.targets, request.messages, own, None, i.AMQP), others, ended)
         return 0
 
     def _transact_in(self, partition: int, request: i.Transact, done: Done) -> None:
@@ -238,7 +238,7 @@ def cut(request: i.Publish, to_partition: Callable[[int, i.Request, Done], int],
     numbers = []
     for partition, its in places.items():
         routes = [tuple(map(local_number, targets[place])) for place in its]
-        part = i.Publish(routes, request.messages.at(its), request.key)
+        part = i.Publish(routes, request.messages.at(its), request.key, request.protocol)
         numbers.append(to_partition(partition, part, partial(answered, partition, part)))
     return IN_PARTS if any(numbers) else 0
 

@@ -207,6 +207,14 @@ class Queue:
                 counts[priority] = counts.get(priority, 0) + count
         return dict(sorted(counts.items(), reverse=True))
 
+    def oldest_ms(self, table: Table) -> int | None:
+        """Since when the message waits that waits longest, of those that may be next; None if none is ready."""
+        heads = [lane.peek(table) for lane in self.lanes.values() if lane.count]
+        heads += [seq for _, seq, group in self.heads if group.offered == seq and not group.outstanding]
+        if self.tenants is not None:
+            heads += [head[0] for p in self.tenants.ready if (head := self.tenants.first(p, table)) is not None]
+        return min((table.slabs[seq >> SLAB_BITS].since_ms[seq & SLAB_MASK] for seq in heads if seq), default=None)
+
     def offer(self, group: Group, table: Table) -> None:
         """Let a group compete with the priority of its head, if nothing of it is outstanding and the head is ready."""
         if group.outstanding or not group.members:

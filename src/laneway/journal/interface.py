@@ -6,7 +6,7 @@ Three threads of thought meet here, so the calls are split by who may make them:
                                of its own, or the loop's thread for small commits if writes_on_loop says so
 - any one thread at a time:    save_snapshot(), drop(); beside a write() if need be
 - any one thread at a time:    prepare(); beside all the others
-- any thread reads:            read(), read_contents(), extent_bytes(), hold(), held(), and all of history
+- any thread reads:            read(), read_contents(), extent_bytes(), disk(), hold(), held(), and all of history
 
 A *position* is the number of a commit: 1, 2, 3, … A *location* names where a blob stands; its upper bits
 (location >> 32) are its *extent*: the unit in which history is dropped (a segment file, a row).
@@ -45,6 +45,11 @@ class Extent(NamedTuple):
     first_position: int
     used_bytes: int  # where its last commit ends
     first_time_ms: int  # of its first event; 0 while it has none
+
+
+class DiskUse(NamedTuple):
+    journal_bytes: int  # what the journal takes, what it holds in advance included
+    free_bytes: int  # of the disk that it is on; it stops taking messages before nothing is left
 
 
 class History(Protocol):
@@ -175,6 +180,9 @@ class Journal(Protocol):
 
     def extent_bytes(self) -> dict[int, int]:
         """Every extent that is no longer written to, with its size: what compaction chooses from."""
+
+    def disk(self) -> DiskUse:
+        """How much there is of it. It may wait for the disk."""
 
     def close(self) -> None:
         """Leave a durable trace of a clean end and give up the lock."""

@@ -23,6 +23,7 @@ from laneway.frontends.management.api import management_api
 from laneway.frontends.management.overview import ServerFacts
 from laneway.frontends.rest.api import RestApi
 from laneway.frontends.rest.limits import RestLimits
+from laneway.frontends.rest.metrics import MetricsOptions
 from laneway.frontends.rest.processes import FindLoads
 from laneway.frontends.rest.settings import Reload
 from laneway.frontends.sqs.api import SqsApi
@@ -31,6 +32,8 @@ from laneway.node.shares import Shares
 from laneway.reloading import PutInForce, Reloading
 from laneway.resources.intake import Intake
 from laneway.telemetry.floods import FloodLog
+from laneway.telemetry.load import pattern_of
+from laneway.telemetry.meter import ErrorCounts
 from laneway.telemetry.turns import LoopTurns
 
 #: The settings that say where to listen.
@@ -43,6 +46,10 @@ _WITH_TLS = {"http": "https", "management": "https", "amqp": "amqps"}
 TLS_SETTINGS = ("tls_cert", "tls_key", "tls_ca", "tls_clients", "tls_min_version")
 
 
+#: What /metrics shows, and to whom.
+METRICS_SETTINGS = ("metrics_open", "metrics_busiest", "metrics_queues")
+
+
 class InCommon(TypedDict):
     """What all front ends of a process share."""
 
@@ -50,6 +57,7 @@ class InCommon(TypedDict):
     floods: FloodLog
     proxies: TrustedProxies
     directory: LocalDirectory
+    errors: ErrorCounts
 
 
 class Start(Protocol):
@@ -68,6 +76,8 @@ class FrontEnds:
         self._plain = _door(config, None, shares.handshake_count, floods) if self._proxied else None
         self._proxies = TrustedProxies(config.trusted_proxies.networks)
         self.intake = Intake(most_connections=shares.connection_count, most_bytes=shares.receiving_bytes)
+        self.errors = ErrorCounts()
+        self.metrics = MetricsOptions(*_metrics_of(config))
         self.http: HttpServer | None = None
         self.amqp: AmqpServer | None = None
         self._ports: Mapping[str, int] = {}
@@ -87,8 +97,19 @@ class FrontEnds:
     ) -> None:
         """`own` has the connections of this process, `directory` those of the whole server."""
         limits = _rest_limits(self._config)
-        rest = RestApi(broker, access, limits, reload=reload, directory=directory, find_loads=find_loads, turns=turns)
-        in_common = InCommon(intake=self.intake, floods=self._floods, proxies=self._proxies, directory=own)
+        rest = RestApi(
+            broker,
+            access,
+            limits,
+            reload=reload,
+            directory=directory,
+            find_loads=find_loads,
+            turns=turns,
+            metrics=self.metrics,
+        )
+        in_common = InCommon(
+            intake=self.intake, floods=self._floods, proxies=self._proxies, directory=own, errors=self.errors
+        )
         facts = ServerFacts(
             find_loads=find_loads,
             find_listeners=lambda: {setting: (at.host, at.port) for setting, at in self.addresses.items()},
@@ -101,6 +122,10 @@ class FrontEnds:
         access.on_change(self.http.recheck)
         amqp_limits = AmqpLimits(body_bytes=self._config.max_message_bytes)
         self.amqp = AmqpServer(broker, access, amqp_limits, version=self._config.amqp_version, **in_common)
+
+    @property
+    def channel_count(self) -> int:
+        return self.amqp.channel_count if self.amqp is not None else 0
 
     async def listen(self, ports: Mapping[str, int], *, is_shared: bool = False) -> None:
         """At these ports, by setting, else those of the settings. `is_shared`: other processes listen there too."""
@@ -134,6 +159,7 @@ class FrontEnds:
         if self.tls is not None:
             reloading.on(TLS_SETTINGS, self._prepare_certificates)
         reloading.on(("trusted_proxies",), partial(_prepare_proxies, self._proxies))
+        reloading.on(METRICS_SETTINGS, lambda config: partial(self.metrics.set, *_metrics_of(config)))
 
     def _prepare_certificates(self, config: Config) -> PutInForce:
         tls = tls_context(config)
@@ -193,6 +219,10 @@ def refuse_open_doors(config: Config, access: Access) -> None:
         if reasons:
             why = "; and ".join(reasons)
             raise ConfigInvalid(f"{setting} is {address}, which others can reach, but {why}", field=setting)
+
+
+def _metrics_of(config: Config) -> tuple[bool, int, str | None]:
+    return config.metrics_open, config.metrics_busiest, pattern_of(config.metrics_queues)
 
 
 def _rest_limits(config: Config) -> RestLimits:

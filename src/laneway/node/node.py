@@ -18,7 +18,7 @@ from laneway.broker.documents import Documents
 from laneway.broker.interface import Broker
 from laneway.broker.local import LocalBroker
 from laneway.broker.partition import Partition
-from laneway.broker.traffic import traffic
+from laneway.broker.survey import survey
 from laneway.cluster.edge import Edge, PartitionBroker
 from laneway.cluster.following import FollowedTopology, image_of
 from laneway.cluster.remote import RemoteBroker
@@ -35,11 +35,11 @@ from laneway.node.doors import FrontEnds, first_account_advice, refuse_open_door
 from laneway.node.folder import DataFolder, partition_socket
 from laneway.node.leading import build_partition, open_journal, start_partition, wall_clock_ms
 from laneway.node.shares import broker_limits, history_limits, shares_of
-from laneway.node.siblings import Loads, ServerDirectory, Siblings, loads_everywhere, reload_everywhere
+from laneway.node.siblings import ServerDirectory, Siblings, loads_everywhere, reload_everywhere
 from laneway.reloading import Reloading, described
 from laneway.resources.memory import MemoryWatch, resident_bytes
 from laneway.telemetry.floods import FloodLog
-from laneway.telemetry.load import CpuMeter, ProcessLoad, QueueLoad
+from laneway.telemetry.load import Choice, CpuMeter, Loads, ProcessLoad
 from laneway.telemetry.turns import LoopTurns, TurnWatch
 
 log = logging.getLogger("laneway.node")
@@ -242,7 +242,7 @@ class Node:
     def _join(self) -> None:
         """Be one of the server's processes to the others."""
         own = self._own_connections
-        answerers = {**ServerDirectory.answerers(own), "reload": self._reload_here, "load": self._load}
+        answerers = {**ServerDirectory.answerers(own), "reload": self._reload_here, "load": self._load_for_another}
         seat = self.seat
         self._siblings = Siblings(seat.sockets, seat.process, seat.process_count, answerers)
         self._directory = ServerDirectory(own, self._siblings)
@@ -257,13 +257,17 @@ class Node:
             self._reload_here() if self._siblings is None else reload_everywhere(self._reload_here, self._siblings)
         )
 
-    async def _load(self, most: int) -> Loads:
-        totals, held, queues = [0.0, 0.0, 0.0], [0, 0], list[QueueLoad]()
-        for number, partition in self.partitions.items():
-            its_totals, its_held, its_queues = await traffic(partition, number, most)
-            totals = [total + more for total, more in zip(totals, its_totals, strict=True)]
-            held = [count + more for count, more in zip(held, its_held, strict=True)]
-            queues += its_queues
+    async def _load_for_another(self, choice: dict[str, object]) -> Loads:
+        return await self._load(msgspec.convert(choice, Choice))
+
+    async def _load(self, choice: Choice) -> Loads:
+        found = Loads()
+        for partition in self.partitions.values():
+            its_load, queues = await survey(partition, choice)
+            found.partitions.append(its_load)
+            found.queues += queues
+        published, delivered, acked = map(sum, zip(*[one.rates for one in found.partitions], (0, 0, 0), strict=True))
+        connections = await self._own_connections.counts()
         load = ProcessLoad(
             process=self.seat.process,
             pid=os.getpid(),
@@ -271,20 +275,27 @@ class Node:
             partitions=list(self.partitions),
             uptime_s=self._cpu.uptime_s,
             cpu_share=self._cpu.share(),
+            cpu_s=self._cpu.used_s,
             resident_bytes=resident_bytes(),
-            connection_count=sum((await self._own_connections.counts()).values()),
-            waiting=held[0],
-            leased=held[1],
-            published_per_second=totals[0],
-            delivered_per_second=totals[1],
-            acked_per_second=totals[2],
+            memory_limit_bytes=self._shares.memory_bytes,
+            connection_count=sum(connections.values()),
+            connections={str(protocol): count for protocol, count in connections.items()},
+            channel_count=self._front.channel_count,
+            waiting=sum(one.waiting for one in found.partitions),
+            leased=sum(one.leased for one in found.partitions),
+            published_per_second=published,
+            delivered_per_second=delivered,
+            acked_per_second=acked,
             slow_turns=self.turns.slow_count,
+            slow_turns_s=self.turns.slow_ms / 1000,
             longest_turn_ms=self.turns.longest_ms,
+            errors=[(*what, count) for what, count in self._front.errors.counts.items()],
         )
-        return load, queues
+        found.processes.append(load)
+        return found
 
-    async def _find_loads(self, most: int) -> tuple[list[ProcessLoad], list[QueueLoad]]:
-        return await loads_everywhere(await self._load(most), self._siblings, most, self.partition_count)
+    async def _find_loads(self, choice: Choice) -> Loads:
+        return await loads_everywhere(await self._load(choice), self._siblings, choice, self.partition_count)
 
     async def stop_listening(self) -> None:
         """Take nobody any more, and let those who are there finish."""

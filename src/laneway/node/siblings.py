@@ -26,14 +26,11 @@ from laneway.frontends.doors.directory import (
 )
 from laneway.frontends.rest.answers import ReloadAnswer
 from laneway.node.folder import process_socket
-from laneway.telemetry.load import ProcessLoad, QueueLoad
+from laneway.telemetry.load import Choice, Loads, PartitionSurvey, ProcessLoad, chosen
 
 log = logging.getLogger("laneway.node")
 
 _T = TypeVar("_T")
-
-Loads = tuple[ProcessLoad, list[QueueLoad]]
-_LOADS: Any = Loads
 
 
 class Siblings:
@@ -185,20 +182,21 @@ async def reload_everywhere(own: Callable[[], Awaitable[ReloadAnswer]], siblings
     return done
 
 
-async def loads_everywhere(
-    own: Loads, siblings: Siblings | None, most: int, partition_count: int
-) -> tuple[list[ProcessLoad], list[QueueLoad]]:
-    """Of every process, and the busiest queues of them all."""
-    theirs = await siblings.ask_all(_LOADS, "load", most) if siblings is not None else {}
+async def loads_everywhere(own: Loads, siblings: Siblings | None, choice: Choice, partition_count: int) -> Loads:
+    """Of every process and partition, and the queues that are chosen among them all."""
+    theirs = await siblings.ask_all(Loads, "load", msgspec.to_builtins(choice)) if siblings is not None else {}
     process_count = len(theirs) + 1
-    processes, queues = [own[0]], list(own[1])
+    found = Loads(processes=list(own.processes), partitions=list(own.partitions), queues=list(own.queues))
     for process, answer in theirs.items():
         if isinstance(answer, LanewayError):
             led = list(range(process, partition_count, process_count))
-            processes.append(ProcessLoad(process=process, pid=None, state="unreachable", partitions=led))
+            found.processes.append(ProcessLoad(process=process, pid=None, state="unreachable", partitions=led))
+            found.partitions += [PartitionSurvey(partition=number, state="unreachable") for number in led]
         else:
-            processes.append(answer[0])
-            queues += answer[1]
-    processes.sort(key=lambda one: one.process)
-    queues.sort(key=lambda one: -one.per_second)
-    return processes, queues[:most]
+            found.processes += answer.processes
+            found.partitions += answer.partitions
+            found.queues += answer.queues
+    found.processes.sort(key=lambda one: one.process)
+    found.partitions.sort(key=lambda one: one.partition)
+    found.queues = chosen(found.queues, choice)
+    return found

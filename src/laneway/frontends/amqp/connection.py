@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from laneway.access import Account, Login, Peer
-from laneway.broker.interface import Delivered, EndSession, Flow, Push, SettleHeld
+from laneway.broker.interface import AMQP, Delivered, EndSession, Flow, Push, SettleHeld
 from laneway.broker.values import Deliveries
 from laneway.core.field_tables import Malformed
 from laneway.errors import LanewayError
@@ -454,10 +454,15 @@ class AmqpConnection(asyncio.Protocol):
             self.end(error)  # not raised: nobody is there to catch it in a callback, or in a later turn
             return
         self._incoming.forget(number)
+        self._note_error(error)
         method = self.method if error.method is None else error.method
         text = error.text
         log.info("channel %d of %s ends: %s", number, self._who(), text)
         self.channels[number].fail(encode("channel.close", number, error.code, text, method >> 16, method & 0xFFFF))
+
+    def _note_error(self, error: AmqpError) -> None:
+        if error.code != 320:  # somebody wants it to end
+            self.shared.errors.note(AMQP, error.name, is_servers=error.is_servers)
 
     def fail_channel(self, channel: Channel, error: AmqpError, method: int) -> None:
         """A method that was carried out without an answer turns out to be a mistake."""
@@ -521,6 +526,7 @@ class AmqpConnection(asyncio.Protocol):
         """The client made a mistake that no channel can carry alone, or the server stops."""
         if self._is_closing or self.is_gone:
             return
+        self._note_error(error)
         method = self.method if error.method is None else error.method
         if error.code in (501, 505) and error.method is None and "cannot decode" not in error.explanation:
             method = 0  # frames have no method

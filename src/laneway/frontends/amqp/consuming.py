@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from laneway.broker.arguments import ack_timeout_ms
-from laneway.broker.interface import Lease, LimitPool, SettleHeld, Subscribe, Unsubscribe
+from laneway.broker.interface import AMQP, Lease, LimitPool, SettleHeld, Subscribe, Unsubscribe
 from laneway.broker.values import Deliveries, QueueSettings
 from laneway.core.field_tables import encode_short_text, table_types
 from laneway.errors import LanewayError, QueueInUse, Unavailable
@@ -228,7 +228,7 @@ def get(ch: Channel, a: Arguments) -> None:
     most, unacked = ch.limits.unacked_count, ch.unacked
     if not a.no_ack and unacked.count >= most and unacked.count - unacked.owned_count() >= most:
         raise AmqpError(506, f"a channel holds at most {most} messages it asked for")
-    request = Lease(info.queue, 1, session=ch.connection.session, no_ack=a.no_ack)
+    request = Lease(info.queue, 1, protocol=AMQP, session=ch.connection.session, no_ack=a.no_ack)
     ch.broker.send(request, partial(_got, ch, request, is_quorum(info.settings), ch.outbox.hold()))
 
 

@@ -56,6 +56,15 @@ class AmqpError(Exception):
         self.method = method  # class << 16 | method, where it is not the one that is being carried out
 
     @property
+    def name(self) -> str:
+        return _NAMES.get(self.code, "error").lower()
+
+    @property
+    def is_servers(self) -> bool:
+        """Whether it is no mistake of the client's."""
+        return self.code in (506, 541)
+
+    @property
     def text(self) -> str:
         """At most what a short string holds, cut as RabbitMQ cuts."""
         raw = f"{_NAMES[self.code]} - {self.explanation}".encode("utf-8", "surrogateescape")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.broker.arguments import MAX_EXPIRY_MS
-from laneway.broker.interface import Publish, Targets
+from laneway.broker.interface import AMQP, Publish, Targets
 from laneway.broker.values import Arrival, Messages, message_delay_ms
 from laneway.core import property_lists
 from laneway.core.field_tables import TYPE_NAMES, Malformed, split_table
@@ -321,7 +321,7 @@ def _extend(ch: Channel, headers: dict[str, Any]) -> None:
 def send(ch: Channel, batch: Batch, last: int) -> None:
     """Hand a batch to the broker; `last` is the number of its last confirm, 0 if there are none to give."""
     ch.connection.writing(batch.size_bytes)
-    if ch.broker.send(Publish(batch.targets, batch.messages()), partial(_published, ch, batch, last)):
+    if ch.broker.send(Publish(batch.targets, batch.messages(), None, AMQP), partial(_published, ch, batch, last)):
         batch.is_held = True  # it is carried out in parts: what comes next must not overtake it
         ch.connection.hold()
 

@@ -18,6 +18,7 @@ from laneway.frontends.doors.door import Door
 from laneway.frontends.doors.listening import Listeners
 from laneway.resources.intake import Intake
 from laneway.telemetry.floods import FloodLog
+from laneway.telemetry.meter import ErrorCounts
 
 log = logging.getLogger("laneway.amqp")
 
@@ -37,6 +38,7 @@ class AmqpServer:
         floods: FloodLog | None = None,
         proxies: TrustedProxies | None = None,
         directory: LocalDirectory | None = None,
+        errors: ErrorCounts | None = None,
     ) -> None:
         self._broker = broker
         limits = limits or AmqpLimits()
@@ -46,7 +48,7 @@ class AmqpServer:
         proxies = proxies or TrustedProxies()
         directory, floods = directory or LocalDirectory(), floods or FloodLog()
         names = partial(secrets.token_urlsafe, 16)
-        self.shared = AmqpShared(broker, access, limits, intake, names, proxies, floods, directory, version)
+        self.shared = AmqpShared(broker, access, limits, intake, names, proxies, floods, directory, version, errors)
         self.shared.on_connection = self._sweep_later
         broker.topology.on_vhost_deleted(self._leave)
         access.on_change(self._recheck)
@@ -57,6 +59,10 @@ class AmqpServer:
     @property
     def connection_count(self) -> int:
         return len(self.shared.connections)
+
+    @property
+    def channel_count(self) -> int:
+        return sum(len(connection.channels) for connection in self.shared.connections)
 
     async def start(
         self,

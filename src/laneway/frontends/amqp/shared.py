@@ -18,6 +18,7 @@ from laneway.frontends.amqp.publishing import Destinations
 from laneway.frontends.doors.directory import LocalDirectory
 from laneway.resources.intake import Intake
 from laneway.telemetry.floods import FloodLog
+from laneway.telemetry.meter import ErrorCounts
 
 if TYPE_CHECKING:
     from laneway.frontends.amqp.channel import Channel
@@ -47,7 +48,9 @@ class AmqpShared:
         floods: FloodLog,
         directory: LocalDirectory,
         version: Version = "4.0",
+        errors: ErrorCounts | None = None,
     ) -> None:
+        self.errors = errors or ErrorCounts()
         self.broker = broker
         self.access = access
         self.limits = limits

@@ -58,6 +58,7 @@ class Head(msgspec.Struct):
     origin: bytes | None = None
     fetch_site: bytes | None = None
     authorization: bytes | None = None
+    accept: bytes | None = None  # the first, if there are several
     content_type: bytes | None = None
     idempotency_key: bytes | None = None
     x_amz_target: bytes | None = None
@@ -218,6 +219,8 @@ def _take_headers(head: Head, headers: list[tuple[bytes, bytes]]) -> None:
             if name in seen:
                 raise malformed(f"the header {name.decode()} comes more than once")
             seen[name] = value.strip()
+        elif name == b"accept":
+            head.accept = head.accept or value
         elif name == b"content-length":
             head.content_length = int(value)  # httptools refuses one that is repeated or is no number
         elif name in _FORWARDING or name.startswith(_X_FORWARDED):

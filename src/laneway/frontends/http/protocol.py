@@ -32,6 +32,7 @@ from laneway.frontends.http.listing import ListedHttp
 from laneway.frontends.http.responses import CONTINUE, JSON, Framer
 from laneway.resources.intake import Intake
 from laneway.telemetry.floods import FloodLog
+from laneway.telemetry.meter import ErrorCounts
 
 log = logging.getLogger("laneway.http")
 
@@ -96,7 +97,9 @@ class HttpShared:
         proxies: TrustedProxies,
         floods: FloodLog,
         directory: LocalDirectory,
+        errors: ErrorCounts | None = None,
     ) -> None:
+        self.errors = errors or ErrorCounts()
         self.applications = applications  # the last one takes every head, and what is no head at all
         self.recalls = [application.recall for application in applications]
         self.limits = limits
@@ -224,7 +227,13 @@ class Call(msgspec.Struct, eq=False):
 
     def refuse(self, error: LanewayError) -> None:
         application: Application = self.head.application or self.connection.shared.applications[-1]
-        self.answer(*application.refusal(error))
+        status, body, headers = application.refusal(error)
+        self.note_error("http", error.code, status)
+        self.answer(status, body, headers)
+
+    def note_error(self, protocol: str, code: str, status: int) -> None:
+        """Count an answer that tells of an error: also 429 is for what the server, or a queue, has no room for."""
+        self.connection.shared.errors.note(protocol, code, is_servers=status >= 500 or status == 429)
 
     def _special(
         self, framer: Framer, status: int, body: bytes | bytearray, headers: bytes, content_type: bytes

@@ -16,6 +16,7 @@ from laneway.frontends.http.protocol import Application, HttpConnection, HttpSha
 from laneway.frontends.http.responses import Framer
 from laneway.resources.intake import Intake
 from laneway.telemetry.floods import FloodLog
+from laneway.telemetry.meter import ErrorCounts
 
 _LONGEST_SWEEP_MS = 1000
 _SWEEPS_A_TIMEOUT = 4  # so that a time limit is kept to a quarter of itself
@@ -32,6 +33,7 @@ class HttpServer:
         floods: FloodLog | None = None,
         proxies: TrustedProxies | None = None,
         directory: LocalDirectory | None = None,
+        errors: ErrorCounts | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._limits = limits
@@ -41,7 +43,7 @@ class HttpServer:
         ticks = Ticks(limits, self._sweep_ms)
         proxies, directory = proxies or TrustedProxies(), directory or LocalDirectory()
         self._shared = HttpShared(
-            applications, limits, intake, Framer(now), ticks, proxies, floods or FloodLog(), directory
+            applications, limits, intake, Framer(now), ticks, proxies, floods or FloodLog(), directory, errors
         )
         self._shared.on_connection = self._sweep_later
         refusal = self._shared.farewell(HttpError(400, "tls_expected", _TLS_EXPECTED))

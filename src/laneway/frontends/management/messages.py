@@ -75,7 +75,9 @@ class MessagesPart:
             delays_ms=[delay_ms] if delay_ms else None,
             clamps=True,
         )
-        arrivals: list[Arrival] = await self._broker.ask(i.Publish([tuple(targets)], messages)) if targets else []
+        arrivals: list[Arrival] = (
+            await self._broker.ask(i.Publish([tuple(targets)], messages, None, i.HTTP)) if targets else []
+        )
         results = [
             arrival.result if isinstance(arrival.result, LanewayError) else arrival.result[0] for arrival in arrivals
         ]
@@ -130,7 +132,7 @@ class MessagesPart:
             while len(rows) < count and size < MAX_GET_BYTES:
                 wanted = 1 if not rows else min(_BATCH, count - len(rows))
                 batch: Deliveries = await self._broker.ask(
-                    i.Lease(queue, wanted, _LEASE_MS, account=account, consumer="management")
+                    i.Lease(queue, wanted, _LEASE_MS, account=account, consumer="management", protocol=i.HTTP)
                 )
                 if not len(batch):
                     break
@@ -146,7 +148,7 @@ class MessagesPart:
         finally:
             if tokens:
                 settlements = [Settlement(action, token) for token in tokens]
-                outcome = await self._broker.ask(i.Settle(queue, settlements, account))
+                outcome = await self._broker.ask(i.Settle(queue, settlements, account, i.HTTP))
         for one in outcome if tokens else ():
             if isinstance(one, LanewayError) and not isinstance(one, LeaseStale):
                 raise one

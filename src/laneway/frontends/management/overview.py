@@ -21,10 +21,10 @@ from laneway.frontends.management.errors import bad_request, not_there
 from laneway.frontends.management.listing import Wish, cut
 from laneway.frontends.management.routing import at
 from laneway.frontends.management.scope import VERSION, Scope
-from laneway.telemetry.load import ProcessLoad, QueueLoad
+from laneway.telemetry.load import Choice, Loads
 
-#: The processes of the server, and so many of the busiest queues of them all.
-FindLoads = Callable[[int], Awaitable[tuple[list[ProcessLoad], list[QueueLoad]]]]
+#: Of the whole server, with the queues that are chosen.
+FindLoads = Callable[[Choice], Awaitable[Loads]]
 
 #: Where the server listens: host and port by setting.
 FindListeners = Callable[[], Mapping[str, tuple[str, int]]]
@@ -58,7 +58,7 @@ class OverviewPart:
 
     @at("GET /overview")
     async def overview(self, ask: ManagementAsk) -> ManagementReply:
-        loads, _ = await self._facts.find_loads(0)
+        loads = (await self._facts.find_loads(Choice())).processes
         sums = {
             name: sum(getattr(load, f"{name}_per_second") for load in loads)
             for name in ("published", "delivered", "acked")
@@ -172,7 +172,7 @@ class OverviewPart:
             raise not_there()
 
     async def _node(self) -> dict[str, Any]:
-        loads, _ = await self._facts.find_loads(0)
+        loads = (await self._facts.find_loads(Choice())).processes
         alarms = self._alarms()
         disk = await asyncio.to_thread(shutil.disk_usage, self._facts.folder)
         counts = await self._directory.counts()
@@ -305,13 +305,13 @@ class OverviewPart:
         declared = await self._broker.ask(i.DeclareQueue(vhost, _ALIVE, settings if there is None else None))
         queue, account = declared.info.queue, ask.account.name
         head = amqp_props_head(b"", _ALIVE.encode())
-        await self._broker.ask(i.Publish((queue,), Messages([b"test_message"], [head + b"\0\0"])))
+        await self._broker.ask(i.Publish((queue,), Messages([b"test_message"], [head + b"\0\0"]), None, i.HTTP))
         leased = await self._broker.ask(
-            i.Lease(queue, 1, wait_ms=_ALIVE_MS, account=account, consumer="aliveness-test")
+            i.Lease(queue, 1, wait_ms=_ALIVE_MS, account=account, consumer="aliveness-test", protocol=i.HTTP)
         )
         if not len(leased):
             return _well(False, reason="the message that was published did not come back")
-        await self._broker.ask(i.Ack(queue, leased.tokens(), account))
+        await self._broker.ask(i.Ack(queue, leased.tokens(), account, i.HTTP))
         return _well(True)
 
     @at("POST /rebalance/queues")

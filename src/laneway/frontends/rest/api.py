@@ -27,6 +27,7 @@ from laneway.frontends.rest.getting import Getting
 from laneway.frontends.rest.hot import PublishApi, SettleApi
 from laneway.frontends.rest.journal import JournalApi
 from laneway.frontends.rest.limits import RestLimits
+from laneway.frontends.rest.metrics import MetricsApi, MetricsOptions
 from laneway.frontends.rest.openapi import openapi_document
 from laneway.frontends.rest.plan import HeadPlan, KeyedHeads, OneMessageHeads
 from laneway.frontends.rest.processes import FindLoads, ProcessesApi, no_loads
@@ -57,8 +58,10 @@ class RestApi:
         reload: Reload = nothing_to_reload,
         find_loads: FindLoads = no_loads,
         turns: LoopTurns | None = None,
+        metrics: MetricsOptions | None = None,
     ) -> None:
         self._broker = broker
+        self._metrics = metrics = metrics or MetricsOptions()
         self._access = access
         self._limits = limits
         self._turns = turns  # of this process; else those that the broker tells of
@@ -86,6 +89,7 @@ class RestApi:
             *routes_of(ConnectionsApi(broker, access, directory or LocalDirectory(), writer.times)),
             *routes_of(SettingsApi(access, reload)),
             *routes_of(ProcessesApi(access, find_loads)),
+            *routes_of(MetricsApi(access, metrics, find_loads)),
             *routes_of(self),
         )
         self._router = Router(routes)
@@ -125,7 +129,7 @@ class RestApi:
         """Of which nobody knows yet who is asking: it may be that nobody has to."""
         if plan.refusal is not None:
             call.refuse(plan.refusal)
-        elif plan.is_public:
+        elif plan.is_public or (plan.is_for_scrapers and self._metrics.are_open_to(call)):
             self._dispatch(call, plan)
         elif plan.find_account(self._access, call):
             call.account = plan.account

@@ -6,7 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 from laneway.access import Access
-from laneway.broker.interface import Broker, Lease, Settle
+from laneway.broker.interface import HTTP, Broker, Lease, Settle
 from laneway.broker.values import Deliveries
 from laneway.core.message import Settlement
 from laneway.errors import InvalidInput
@@ -54,7 +54,7 @@ class Dequeuing:
         source = self._broker.topology.find_queue(plan.vhost, plan.queue)
         if not asked.wait_ms and call.connection.is_pipelined:
             call.connection.hold(call)  # or one client could have many large answers in memory at once
-        number = self._broker.send(Lease(source.queue, *asked, call.account.name), partial(self._leased, call))
+        number = self._broker.send(Lease(source.queue, *asked, call.account.name, HTTP), partial(self._leased, call))
         if number and call.response is None:
             call.waiter = number
 

@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from laneway.access import Access, Need
 from laneway.broker.arguments import DELAYED_TYPE, EXCHANGE_TYPES, exchange_from_arguments
-from laneway.broker.interface import Broker, DeclareExchange, DeleteExchange, Publish, QueueId
+from laneway.broker.interface import HTTP, Broker, DeclareExchange, DeleteExchange, Publish, QueueId
 from laneway.broker.values import Arrival, ExchangeInfo, ExchangeSettings, Hop, Route, message_delay_ms
 from laneway.core.message import Messages, Receipt, Receipts, messages_of
 from laneway.errors import ExchangeNotFound, InvalidInput, LanewayError
@@ -186,7 +186,7 @@ class ExchangesApi:
         plan, key = self._check(call, "write"), call.head.idempotency_key
         request = decode_routed(call.body)
         names, messages = self._routed(plan.vhost, self._find(plan.vhost, exchange_of(plan.exchange)), request)
-        publish = Publish(tuple(names), messages, None if key is None else idempotency_of(call, key))
+        publish = Publish(tuple(names), messages, None if key is None else idempotency_of(call, key), HTTP)
         self._broker.send(publish, partial(self._arrived, call, names))
 
     def _routed(

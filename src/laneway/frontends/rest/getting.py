@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from laneway.access import Access
-from laneway.broker.interface import Broker, Lease, Settle
+from laneway.broker.interface import HTTP, Broker, Lease, Settle
 from laneway.broker.values import Deliveries
 from laneway.core.message import Settlement
 from laneway.errors import InvalidInput, LanewayError
@@ -66,7 +66,8 @@ class Getting:
             )
         action = ACK_MODES[options.ack_mode or "manual"]
         source = self._broker.topology.find_queue(plan.vhost, plan.queue)
-        self._broker.send(Lease(source.queue, count, account=call.account.name), partial(self._taken, call, action))
+        lease = Lease(source.queue, count, account=call.account.name, protocol=HTTP)
+        self._broker.send(lease, partial(self._taken, call, action))
 
     @answering
     def _taken(self, call: Call, action: Action | None, deliveries: Deliveries) -> None:
@@ -79,9 +80,8 @@ class Getting:
             call.answer_pieces(200, *self._writer.deliveries(deliveries))
         else:
             settlements = [Settlement(action, token) for token in deliveries.tokens()]
-            self._broker.send(
-                Settle(deliveries.queue, settlements, call.account.name), partial(self._settled, call, deliveries)
-            )
+            settle = Settle(deliveries.queue, settlements, call.account.name, HTTP)
+            self._broker.send(settle, partial(self._settled, call, deliveries))
 
     @answering
     def _settled(self, call: Call, deliveries: Deliveries, results: list[int | LanewayError]) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from laneway.access import Access
-from laneway.broker.interface import Ack, Broker, Publish, QueueId, Settle
+from laneway.broker.interface import HTTP, Ack, Broker, Publish, QueueId, Settle
 from laneway.broker.values import Arrival
 from laneway.core.digits import SEQ_DIGITS, tokens_in
 from laneway.core.message import Receipt, Receipts, Settlement, messages_of
@@ -99,7 +99,7 @@ class PublishApi:
             is_list = call.body.lstrip().startswith(b"[")
         key = None if head.idempotency_key is None else idempotency_of(call, head.idempotency_key)
         target = self._broker.topology.find_queue(plan.vhost, plan.queue)
-        self._broker.send(Publish((target.queue,), messages, key), partial(self._arrived, call, is_list))
+        self._broker.send(Publish((target.queue,), messages, key, HTTP), partial(self._arrived, call, is_list))
 
     @answering
     def _arrived(self, call: Call, is_list: bool, arrivals: list[Arrival]) -> None:
@@ -178,7 +178,7 @@ class SettleApi:
         if not handle:
             raise InvalidInput("a receipt_handle is needed, in the body or the query string", field="receipt_handle")
         settlement = Settlement("ack", handle, message_id)
-        request = Settle(self._source(call), (settlement,), call.account.name)
+        request = Settle(self._source(call), (settlement,), call.account.name, HTTP)
         self._broker.send(request, partial(self._settled, call, ACK))
 
     @ApiRoute(
@@ -222,7 +222,7 @@ class SettleApi:
             )
         settlement = form.to_settlement(request)
         settlement.message_id = message_id
-        request = Settle(self._source(call), (settlement,), call.account.name)
+        request = Settle(self._source(call), (settlement,), call.account.name, HTTP)
         self._broker.send(request, partial(self._settled, call, form))
 
     def _source(self, call: Call) -> QueueId:
@@ -247,7 +247,7 @@ class SettleApi:
         source, body = self._source(call), call.body
         if form is ACK and (handles := bare_handles(body)) is not None:
             check_count(len(handles), self._limits.batch_count)
-            request = Ack(source, handles, call.account.name)
+            request = Ack(source, handles, call.account.name, HTTP)
             self._broker.send(request, partial(self._settled_many, call, form, ()))
             return
         requests = form.decode_many(body)
@@ -257,7 +257,7 @@ class SettleApi:
         settlements = list(map(form.to_settlement, requests))
         message_ids = [settlement.message_id for settlement in settlements]
         done = partial(self._settled_many, call, form, message_ids)
-        self._broker.send(Settle(source, settlements, call.account.name), done)
+        self._broker.send(Settle(source, settlements, call.account.name, HTTP), done)
 
     @answering
     def _settled_many(

@@ -141,6 +141,8 @@ def _responses(route: ApiRoute, schemas: dict[int, Any]) -> dict[str, Any]:
         elif kind is bytes:
             content = {"type": "string", "contentMediaType": "application/octet-stream"}
             responses[str(status)]["content"] = {"application/octet-stream": {"schema": content}}
+        elif kind is str:
+            responses[str(status)]["content"] = {"text/plain": {"schema": {"type": "string"}}}
         elif kind is not None:
             responses[str(status)]["content"] = {_JSON: {"schema": schemas[id(kind)]}}
     refusals = {*_ALWAYS, *route.refusals, *(() if route.public else _WITH_ACCOUNT)}

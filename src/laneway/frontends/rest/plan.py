@@ -37,6 +37,7 @@ class HeadPlan:
         "exchange",
         "fast",
         "is_allowed",
+        "is_for_scrapers",
         "is_hot",
         "is_json",
         "is_public",
@@ -58,6 +59,7 @@ class HeadPlan:
         self.route: ApiRoute | None = match.route
         self.fast = match.route.fast if match.route is not None else None
         self.is_public = match.route is not None and match.route.public
+        self.is_for_scrapers = match.route is not None and match.route.for_scrapers
         self.vhost = match.vhost
         self.queue = match.queue
         self.exchange = match.exchange

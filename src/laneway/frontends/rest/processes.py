@@ -11,17 +11,17 @@ from laneway.frontends.http.protocol import Call
 from laneway.frontends.rest import answers as a
 from laneway.frontends.rest import wire as w
 from laneway.frontends.rest.routing import ApiRoute, Reply
-from laneway.telemetry.load import ProcessLoad, QueueLoad
+from laneway.telemetry.load import Choice, Loads, ProcessLoad, QueueLoad
 
 _QUEUES = 10
 
-#: The processes, and so many of the busiest queues of them all.
-FindLoads = Callable[[int], Awaitable[tuple[list[ProcessLoad], list[QueueLoad]]]]
+#: Of the whole server, with the queues that are chosen.
+FindLoads = Callable[[Choice], Awaitable[Loads]]
 
 
-async def no_loads(most: int) -> tuple[list[ProcessLoad], list[QueueLoad]]:
+async def no_loads(choice: Choice) -> Loads:
     """Of a server that is no node."""
-    return [], []
+    return Loads()
 
 
 class ProcessesApi:
@@ -36,8 +36,11 @@ class ProcessesApi:
         Takes the role monitor or operator."""
         self._access.check_role(call.account, MONITOR, OPERATOR)
         options: w.ProcessOptions = call.head.plan.options(w.ProcessOptions)
-        processes, queues = await self._find_loads(_QUEUES if options.queues is UNSET else options.queues)
-        answer = a.ProcessesAnswer(processes=list(map(_process, processes)), busiest_queues=list(map(_queue, queues)))
+        most = _QUEUES if options.queues is UNSET else options.queues
+        loads = await self._find_loads(Choice(rankings={"rate": most}))
+        answer = a.ProcessesAnswer(
+            processes=list(map(_process, loads.processes)), busiest_queues=list(map(_queue, loads.queues))
+        )
         return Reply(200, a.encode(answer))
 
 

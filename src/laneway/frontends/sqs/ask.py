@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from laneway.access import Need
+from laneway.broker.interface import SQS
 from laneway.errors import LanewayError
 from laneway.frontends.http.protocol import Call
 from laneway.frontends.sqs.callers import Caller
@@ -89,6 +90,7 @@ def refuse(call: Call, form: Form, request_id: str, error: Exception) -> None:
     if not isinstance(error, LanewayError):
         log.error("%s %s failed", call.head.method, call.head.target, exc_info=error)
     told = sqs_error(error)
+    call.note_error(SQS, told.kind.code.rpartition(".")[2], told.kind.status)
     body, headers = form.failure(told, request_id)
     headers += b"x-amzn-RequestId: %b\r\n" % request_id.encode()
     call.answer(told.kind.status, body, headers, form.content_type)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import repeat
 
-from laneway.broker.interface import Ack, Broker, Publish, Settle
+from laneway.broker.interface import SQS, Ack, Broker, Publish, Settle
 from laneway.broker.values import Arrival, Receipts, Settlement
 from laneway.core.message import message_ids
 from laneway.errors import LanewayError, LeaseStale
@@ -47,7 +47,8 @@ class FrequentActions:
         outgoing = Outgoing((asked,), view, ask.caller.account.name, is_allowed=ask.is_allowed())
         if outgoing.refused:
             raise outgoing.refused[0]
-        self._broker.send(Publish((view.queue,), outgoing.messages), partial(self._sent, ask, view, outgoing))
+        publish = Publish((view.queue,), outgoing.messages, None, SQS)
+        self._broker.send(publish, partial(self._sent, ask, view, outgoing))
 
     @answering
     def _sent(self, ask: Ask, view: View, outgoing: Outgoing, arrivals: list[Arrival]) -> None:
@@ -67,7 +68,7 @@ class FrequentActions:
                 f"You have sent {outgoing.size_bytes} bytes.",
             )
         done = partial(self._sent_batch, ask, view, outgoing, ids)
-        self._broker.send(Publish((view.queue,), outgoing.messages), done)
+        self._broker.send(Publish((view.queue,), outgoing.messages, None, SQS), done)
 
     @answering
     def _sent_batch(self, ask: Ask, view: View, outgoing: Outgoing, ids: list[str], arrivals: list[Arrival]) -> None:
@@ -102,7 +103,8 @@ class FrequentActions:
     def delete(self, ask: Ask, asked: w.DeleteMessage) -> None:
         view = self._views.view(ask, asked.QueueUrl, "read")
         handles = (asked.ReceiptHandle,)
-        self._broker.send(Ack(view.queue, handles, ask.caller.account.name), partial(self._deleted, ask, view, handles))
+        request = Ack(view.queue, handles, ask.caller.account.name, SQS)
+        self._broker.send(request, partial(self._deleted, ask, view, handles))
 
     @answering
     def _deleted(self, ask: Ask, view: View, handles: Sequence[str], results: list[int | LanewayError]) -> None:
@@ -113,7 +115,7 @@ class FrequentActions:
     def delete_batch(self, ask: Ask, asked: w.DeleteMessageBatch) -> None:
         view = self._views.view(ask, asked.QueueUrl, "read")
         ids, handles = _checked_ids(asked.Entries), [entry.ReceiptHandle for entry in asked.Entries]
-        request = Ack(view.queue, handles, ask.caller.account.name)
+        request = Ack(view.queue, handles, ask.caller.account.name, SQS)
         self._broker.send(request, partial(self._deleted_batch, ask, view, handles, ids))
 
     @answering
@@ -125,7 +127,7 @@ class FrequentActions:
     def change_visibility(self, ask: Ask, asked: w.ChangeMessageVisibility) -> None:
         view = self._views.view(ask, asked.QueueUrl, "read")
         settlement = Settlement("extend", asked.ReceiptHandle, lease_ms=visibility_ms(asked.VisibilityTimeout))
-        request = Settle(view.queue, (settlement,), ask.caller.account.name)
+        request = Settle(view.queue, (settlement,), ask.caller.account.name, SQS)
         self._broker.send(request, partial(self._changed, ask))
 
     @answering
@@ -148,7 +150,7 @@ class FrequentActions:
                 refused[i] = error
         done = partial(self._changed_batch, ask, ids, refused)
         if settlements:
-            self._broker.send(Settle(view.queue, settlements, ask.caller.account.name), done)
+            self._broker.send(Settle(view.queue, settlements, ask.caller.account.name, SQS), done)
         else:
             done([])
 

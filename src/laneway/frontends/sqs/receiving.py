@@ -10,7 +10,7 @@ from itertools import repeat
 from operator import add
 from typing import Any
 
-from laneway.broker.interface import Broker, Lease, LeaseAgain, Settle
+from laneway.broker.interface import SQS, Broker, Lease, LeaseAgain, Settle
 from laneway.broker.values import Deliveries, Properties, Settlement
 from laneway.core.digits import SEQ_DIGITS
 from laneway.core.message import decode_props, message_id_prefix
@@ -122,7 +122,7 @@ class Receiving:
 
     def _lease(self, ask: Ask, one: _Receive) -> None:
         account = ask.caller.account.name
-        lease = Lease(one.view.queue, one.count, one.lease_ms, one.wait_ms, account[:64], account)
+        lease = Lease(one.view.queue, one.count, one.lease_ms, one.wait_ms, account[:64], account, SQS)
         one.number = self._broker.send(lease, partial(self._received, ask, one))
 
     @answering

@@ -27,6 +27,7 @@ from laneway.journal.history.format import (
 )
 from laneway.journal.history.recovery import Replay, Survey
 from laneway.journal.history.snapshots import Snapshot, remove_if_there
+from laneway.journal.interface import DiskUse
 from laneway.journal.segments.space import Space
 from laneway.journal.segments.writer import Durability, SegmentWriter
 from laneway.journal.stored import StoredJournal
@@ -170,6 +171,11 @@ class SegmentJournal(StoredJournal):
 
     def _remove_segment(self, number: int) -> bool:
         return self._remove(segment_name(number))
+
+    def disk(self) -> DiskUse:
+        space, segments = self._space, tuple(self._writer.segments.values())
+        journal_bytes = sum(segment.file_bytes for segment in segments) + space.snapshot_bytes + space.spare_bytes
+        return DiskUse(journal_bytes, self._files.free_bytes(self._folder))
 
     def _remove(self, name: str) -> bool:
         """False if the file could not be removed; it does no harm where it is, and the next drop tries again."""
