@@ -19,7 +19,13 @@ def wrap_nodes() -> None:
 
 def server_module() -> str:
     """What to run as a server: this, if the tests are to go through bytes."""
-    return "tests.wire_serve" if os.environ.get("LANEWAY_TEST_BROKER") else "laneway"
+    return "tests.wire_serve" if os.environ.get("LANEWAY_TEST_BROKER") in ("wire", "socket", "edge") else "laneway"
+
+
+def server_options() -> tuple[str, ...]:
+    """With LANEWAY_TEST_BROKER=processes a server is two processes, and each has half of the queues."""
+    several = os.environ.get("LANEWAY_TEST_BROKER") == "processes"
+    return ("--processes", "2", "--partitions", "2") if several else ()
 
 
 if __name__ == "__main__":

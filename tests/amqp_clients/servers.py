@@ -28,7 +28,7 @@ from urllib.parse import quote
 
 import pika
 
-from tests.wire_serve import server_module
+from tests.wire_serve import server_module, server_options
 
 ROOT = Path(__file__).parents[2]
 START_S = 60.0
@@ -73,7 +73,7 @@ class Laneway:
     def start(self) -> None:
         """Return once it serves; a second start finds what the first one left."""
         options = ("--http", "127.0.0.1:0", "--management", "127.0.0.1:0", "--amqp", "127.0.0.1:0")
-        options += ("--max-message-bytes", str(MAX_MESSAGE_BYTES), *self._options)
+        options += ("--max-message-bytes", str(MAX_MESSAGE_BYTES), *self._options, *server_options())
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", server_module(), "serve", "--data", str(self._folder / "data"), *options],

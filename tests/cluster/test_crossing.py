@@ -168,6 +168,32 @@ def test_a_transaction_publishes_and_settles_in_several_partitions(server: Calla
     server(work)
 
 
+def test_a_transaction_settles_what_is_still_held(server: Callable[[Work], None]) -> None:
+    """What went back meanwhile is passed over, and keeps nothing else from being done."""
+
+    async def work(server: SeveralPartitions) -> None:
+        edge, count = server.processes[0].edge, server.partition_count
+        held, gone = [await declare(edge, name_at(1, count, nth=nth)) for nth in range(2)]
+        own = await declare(edge, name_at(0, count))
+        pushed: list[Any] = []
+        session = edge.open_session(pushed.extend)
+        await publish(edge, [held], b"work", b"more")
+        await edge.ask(Subscribe(session, 1, held))
+        await until(lambda: pushed)
+        d = pushed[0].deliveries
+        assert len(d) == 2
+        settlements = [
+            SettleHeld(session, held, d.seqs, d.leases, "ack", 1),
+            SettleHeld(session, gone, [77], [d.leases[0]], "ack", 2),
+        ]
+        await edge.ask(Transact([(own,)], messages(b"result"), settlements))
+        assert await bodies(server, own) == [b"result"]
+        stats = await edge.ask(DescribeQueue("/", name_at(1, count)))
+        assert (stats.ready, stats.leased, stats.totals["acked"]) == (0, 0, 2)
+
+    server(work)
+
+
 def test_dead_letters_go_to_a_queue_of_another_partition_and_back(server: Callable[[Work], None]) -> None:
     async def work(server: SeveralPartitions) -> None:
         count = server.partition_count

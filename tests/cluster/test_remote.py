@@ -291,6 +291,45 @@ def test_a_lease_that_waits_goes_on_waiting_at_the_next_leader(tmp_path: Path) -
     run(tmp_path, work)
 
 
+def test_what_was_sent_has_an_unknown_outcome_when_the_edge_stops(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        edge = await pair.edge()
+        queue, other = await declare(edge), await declare(edge, "other")
+        answers: list[Any] = []
+        edge.send(Publish((queue,), Messages([b"a"], [b""])), answers.append)
+        edge.send(Lease(other, 1, wait_ms=20_000), answers.append)
+        await edge.stop()
+        await until(lambda: len(answers) == 2)
+        assert [type(answer) for answer in answers] == [OutcomeUnknown, Unavailable]
+        await until(lambda: pair.partition.engine.state.queues[queue].ready == 1)  # so it is no refusal
+
+    run(tmp_path, work)
+
+
+def test_an_edge_that_comes_anew_has_its_sessions_of_before_ended_first(tmp_path: Path) -> None:
+    """Its leader may notice much later that the earlier link is lost."""
+
+    async def work(pair: Pair) -> None:
+        edge = await pair.edge()
+        queue = await declare(edge)
+        pushed: list[Delivered] = []
+        session = edge.open_session(pushed.extend)  # type: ignore[arg-type]
+        await edge.ask(Subscribe(session, 1, queue))
+        await publish(edge, queue, b"a")
+        await until(lambda: pushed)
+        earlier = edge._link
+        assert earlier is not None
+        edge.link_lost(earlier)  # it gives it up, and its leader hears nothing of that
+        await until(lambda: edge._link is not None)
+        await until(lambda: len(pushed) == 2)
+        assert not earlier.is_open
+        await publish(edge, queue, b"b")
+        await until(lambda: len(pushed) == 3)
+        assert [list(push.deliveries.bodies) for push in pushed] == [[b"a"], [b"a"], [b"b"]]
+
+    run(tmp_path, work)
+
+
 def test_a_wait_that_is_withdrawn_is_over(tmp_path: Path) -> None:
     async def work(pair: Pair) -> None:
         edge = await pair.edge()

@@ -56,8 +56,9 @@ class Model:
 
     def _forget(self, gone: list[Binding]) -> None:
         self.bindings = [b for b in self.bindings if not any(b is g for g in gone)]  # 1 and True are equal
-        for source in {b.source for b in gone} & set(self.exchanges):
-            if self.exchanges[source].auto_delete and not any(b.source == source for b in self.bindings):
+        for source in {b.source for b in gone}:
+            found = self.exchanges.get(source)  # one that goes may take others with it
+            if found is not None and found.auto_delete and not any(b.source == source for b in self.bindings):
                 self.delete(source, if_unused=False)
 
     # Where a message goes

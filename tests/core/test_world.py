@@ -84,3 +84,12 @@ def test_what_has_tries_left_does_not_wait() -> None:
     assert core.run(lease_commands.end_sessions(core.state, core.now_ms)) == [
         Released(1, START_MS, [1], [0], Cause.RELEASED)
     ]
+
+
+def test_queue_made_after_a_start_has_no_number_that_a_crash_may_have_taken() -> None:
+    """Another partition may have something on its way to a queue that was made, and lost before it was durable."""
+    core = Core()
+    core.put("before")
+    core.open()
+    core.put("after")
+    assert core["after"].number - core["before"].number > 10_000

@@ -17,6 +17,7 @@ from laneway.core.settings import QueueSettings
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.words import BY_CORE
 from tests.rest.serving import Serving
+from tests.wire_broker import of_the_first
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "http-api.md").read_text()
@@ -31,6 +32,7 @@ def section(title: str) -> str:
     return re.split(rf"\n#{{1,{len(level)}}} ", after, maxsplit=1)[0]
 
 
+@of_the_first
 def test_the_examples_run_as_they_stand(own_serving: Callable[..., Serving], tmp_path: Path) -> None:
     assert shutil.which("curl"), "the examples are curl's; install curl to run them"
     serving = own_serving()

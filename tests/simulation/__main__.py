@@ -7,7 +7,9 @@ import sys
 import time
 from collections import Counter
 
+from .crossing import COUNT
 from .damage import DAMAGES, run_damage_seed
+from .several import run_seed_of_several
 from .simulator import Failure, run_seed
 from .small import small_parts
 
@@ -16,6 +18,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", default="0-999", help="one seed, or FIRST-LAST")
     parser.add_argument("--damage", action="append", choices=list(DAMAGES), help="damage files instead of crashing")
+    parser.add_argument(
+        "--partitions", type=int, default=1, choices=(1, COUNT), help="each led by a process of its own"
+    )
     parser.add_argument("--keep-going", action="store_true", help="go on after a failure")
     arguments = parser.parse_args()
     first, _, last = arguments.seeds.partition("-")
@@ -29,7 +34,7 @@ def main() -> int:
                 if arguments.damage:
                     counts.update(run_damage_seed(seed, tuple(arguments.damage)).outcomes)
                     continue
-                simulation = run_seed(seed)
+                simulation = run_seed_of_several(seed) if arguments.partitions > 1 else run_seed(seed)
             except Failure as failure:
                 print(failure, file=sys.stderr)
                 failed += 1

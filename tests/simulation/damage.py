@@ -60,9 +60,9 @@ class DamageSimulation(Simulation):
                     self.clock.advance(self.random.choice((0, 50, 30_000)))
                 self._damage_and_start()
             except AssertionError as wrong:
-                raise Failure(self.seed, str(wrong), list(self.process.files.trace), self.kinds) from wrong
+                raise Failure(self.seed, str(wrong), list(self.process.files.trace), self.options) from wrong
             except Exception as wrong:
-                raise Failure(self.seed, repr(wrong), list(self.process.files.trace), self.kinds) from wrong
+                raise Failure(self.seed, repr(wrong), list(self.process.files.trace), self.options) from wrong
 
     def _live_well(self, loop: SimulatedLoop) -> None:
         try:

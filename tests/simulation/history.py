@@ -14,7 +14,7 @@ from laneway.core import table
 from laneway.core.events import Leased
 from laneway.core.exchanges import Exchange
 from laneway.core.queue import TOTALS, Queue
-from laneway.core.state import State
+from laneway.core.state import LOST_QUEUES, State
 from laneway.core.table import DELAYED, FREE, LEASED, STATE_NAMES, TENANTED, Slab
 
 from .loop import Clock
@@ -37,6 +37,7 @@ class Picture:
             "moved": dict(state.moved),
             "copies": {record: list(numbers) for record, numbers in state.copies.items()},
             "keys": dict(state.keys.items()),
+            "received": dict(state.received),
             "exchanges": {name: _exchange(x) for name, x in state.topology.exchanges.get("/", {}).items()},
             "queues": {number: _queue(queue) for number, queue in state.queues.items()},
         }
@@ -167,6 +168,7 @@ class History:
         now = Picture(state, at_ms)
         if not position:
             now.rest["tag"] = then.rest["tag"]  # drawn a moment ago
+        now.rest["next_queue"] -= LOST_QUEUES if then.epoch else 0
         assert now.epoch == then.epoch + 1, f"epoch {now.epoch} came after {then.epoch}"
         assert now.next_lease >> 40 == now.epoch, f"lease ids go on with {now.next_lease:x} in epoch {now.epoch}"
         differences = then.differences(now, self._clock.latest_ms())

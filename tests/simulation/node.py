@@ -21,6 +21,7 @@ from laneway.core.events import Acked, Event, Leased
 from laneway.core.invariants import check_invariants
 from laneway.core.message import Glimpse
 from laneway.core.table import FREE
+from laneway.core.world import World
 from laneway.journal.history import follow
 from laneway.journal.history.files import FileSystem
 from laneway.journal.interface import Commit, Journal
@@ -225,6 +226,8 @@ class Node:
         look: Callable[[Node], None],
         counts: Counter[str],
         staging_folder: Path | None = None,
+        world: World | None = None,
+        partition: int = 0,
     ) -> None:
         self.files = files
         self.clock = clock
@@ -242,7 +245,11 @@ class Node:
             draw_store=lambda: random.getrandbits(64),
         )
         self.engine = WatchedEngine(
-            self.journal, new_tag=lambda: 1 + random.getrandbits(20), cache_bytes=sizes.cache_bytes
+            self.journal,
+            new_tag=lambda: 1 + random.getrandbits(20),
+            cache_bytes=sizes.cache_bytes,
+            partition=partition,
+            world=world,
         )
         self.engine.watch(history, lambda: look(self))
         self.journal.watch(files, history, self.engine, clock, counts)
@@ -262,6 +269,9 @@ class Node:
             random_bytes=random.randbytes,
         )
         self.broker = LocalBroker(self.partition)
+
+    async def stop(self) -> None:
+        await self.partition.stop()
 
     def catch_up(self) -> None:
         """Have the broker do what it has put off, so that the state shows it."""

@@ -5,23 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from laneway.core.message import Glimpse
-
 from .faulty_files import FaultyFiles
 from .history import History
-from .ledger import Ledger
 from .loop import Clock, SimulatedLoop
 from .node import LifeFiles, Sizes
 from .workload import PLENTY_BYTES, Workload
 
 
 class Process:
-    def __init__(self, partition: int, seed: int, random: Random, clock: Clock, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        partition: int,
+        seed: int,
+        random: Random,
+        clock: Clock,
+        ledger: Any,
+        new_workload: Callable[..., Any] = Workload,
+    ) -> None:
         self.partition = partition
         self.random = random
         self.clock = clock
@@ -29,13 +34,15 @@ class Process:
         self.files = FaultyFiles(seed + partition * 1_000_003, capacity_bytes=PLENTY_BYTES)
         self.history = History(clock, ledger.lease_orders[partition])
         self.sizes = Sizes(random)
-        self.workload = Workload(random, ledger, partition=partition)
+        self.workload = new_workload(random, ledger, partition=partition)
         self.staging_folder: Path | None = None
         self.end = ""  # how its life is to end
         self.loop: SimulatedLoop | None = None  # while it is up
+        self.node: Any = None  # of a life that others look at
         self.is_starting = False
         self.has_lost = False  # its next life may lack what callers were told of
-        self.found: dict[bytes, Glimpse] | None = None  # the messages there were at its last start
+        self.found: Any = None  # the messages there were at its last start
+        self.lives_left = 0  # before all are down
         self.restart_us: int | None = None  # when it comes back, of its own accord
         self.complaints: list[str] = []  # errors that it logged
 
@@ -85,6 +92,10 @@ class Process:
         if self._is_over:
             self._life.result()
         return self._is_over
+
+    def node_parts(self) -> tuple[Any, ...]:
+        """What a node of its present life is made of."""
+        return self.sizes, self.files, self.view, self.clock, self.history, self.loop, self.random
 
     def leave(self) -> None:
         """The process is gone, and with it all that was under way."""

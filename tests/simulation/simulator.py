@@ -13,7 +13,7 @@ import logging
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -32,7 +32,7 @@ from laneway.errors import JournalFailed
 
 from .faulty_files import SimulatedCrash
 from .ledger import Ledger
-from .loop import Clock, Deadlock
+from .loop import Clock, Deadlock, SimulatedLoop
 from .node import Node
 from .processes import Process
 from .workload import COLLECTION, EXCHANGES, PLENTY_BYTES, SHORT_RETENTION_MS
@@ -45,11 +45,10 @@ Life = Callable[[Process], Coroutine[Any, Any, None]]
 class Failure(AssertionError):
     """A seed that went wrong, with all that is needed to look at it."""
 
-    def __init__(self, seed: int, what: str, trace: list[str], damage: Sequence[str] = ()) -> None:
-        options = "".join(f" --damage {kind}" for kind in damage)
+    def __init__(self, seed: int, what: str, trace: list[str], options: str = "") -> None:
         super().__init__(
             f"seed {seed}: {what}\n  the last file operations: {'; '.join(trace)}\n"
-            f"  replay it with: python -m tests.simulation --seeds {seed}{options}"
+            f"  replay it with: python -m tests.simulation{options} --seeds {seed}"
         )
         self.seed = seed
 
@@ -86,6 +85,7 @@ def listening() -> Iterator[_Complaints]:
 
 
 class Simulation:
+    options = ""  # of the command that replays it
     history_is_safe = True  # False: a file that only readers need may be damaged, which no start notices
 
     def __init__(self, seed: int) -> None:
@@ -93,9 +93,12 @@ class Simulation:
         self.random = Random(seed)
         self.clock = Clock()
         self.ledger = Ledger(self.clock)
-        self.processes = [Process(0, seed, self.random, self.clock, self.ledger)]
+        self.processes = self.make_processes()
         self.lives = 0
         self.ends: Counter[str] = Counter()  # how they ended
+
+    def make_processes(self) -> list[Process]:
+        return [Process(0, self.seed, self.random, self.clock, self.ledger)]
 
     @property
     def counts(self) -> Counter[str]:
@@ -128,7 +131,8 @@ class Simulation:
                         process.leave()
 
     def _failure(self, what: str) -> Failure:
-        return Failure(self.seed, what, [one for process in self.processes for one in process.files.trace])
+        trace = [one for process in self.processes for one in process.files.trace]
+        return Failure(self.seed, what, trace, self.options)
 
     # Lives
 
@@ -187,10 +191,14 @@ class Simulation:
         except JournalFailed:
             assert process.end == "fail", "the journal failed on a good disk"
         process.leave()
+        self.left(loop)
         process.check(loop)
         process.workload.counts["torn tail"] += self.complaints.torn_tails
         self.complaints.torn_tails = 0
         return crashed
+
+    def left(self, loop: SimulatedLoop) -> None:
+        """A process is gone."""
 
     def _down(self, process: Process, crashed: bool) -> None:
         end = process.end if crashed else "stop"
@@ -218,28 +226,20 @@ class Simulation:
         process.files.capacity_bytes = PLENTY_BYTES  # a full disk may keep a stop waiting
         if process.end == "stop":
             process.files.crash_at_operation = None
-        await node.partition.stop()
+        await node.stop()
         if not node.partition.committer.stuck and not node.partition.committer.failed:
             workload.check_answered()
             history = process.history
             assert history.written == history.sealed, "a clean stop left something unwritten"
             history.note(written=history.sealed, durable=history.sealed)  # in every mode
 
+    def new_node(self, process: Process, look: Callable[[Node], None]) -> Node:
+        return Node(*process.node_parts(), look, process.workload.counts, process.staging_folder)
+
     async def start(self, process: Process, look: Callable[[Node], None] | None = None) -> Node:
         loop = process.loop
         assert loop is not None
-        node = Node(
-            process.sizes,
-            process.files,
-            process.view,
-            self.clock,
-            process.history,
-            loop,
-            self.random,
-            look=look or partial(self._look, process),
-            counts=process.workload.counts,
-            staging_folder=process.staging_folder,
-        )
+        node = self.new_node(process, look or partial(self._look, process))
         node.checks_history = self.history_is_safe
         process.is_starting = True
         starting = loop.create_task(node.partition.start())

@@ -587,7 +587,8 @@ def _counts(requests: list[SettleHeld]) -> list[tuple[int, int]]:
                 counts.append((last, count))
             last, count = request.queue, 0
         count += len(request.seqs)
-    counts.append((last, count))
+    if count or not counts:  # one may name nothing that is held any more
+        counts.append((last, count))
     return counts
 
 

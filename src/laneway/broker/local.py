@@ -165,6 +165,10 @@ class LocalBroker:
         self._partition.begin_change(adds=False)
         yield from self._partition.queues.delete_all(numbers)
 
+    def when_durable(self, call: Callable[[Any], None]) -> None:
+        """Have this called once everything done so far is durable; with an error if that cannot be."""
+        self._partition.when_durable(call, None)
+
     def next_lease(self) -> int:
         """What a session is handed from now on has lease ids that are not below this."""
         return self._partition.engine.state.next_lease | SESSION_LEASE

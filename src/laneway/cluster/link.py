@@ -139,11 +139,15 @@ class Link(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.close()
 
+    def drop(self) -> None:
+        """Nothing is sent or read any more."""
+        if self._transport is not None:
+            self._transport.abort()
+
     def cut(self, why: str) -> None:
         """What was posted is lost."""
         log.error("the link to another process is cut: %s", why)
-        if self._transport is not None:
-            self._transport.abort()
+        self.drop()
 
     # asyncio's calls
 

@@ -147,7 +147,7 @@ class RemoteBroker(LinkOwner):
         if self._link is not None:
             self._link.close()
         else:
-            self._fail_all(_stopping())
+            self._fail_stopping()
 
     def _reach(self) -> None:
         self._reaching = self._loop.create_task(self._try_to_reach())
@@ -211,7 +211,7 @@ class RemoteBroker(LinkOwner):
         was_open = self._asking.is_open
         self._asking.close()
         if self._is_stopping:
-            self._fail_all(_stopping())
+            self._fail_stopping()
             return
         self._link = None
         if was_open:
@@ -242,9 +242,14 @@ class RemoteBroker(LinkOwner):
             if number in self._asking and not _may_be_repeated(self._asking[number].request):
                 self._fail(number, _gone())
 
-    def _fail_all(self, error: LanewayError) -> None:
-        for number in self._asking.numbers():
-            self._fail(number, error)
+    def _fail_stopping(self) -> None:
+        """What was sent, the leader may have done."""
+        asking = self._asking
+        unknown = OutcomeUnknown("the node is stopping: whether this was done is not known")
+        for number in asking.numbers():
+            if number in asking:
+                is_known = asking.is_held(number) or _may_be_repeated(asking[number].request)
+                self._fail(number, _stopping() if is_known else unknown)
 
     def _fail(self, number: int, error: LanewayError) -> None:
         if number in self._asking:  # else somebody who was told before has withdrawn it

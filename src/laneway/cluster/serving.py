@@ -65,6 +65,9 @@ class LedBroker(Broker, Protocol):
 
     def open_session(self, push: Callable[[list[Push]], None], number: SessionId = 0) -> SessionId: ...
 
+    def when_durable(self, call: Callable[[Any], None]) -> None:
+        """Have this called once everything done so far is durable; with an error if that cannot be."""
+
     def next_lease(self) -> int:
         """What a session is handed from now on has lease ids that are not below this."""
 
@@ -88,6 +91,7 @@ class PartitionServer(LinkOwner):
         self._tcp_beat_s = beat_s
         self._credit_bytes = credit_bytes
         self._edges: dict[Link, RemoteEdge] = {}
+        self._untold = 0  # changes that are not durable yet
         self._strangers: set[Link] = set()
         self._strangers_logged_s = -STRANGERS_LOG_S
         self._server: asyncio.Server | None = None
@@ -130,9 +134,23 @@ class PartitionServer(LinkOwner):
         self._timer = asyncio.get_running_loop().call_later(HEALTH_S, self._look_at_health)
 
     def _changed(self, change: Change) -> None:
-        self.barrier.changed()
-        for edge in self._edges.values():
-            edge.tell_change(change)
+        """Others hear of it when it is durable: on what a crash takes back nobody is to rely."""
+        self._untold += 1
+        self._broker.when_durable(partial(self._tell_change, change))
+
+    def _tell_change(self, change: Change, failure: LanewayError | None) -> None:
+        self._untold -= 1
+        if failure is None:
+            self.barrier.changed()
+            for edge in self._edges.values():
+                edge.tell_change(change)
+
+    def _when_told(self, call: Callable[[], None]) -> None:
+        """Call when all changes there are were told."""
+        if self._untold:
+            self._broker.when_durable(lambda failure: call() if failure is None else None)
+        else:
+            call()
 
     # Links
 
@@ -155,13 +173,22 @@ class PartitionServer(LinkOwner):
         if edge is not None:
             edge.take(parcel)
             return
-        kind, _ = parcel
+        kind, number = parcel
         if kind != p.HELLO:
             raise ValueError(f"an edge begins with parcel {p.HELLO}, not {kind}")
         self._strangers.discard(link)
-        self._edges[link] = edge = RemoteEdge(link, self._broker, self.barrier, self._credit_bytes)
+        self._drop_earlier(number)
+        edge = RemoteEdge(link, number, self._broker, self.barrier, self._credit_bytes, self._when_told)
+        self._edges[link] = edge
         self.barrier.joined(link)
         edge.welcome()
+
+    def _drop_earlier(self, number: int) -> None:
+        """An edge that comes anew has given its earlier link up, though this end may not have noticed. Its sessions
+        have the same numbers again: were they ended later, those of now would be."""
+        for link in [link for link, edge in self._edges.items() if edge.number == number]:
+            self.link_lost(link)
+            link.drop()
 
     def link_lost(self, link: Link) -> None:
         self._strangers.discard(link)
@@ -179,8 +206,19 @@ class PartitionServer(LinkOwner):
 class RemoteEdge:
     """One process whose clients use this partition."""
 
-    def __init__(self, link: Link, broker: LedBroker, barrier: Barrier, credit_bytes: int) -> None:
+    def __init__(
+        self,
+        link: Link,
+        number: int,
+        broker: LedBroker,
+        barrier: Barrier,
+        credit_bytes: int,
+        when_told: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """`when_told`: calls back when no change is left that edges do not hear of yet."""
         self._link = link
+        self.number = number
+        self._when_told = when_told
         self._broker = broker
         self._barrier = barrier
         self._credit_bytes = credit_bytes
@@ -220,10 +258,13 @@ class RemoteEdge:
             return
         if part is None:
             self._image = None
-            self._link.post((p.WELCOME, self._broker.limits, self._credit_bytes, self._broker.health()))
+            self._when_told(self._end_image)  # the image has what is not durable, too
         else:
             self._link.post((p.IMAGE, part))
             self._broker.call_soon(self._tell_image)
+
+    def _end_image(self) -> None:
+        self._link.post((p.WELCOME, self._broker.limits, self._credit_bytes, self._broker.health()))
 
     def tell_change(self, change: Change) -> None:
         self._link.post((p.CHANGED, change))

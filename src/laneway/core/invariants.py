@@ -84,7 +84,7 @@ def _check_crossing(state: State) -> None:
         else:
             assert partition is None, f"message {seq} is in an outbox and bound for nowhere"
     for partition, queue in state.outboxes.items():
-        assert queue.number not in state.dead_of_others and not queue.dead_elsewhere
+        assert not queue.dead_elsewhere, f"outbox {partition} has dead letters elsewhere"
         assert not (queue.leased or queue.delayed or queue.dead or queue.groups or queue.tenants), f"outbox {partition}"
     assert state.partition not in state.received and state.partition not in state.outboxes
 

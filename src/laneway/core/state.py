@@ -86,6 +86,10 @@ from laneway.core.world import DEFAULT_VHOST, VHOSTS, World
 #: Set in the lease ids of sessions: connections, which end with the process. Above it is the epoch.
 SESSION_LEASE = 1 << 39
 
+#: Queues that a crash may have taken before they were durable. Other partitions may have heard of them, and have
+#: something on its way there: so many numbers are left out after a start, so that it reaches no queue made since.
+LOST_QUEUES = 1 << 14
+
 #: The virtual host of queues that only partitions know: their outboxes (outbox.py). They have no place in `by_name`, so
 #: that nobody finds or lists them.
 HIDDEN = ""
@@ -233,6 +237,8 @@ class State:
     # The store and its queues
 
     def _opened(self, e: Opened) -> None:
+        if self.epoch:
+            self.next_queue += LOST_QUEUES
         self.epoch = e.epoch
         self.tag = e.tag
         self.next_lease = max(self.next_lease, e.epoch << 40 | 1)
