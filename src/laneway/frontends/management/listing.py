@@ -75,9 +75,16 @@ def _filter(query: Mapping[str, str]) -> Callable[[str], bool] | None:
         return None
     if query.get("use_regex") == "true":
         try:
-            return compile_regex(name, field="name", ignores_case=True).is_found_in
+            wanted = compile_regex(name, field="name", ignores_case=True)
         except InvalidInput:
             raise bad_request("Pagination parameters are invalid") from None
+
+        def fits(other: str) -> bool:
+            if wanted.is_given_up:
+                raise bad_request("name is a regular expression that takes too long to search for")
+            return wanted.is_found_in(other)
+
+        return fits
     lowered = name.lower()
     return lambda other: lowered in other.lower()
 

@@ -27,8 +27,8 @@ from laneway.frontends.management.routing import at
 from laneway.frontends.management.scope import Scope
 from laneway.regexes import compile_regex
 
-MAX_POLICIES = 10_000
-MAX_PARAMETERS = 10_000
+MAX_POLICIES = 1_000
+MAX_PARAMETERS = 1_000
 MAX_NAME_BYTES = 255
 _SLICE = 1_000
 _KINDS = {"policies": "policy", "operator-policies": "operator"}
