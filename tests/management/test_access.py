@@ -97,6 +97,10 @@ def test_a_policymaker_makes_policies_where_it_may_enter(api: Api, name: str) ->
     assert user("PUT", f"/policies/%2F/{name}", told).status == 201
     assert user("DELETE", f"/policies/%2F/{name}").status == 204
     assert user("PUT", f"/operator-policies/%2F/{name}", told).status == 401
+    other = make_user(api, f"{name}.other", "monitoring")
+    permit(api, f"{name}.other", ".*", ".*", ".*")
+    refused = other("PUT", f"/policies/%2F/{name}", told)
+    assert (refused.status, refused.json["error"]) == (401, "not_authorised")
 
 
 def test_without_a_password_nobody_logs_in_by_one(api: Api, name: str) -> None:

@@ -72,6 +72,9 @@ def test_a_queue_that_comes_later_has_it_at_once(api: Api, channel: Any, name: s
         channel.basic_publish("", f"{name}.later", b"2")
     # What it was declared with is what it can be declared with again.
     channel.queue_declare(f"{name}.later", arguments={"x-max-length": 5})
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as refused:
+        channel.connection.channel().queue_declare(f"{name}.later", arguments={"x-max-length": 1})
+    assert refused.value.reply_code == 406
     eventually(lambda: policy_of(api, f"{name}.later")()[0], name)
     assert api.get(f"/queues/%2F/{name}.later")["arguments"] == {"x-max-length": 5}
 

@@ -217,9 +217,11 @@ def arguments_now(there: QueueSettings) -> dict[str, Any]:
     """The arguments of a queue as its settings say by now; those that change nothing only if it was declared so."""
     there = declared(there)
     now = {name: value for name, value in there.arguments.items() if name not in _IN_EFFECT}
+    is_quorum = there.arguments.get("x-queue-type") == "quorum"
     for name, (setting, default) in _IN_EFFECT.items():
         value = setting(there)
-        if value is not None and (name in there.arguments or not is_same(value, default)):
+        usual = DELIVERY_LIMIT if is_quorum and name == "x-delivery-limit" else default
+        if value is not None and (name in there.arguments or not (is_same(value, default) or is_same(value, usual))):
             now[name] = value
     return now
 
