@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -380,7 +381,7 @@ class RemoteEdge:
         """Its session holds these no longer."""
         holdings = self._sessions.get(request.session)
         if holdings is not None:
-            holdings.settled(request.queue, len(request.seqs))
+            holdings.settled(request.queue, request.leases)
 
     def hold_back(self, is_full: bool) -> None:
         """It does not take what it is sent: give it no more messages; or go on, with those whose clients take them."""
@@ -418,22 +419,23 @@ class RemoteEdge:
 
 
 class Holdings:
-    """What a session was handed and may still hold, so that it can be given back when its edge is gone. What it
-    settles is counted; which ones are left is asked when that many are gone that asking is worth it."""
+    """What a session was handed and may still hold, so that it can be given back when its edge is gone. Mostly it
+    settles what it was handed first. What it settles in another order is only counted: which ones are left is asked
+    when that many are gone that asking is worth it."""
 
     def __init__(self) -> None:
-        self._by_queue: dict[int, list[tuple[Sequence[int], Sequence[int]]]] = {}
+        self._by_queue: dict[int, deque[tuple[Sequence[int], Sequence[int]]]] = {}
         self._noted: dict[int, int] = {}
-        self._settled: dict[int, int] = {}
+        self._counted: dict[int, int] = {}  # of the noted ones, which are settled
 
     def add(self, d: Deliveries, held: Callable[[int, Sequence[int], Sequence[int]], Sequence[bool]]) -> None:
         noted = self._noted.get(d.queue, 0)
-        settled = self._settled.get(d.queue, 0)
-        parts = self._by_queue.setdefault(d.queue, [])
-        if settled >= noted:
+        counted = self._counted.get(d.queue, 0)
+        parts = self._by_queue.setdefault(d.queue, deque())
+        if counted >= noted:
             parts.clear()
-            noted = self._settled[d.queue] = 0
-        elif noted > _TIDY_FROM and settled * 2 > noted:
+            noted = self._counted[d.queue] = 0
+        elif noted > _TIDY_FROM and counted * 2 > noted:
             noted = self._tidy(d.queue, parts, held)
         parts.append((d.seqs, d.leases))
         self._noted[d.queue] = noted + len(d.seqs)
@@ -441,21 +443,43 @@ class Holdings:
     def _tidy(
         self,
         queue: int,
-        parts: list[tuple[Sequence[int], Sequence[int]]],
+        parts: deque[tuple[Sequence[int], Sequence[int]]],
         held: Callable[[int, Sequence[int], Sequence[int]], Sequence[bool]],
     ) -> int:
         seqs = [seq for part, _ in parts for seq in part]
         leases = [lease for _, part in parts for lease in part]
         kept = [i for i, is_held in enumerate(held(queue, seqs, leases)) if is_held]
-        parts[:] = [([seqs[i] for i in kept], [leases[i] for i in kept])] if kept else []
-        self._settled[queue] = 0
+        parts.clear()
+        if kept:
+            parts.append(([seqs[i] for i in kept], [leases[i] for i in kept]))
+        self._counted[queue] = 0
         return len(kept)
 
-    def settled(self, queue: int, count: int) -> None:
-        self._settled[queue] = self._settled.get(queue, 0) + count
+    def settled(self, queue: int, leases: Sequence[int]) -> None:
+        parts = self._by_queue.get(queue, _NO_PARTS)
+        at, count = 0, len(leases)
+        while parts and at < count:
+            seqs, handed = parts[0]
+            size = min(len(handed), count - at)
+            if not _are_same(handed[:size], leases[at : at + size]):
+                break
+            at += size
+            if size == len(handed):
+                parts.popleft()
+            else:
+                parts[0] = seqs[size:], handed[size:]
+        self._noted[queue] = self._noted.get(queue, 0) - at
+        self._counted[queue] = self._counted.get(queue, 0) + count - at
 
     def all(self) -> list[tuple[int, Sequence[int], Sequence[int]]]:
         return [(queue, seqs, leases) for queue, parts in self._by_queue.items() for seqs, leases in parts]
+
+
+_NO_PARTS: deque[tuple[Sequence[int], Sequence[int]]] = deque()
+
+
+def _are_same(some: Sequence[int], others: Sequence[int]) -> bool:
+    return some == others if type(some) is type(others) else list(some) == list(others)
 
 
 def _ignore(answer: object) -> None:
