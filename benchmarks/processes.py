@@ -57,10 +57,11 @@ class Setting:
 ONE = Setting("1 process, 1 generator", 1, (Places(0, 0, 0),))
 OWN = Setting("2 processes, 1 generator, nothing forwarded", PROCESSES, (Places(0, 0, 0),))
 FORWARDED = Setting("2 processes, 1 generator, all forwarded", PROCESSES, (Places(0, 0, 1),))
-TWO_OWN = Setting("2 processes, 2 generators, nothing forwarded", PROCESSES, (Places(0, 0, 0), Places(1, 1, 1)))
+BUSY_OWN = Setting("2 processes, 2 generators, nothing forwarded", PROCESSES, (Places(0, 0, 0), Places(1, 1, 1)))
 #: As it comes out on average where the kernel chooses the process of each connection.
-TWO = Setting("2 processes, 2 generators, half forwarded", PROCESSES, (Places(0, 1, 0), Places(1, 0, 1)))
-SETTINGS = (ONE, OWN, FORWARDED, TWO_OWN, TWO)
+BUSY_HALF = Setting("2 processes, 2 generators, half forwarded", PROCESSES, (Places(0, 1, 0), Places(1, 0, 1)))
+BUSY_FORWARDED = Setting("2 processes, 2 generators, all forwarded", PROCESSES, (Places(0, 0, 1), Places(1, 1, 0)))
+SETTINGS = (ONE, OWN, FORWARDED, BUSY_OWN, BUSY_HALF, BUSY_FORWARDED)
 
 FLOWS = (
     replace(CELERY, name="processes, celery-like, 1 KB"),
@@ -150,7 +151,7 @@ class ProcessesBench:
         return self._pools[key]
 
     def extrapolate(self, flow: Flow) -> None:
-        figures = [self.report.find(cpu(flow.name), setting.name) for setting in (ONE, OWN, FORWARDED)]
+        figures = [self.report.find(cpu(flow.name), setting.name) for setting in (ONE, BUSY_OWN, BUSY_FORWARDED)]
         rounds = [one.rounds for one in figures if one is not None]
         for cores in CORES:
             values = [speed_up(cores, *each) for each in zip(*rounds, strict=True)]
@@ -257,10 +258,11 @@ def goals(flows: Sequence[Flow]) -> list[Goal]:
     for flow in flows:
         most = MOST_FORWARDING if flow.kind is CELERY.kind else None
         found += [
-            Goal(cpu(flow.name), FORWARDED.name, below=most, beside=OWN.name),
+            Goal(cpu(flow.name), BUSY_FORWARDED.name, below=most, beside=BUSY_OWN.name),
+            Goal(cpu(flow.name), FORWARDED.name, beside=OWN.name),
             Goal(cpu(flow.name), OWN.name, beside=ONE.name),
-            Goal(rate(flow.name), TWO_OWN.name, beside=ONE.name),
-            Goal(rate(flow.name), TWO.name, beside=ONE.name),
+            Goal(rate(flow.name), BUSY_OWN.name, beside=ONE.name),
+            Goal(rate(flow.name), BUSY_HALF.name, beside=ONE.name),
         ]
     return found
 
