@@ -12,7 +12,7 @@ from operator import add
 
 from laneway.broker.partition import Partition
 from laneway.core.queue import RATED, TOTALS, Queue
-from laneway.telemetry.load import Choice, CursorLoad, PartitionSurvey, QueueLoad, Ranking
+from laneway.telemetry.load import Choice, CursorLoad, PartitionSurvey, QueueLoad, Ranking, StatsQuery
 
 WINDOW_S = 5
 _LOOKED_AT_ONCE = 500  # queues, before others get their turn
@@ -129,3 +129,30 @@ async def _look_at_partition(partition: Partition, load: PartitionSurvey) -> Non
     load.meter = partition.meter.reading()
     use = await asyncio.to_thread(partition.engine.journal.disk)
     load.journal_bytes, load.free_bytes = use.journal_bytes, use.free_bytes
+
+
+async def ranked(partition: Partition, query: StatsQuery) -> list[QueueLoad]:
+    """A page of the queues in the order of a ranking."""
+    state, now_ms = partition.engine.state, partition.now()
+    best: list[tuple[float, str, str, int]] = []
+    async for some in _slices([queue for queue in state.queues.values() if queue.vhost]):
+        found = [
+            (-_rank(partition, queue, query.ranking, now_ms), queue.vhost, queue.name, queue.number)
+            for queue in some
+            if query.vhost in (None, queue.vhost) and queue.name.startswith(query.prefix)
+        ]
+        best = heapq.nsmallest(query.limit, best + [one for one in found if query.is_behind(*one[:3])])
+    return [queue_load(partition, state.queues[number], now_ms) for *_, number in best if number in state.queues]
+
+
+def _rank(partition: Partition, queue: Queue, ranking: Ranking, now_ms: int) -> float:
+    """As QueueLoad.rank, without the rest of it."""
+    if ranking == "depth":
+        return queue.ready + queue.delayed
+    if ranking == "dead":
+        return len(queue.dead)
+    if ranking == "rate":
+        is_recent = bool(queue.rates) and queue.rates[-1][0] >= now_ms // 1000 - WINDOW_S
+        return sum(_rates(queue, now_ms)) if is_recent else 0.0
+    oldest_ms = queue.oldest_ms(partition.engine.state.table) if queue.ready else None
+    return 0.0 if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1000)

@@ -26,6 +26,7 @@ from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.metrics import MetricsOptions
 from laneway.frontends.rest.processes import FindLoads
 from laneway.frontends.rest.settings import Reload
+from laneway.frontends.rest.statistics import FindHistory, FindStats
 from laneway.frontends.sqs.api import SqsApi
 from laneway.frontends.sqs.names import SqsOptions
 from laneway.node.shares import Shares
@@ -92,6 +93,8 @@ class FrontEnds:
         directory: Directory,
         reload: Reload,
         find_loads: FindLoads,
+        find_stats: FindStats,
+        find_history: FindHistory,
         memory_bytes: int,
         turns: LoopTurns,
     ) -> None:
@@ -104,6 +107,8 @@ class FrontEnds:
             reload=reload,
             directory=directory,
             find_loads=find_loads,
+            find_stats=find_stats,
+            find_history=find_history,
             turns=turns,
             metrics=self.metrics,
         )

@@ -18,7 +18,7 @@ from laneway.broker.documents import Documents
 from laneway.broker.interface import Broker
 from laneway.broker.local import LocalBroker
 from laneway.broker.partition import Partition
-from laneway.broker.survey import survey
+from laneway.broker.survey import ranked, survey
 from laneway.cluster.edge import Edge, PartitionBroker
 from laneway.cluster.following import FollowedTopology, image_of
 from laneway.cluster.remote import RemoteBroker
@@ -35,11 +35,20 @@ from laneway.node.doors import FrontEnds, first_account_advice, refuse_open_door
 from laneway.node.folder import DataFolder, partition_socket
 from laneway.node.leading import build_partition, open_journal, start_partition, wall_clock_ms
 from laneway.node.shares import broker_limits, history_limits, shares_of
-from laneway.node.siblings import ServerDirectory, Siblings, loads_everywhere, reload_everywhere
+from laneway.node.siblings import (
+    ServerDirectory,
+    Siblings,
+    history_everywhere,
+    loads_everywhere,
+    reload_everywhere,
+    stats_everywhere,
+)
+from laneway.node.watching import Watching
 from laneway.reloading import Reloading, described
 from laneway.resources.memory import MemoryWatch, resident_bytes
 from laneway.telemetry.floods import FloodLog
-from laneway.telemetry.load import Choice, CpuMeter, Loads, ProcessLoad
+from laneway.telemetry.history import HistoryRow
+from laneway.telemetry.load import Choice, CpuMeter, Loads, ProcessLoad, QueueLoad, StatsQuery
 from laneway.telemetry.turns import LoopTurns, TurnWatch
 
 log = logging.getLogger("laneway.node")
@@ -117,6 +126,7 @@ class Node:
                 on_failed=self.failed.set,
             )
         self._cpu = CpuMeter()
+        self._watching = Watching(lambda: self._load(Choice()))
         self._own_connections = LocalDirectory(wall_clock_ms, process=seat.process, process_count=seat.process_count)
         self._directory: Directory = self._own_connections  # of the whole server
         self._siblings: Siblings | None = None
@@ -212,6 +222,8 @@ class Node:
             directory=self._directory,
             reload=self._reload,
             find_loads=self._find_loads,
+            find_stats=self._find_stats,
+            find_history=self._find_history,
             memory_bytes=self._shares.memory_bytes * self.seat.process_count,
             turns=self.turns,
         )
@@ -227,6 +239,7 @@ class Node:
         self._watch.start()
         self._memory.start()
         self._cpu.start()
+        self._watching.start()
 
     def _keep_history(self, config: Config) -> None:
         for partition in self.partitions.values():
@@ -242,7 +255,13 @@ class Node:
     def _join(self) -> None:
         """Be one of the server's processes to the others."""
         own = self._own_connections
-        answerers = {**ServerDirectory.answerers(own), "reload": self._reload_here, "load": self._load_for_another}
+        answerers = {
+            **ServerDirectory.answerers(own),
+            "reload": self._reload_here,
+            "load": self._load_for_another,
+            "stats": self._stats_for_another,
+            "history": self._history,
+        }
         seat = self.seat
         self._siblings = Siblings(seat.sockets, seat.process, seat.process_count, answerers)
         self._directory = ServerDirectory(own, self._siblings)
@@ -297,11 +316,27 @@ class Node:
     async def _find_loads(self, choice: Choice) -> Loads:
         return await loads_everywhere(await self._load(choice), self._siblings, choice, self.partition_count)
 
+    async def _stats_for_another(self, query: dict[str, object]) -> list[QueueLoad]:
+        return await self._stats(msgspec.convert(query, StatsQuery))
+
+    async def _stats(self, query: StatsQuery) -> list[QueueLoad]:
+        return [load for partition in self.partitions.values() for load in await ranked(partition, query)]
+
+    async def _find_stats(self, query: StatsQuery) -> list[QueueLoad]:
+        return await stats_everywhere(await self._stats(query), self._siblings, query)
+
+    async def _history(self) -> list[HistoryRow]:
+        return list(self._watching.history.rows)
+
+    async def _find_history(self) -> list[HistoryRow]:
+        return await history_everywhere(await self._history(), self._siblings)
+
     async def stop_listening(self) -> None:
         """Take nobody any more, and let those who are there finish."""
         self._watch.stop()
         self._memory.stop()
         self._cpu.stop()
+        await self._watching.stop()
         await self._front.stop(int(self.config.shutdown_grace_seconds * 1000))
         self.floods.flush(is_last=True)
 

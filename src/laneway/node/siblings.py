@@ -26,7 +26,8 @@ from laneway.frontends.doors.directory import (
 )
 from laneway.frontends.rest.answers import ReloadAnswer
 from laneway.node.folder import process_socket
-from laneway.telemetry.load import Choice, Loads, PartitionSurvey, ProcessLoad, chosen
+from laneway.telemetry.history import HistoryRow, joined_rows
+from laneway.telemetry.load import Choice, Loads, PartitionSurvey, ProcessLoad, QueueLoad, StatsQuery, chosen
 
 log = logging.getLogger("laneway.node")
 
@@ -200,3 +201,17 @@ async def loads_everywhere(own: Loads, siblings: Siblings | None, choice: Choice
     found.partitions.sort(key=lambda one: one.partition)
     found.queues = chosen(found.queues, choice)
     return found
+
+
+async def stats_everywhere(own: list[QueueLoad], siblings: Siblings | None, query: StatsQuery) -> list[QueueLoad]:
+    """A page of the queues of the whole server. Those of a process that does not answer are left out."""
+    found = list(own)
+    if siblings is not None:
+        for theirs in await siblings.answers(list[QueueLoad], "stats", msgspec.to_builtins(query)):
+            found += theirs
+    return sorted(found, key=lambda one: one.place(query.ranking))[: query.limit]
+
+
+async def history_everywhere(own: list[HistoryRow], siblings: Siblings | None) -> list[HistoryRow]:
+    theirs = await siblings.answers(list[HistoryRow], "history") if siblings is not None else []
+    return joined_rows([own, *theirs])

@@ -35,6 +35,19 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         return re.compile(self.pattern) if self.pattern is not None else None
 
 
+class StatsQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of queues in the order of a ranking, the highest first; those that rank alike in the order of names."""
+
+    ranking: Ranking = "depth"
+    limit: int = 100
+    vhost: str | None = None
+    prefix: str = ""
+    after: tuple[float, str, str] | None = None  # where the page before ended: minus the rank, virtual host, name
+
+    def is_behind(self, minus_rank: float, vhost: str, name: str) -> bool:
+        return self.after is None or (minus_rank, vhost, name) > self.after
+
+
 class CursorLoad(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     lag_commits: int
@@ -114,6 +127,10 @@ class QueueLoad(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def per_second(self) -> float:
         return self.published_per_second + self.delivered_per_second + self.acked_per_second
+
+    def place(self, ranking: Ranking) -> tuple[float, str, str]:
+        """Where it stands in the order of a ranking."""
+        return -self.rank(ranking), self.vhost, self.name
 
     def rank(self, ranking: Ranking) -> float:
         if ranking == "depth":

@@ -35,6 +35,7 @@ from laneway.frontends.rest.producers import ProducersApi
 from laneway.frontends.rest.rebalancing import Rebalancing
 from laneway.frontends.rest.routing import ApiRoute, Router, routes_of
 from laneway.frontends.rest.settings import Reload, SettingsApi, nothing_to_reload
+from laneway.frontends.rest.statistics import FindHistory, FindStats, StatisticsApi, no_history, no_stats
 from laneway.frontends.rest.times import Timestamps
 from laneway.frontends.rest.vhosts import VirtualHosts
 from laneway.frontends.rest.writing import AnswerWriter
@@ -58,6 +59,8 @@ class RestApi:
         reload: Reload = nothing_to_reload,
         find_loads: FindLoads = no_loads,
         turns: LoopTurns | None = None,
+        find_stats: FindStats = no_stats,
+        find_history: FindHistory = no_history,
         metrics: MetricsOptions | None = None,
     ) -> None:
         self._broker = broker
@@ -90,6 +93,7 @@ class RestApi:
             *routes_of(SettingsApi(access, reload)),
             *routes_of(ProcessesApi(access, find_loads)),
             *routes_of(MetricsApi(access, metrics, find_loads)),
+            *routes_of(StatisticsApi(broker, access, writer.times, find_stats, find_history)),
             *routes_of(self),
         )
         self._router = Router(routes)
