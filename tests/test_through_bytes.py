@@ -77,7 +77,7 @@ FILES = {
 
 
 #: What whoever stands before several partitions asks of each: no front end does.
-BETWEEN_PARTITIONS = {"Spread", "Reserve", "Receive"}
+BETWEEN_PARTITIONS = {"Quiet", "StartMoves", "Spread", "Reserve", "Receive"}
 
 
 def kinds(request: type = Request) -> set[str]:

@@ -84,6 +84,7 @@ class ServerProcess:
         )
         for number in self.led:
             self.server.partitions[number].crossing.start(self.edge.to_partition)
+            self.server.partitions[number].moves.go(self.number, self.server.process_count)
 
     async def stop(self) -> None:
         for remote in self.remotes.values():

@@ -123,6 +123,12 @@ class Subscription:
             if self.pool is not None:
                 self.pool.served(self)
 
+    def take_over(self, count: int) -> None:
+        """It holds so many that it was given elsewhere."""
+        self.held += count
+        for limit in self.limits:
+            limit.held += count
+
     def grant(self, count: int) -> None:
         """So many of its messages were settled."""
         self.held -= count

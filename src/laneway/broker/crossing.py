@@ -13,12 +13,15 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from laneway.broker.couriers import Courier
 from laneway.broker.inbox import Entry, tell, told_of
 from laneway.broker.interface import Publish, Receive, Request, Reserve, SettleHeld, Spread, Targets
 from laneway.broker.parts import stored_bytes
 from laneway.broker.values import Arrival
 from laneway.core import lease_commands
+from laneway.core.departing import current_seqs
 from laneway.core.events import Event, Received
 from laneway.core.letters import arrive
 from laneway.core.message import Messages
@@ -174,7 +177,7 @@ class Crossing:
             lease_commands.reserve(
                 partition.engine.state,
                 queue,
-                r.seqs,
+                current_seqs(partition.engine.state.carried, r.seqs, r.leases),
                 r.leases,
                 r.lease_ms,
                 partition.secret_lease(),
@@ -219,7 +222,9 @@ class Crossing:
 
     def _carry_out(self, sender: int, what: Parcel | Letter) -> Any:
         try:
-            return self._deliver_letter(sender, what) if isinstance(what, Letter) else self._open_parcel(what)
+            if isinstance(what, Letter):
+                return self._deliver_letter(sender, what)
+            return self._open_parcel(what) if what.move is None else self._partition.moves.receive(sender, what.move)
         except _NOT_NOW:
             raise
         except Exception as trouble:  # what is wrong with one keeps nothing else from being done
@@ -228,6 +233,8 @@ class Crossing:
 
     def _open_parcel(self, what: Parcel) -> list[Arrival]:
         partition = self._partition
+        if partition.engine.state.forwards:
+            what = self._send_on(what)
         request = Publish(list(what.targets), what.messages(), what.key)
         if what.bodies:
             partition.check_memory()
@@ -239,6 +246,36 @@ class Crossing:
             for s in what.settlements
         ]
         return partition.inbox.publish_and_settle(request, settlements)
+
+    def _send_on(self, what: Parcel) -> Parcel:
+        """What of it is for queues that have left goes after them; the rest."""
+        state = self._partition.engine.state
+        there: dict[int, tuple[dict[int, list[int]], list[ParcelledSettlement]]] = {}
+        targets: list[tuple[int, ...]] = []
+        for place, route in enumerate(what.targets):
+            targets.append(tuple(number for number in route if number not in state.forwards))
+            for number in route:
+                if number in state.forwards:
+                    queue = state.whereabouts(queue_id(state.partition, number))
+                    if partition_of(queue) == state.partition:
+                        targets[-1] = (*targets[-1], local_number(queue))
+                    else:
+                        routes = there.setdefault(partition_of(queue), ({}, []))[0]
+                        routes.setdefault(place, []).append(local_number(queue))
+        settlements: list[ParcelledSettlement] = []
+        for s in what.settlements:
+            queue = state.whereabouts(queue_id(state.partition, s.queue))
+            now = msgspec.structs.replace(s, queue=local_number(queue))
+            if partition_of(queue) == state.partition:
+                settlements.append(now)
+            else:
+                there.setdefault(partition_of(queue), ({}, []))[1].append(now)
+        for receiver, (on, its) in there.items():
+            messages = what.messages().at(list(on))
+            messages.is_promised = True  # it was done where it began
+            content = parcel([tuple(route) for route in on.values()], messages, its, what.key)
+            self._partition.engine.run(self.enclose(receiver, content, _not_answered))
+        return msgspec.structs.replace(what, targets=targets, settlements=settlements)
 
     def _deliver_letter(self, sender: int, what: Letter) -> None:
         partition = self._partition
@@ -284,6 +321,10 @@ class Crossing:
             done = self._callers.pop((receiver, number), None)
             if done is not None:
                 tell(done, answer)
+
+
+def _not_answered(answer: Any) -> None:
+    """Nobody waits for it."""
 
 
 _FORGOTTEN = OutcomeUnknown("this was done, but the partition that did it no longer knows what it answered")

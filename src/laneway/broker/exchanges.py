@@ -72,6 +72,10 @@ class Exchanges:
         """Remove the bindings to a queue that another partition had, and has no more."""
         self._run(commands.unbind_gone(self._partition.engine.state, vhost, name, self._partition.now()))
 
+    def rebind(self, vhost: str, name: str) -> None:
+        """Have the bindings to a queue that has moved lead to where it is."""
+        self._run(commands.rebind(self._partition.engine.state, vhost, name, self._partition.now()))
+
     def clear(self, vhost: str) -> None:
         """Remove all exchanges and bindings of a virtual host that is to go."""
         self._run(commands.clear_exchanges(self._partition.engine.state, vhost, self._partition.now()))

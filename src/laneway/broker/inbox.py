@@ -32,12 +32,13 @@ from laneway.broker.interface import (
 from laneway.broker.values import Arrival
 from laneway.broker.waiting import Waiter
 from laneway.core import commands, lease_commands, purging
+from laneway.core.departing import current_seqs
 from laneway.core.events import Event
 from laneway.core.message import Messages, Receipt, Receipts, Settlement, joined_messages, parse_message_id
 from laneway.core.publishing import SharedRecords
 from laneway.core.queue import Queue
 from laneway.core.runs import joined
-from laneway.errors import LanewayError, QueueNotFound
+from laneway.errors import LanewayError, QueueElsewhere, QueueNotFound
 
 if TYPE_CHECKING:
     from laneway.broker.partition import Partition
@@ -225,7 +226,10 @@ class Inbox:
             rows = gathered.add(messages, targets)
             for number, places in shares(targets) if type(targets) is list else zip(targets, _WHOLE, strict=False):
                 if number not in queues:
-                    continue  # deleted since: the messages would have gone with it
+                    # Deleted since: the messages would have gone with it. Or it has left: then they would be lost.
+                    if number in self._partition.engine.state.forwards:
+                        entry.arrivals.append(Arrival(number, places, _elsewhere()))
+                    continue
                 if key is not None:
                     name = (number, key[0])
                     # A repeat comes behind its original, which may be of this drain, and behind all others before it.
@@ -499,6 +503,9 @@ class Inbox:
         state = partition.engine.state
         if partition.engine.closed:
             return  # the last commit is under way, and the next start gives them back
+        if state.carried:
+            for request in [entry.request for entry in entries]:
+                request.seqs = current_seqs(state.carried, request.seqs, request.leases)
         spent = 0
         later: list[_HeldBatch] = []
         for (action, lease_ms), same in groupby(entries, key=_SETTLES):
@@ -613,6 +620,10 @@ def _repeated(tag: int, queue: Queue, messages: Messages, known: list[str]) -> R
             priority = settings.priority_when_unset if priority is None else priority
             receipts.others[i] = Receipt(text, priority, at_ms, max(at_ms, visible_ms), duplicate=True)
     return receipts
+
+
+def _elsewhere() -> LanewayError:
+    return QueueElsewhere("the queue is in another partition by now", field="queue")
 
 
 def _gone() -> LanewayError:

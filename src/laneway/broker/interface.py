@@ -28,6 +28,7 @@ from laneway.broker.values import (
     PeekQuery,
     Place,
     QueueInfo,
+    QueueMove,
     RedriveRequest,
     Route,
     Target,
@@ -155,6 +156,7 @@ class Subscribe(Request):
     exclusive: bool = False
     no_ack: bool = False
     lease_ms: int | None = None
+    held: int = 0  # messages that it holds already: its queue came from another partition, and so did it
 
 
 class Unsubscribe(Request):
@@ -214,7 +216,14 @@ class ConsumerEnded(msgspec.Struct, frozen=True, gc=False):
     consumer: int
 
 
-Push = Delivered | ConsumerEnded
+class ConsumerLeft(msgspec.Struct, frozen=True, gc=False):
+    """Its queue goes to another partition, where the consumer is to be subscribed again. No front end hears of it."""
+
+    consumer: int
+    held: int
+
+
+Push = Delivered | ConsumerEnded | ConsumerLeft
 
 
 class Sync(Request):
@@ -552,6 +561,40 @@ class Receive(Request):
 
     sender: int  # its partition
     entries: list[OutboxEntry]  # number, and a parcel or a letter (core/outbox.py)
+
+
+class PlanMoves(Request):
+    """Which queues are not where they belong: of the names behind `after`, so many at most. Or one queue, which is to
+    go to a partition, or to its home. Answer: (list[PlannedMove], the last name looked at, or None at the end)."""
+
+    vhost: str = "/"
+    name: str | None = None
+    to: int | None = None  # of one queue; None: its home
+    is_all: bool = False  # also those that somebody placed
+    after: tuple[str, str] = ("", "")
+    limit: int = 1000
+
+
+class StartMoves(Request):
+    """Queues of this partition are to go to others, one after the other. Answer: how many were not to go before."""
+
+    moves: list[QueueMove]
+
+
+class ListMoves(Request):
+    """Answer: list[MovesInfo], one for each partition."""
+
+
+class CancelMoves(Request):
+    """Queues that have not begun to go stay. Answer: how many."""
+
+
+class Quiet(Request):
+    """A process holds back what is asked of a queue that goes, and this comes behind all that it asked before. Answer:
+    None."""
+
+    queue: QueueId
+    process: int
 
 
 # --- the two things that a front end holds

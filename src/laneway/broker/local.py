@@ -6,16 +6,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from itertools import chain
 from typing import Any
 
 from laneway.broker import interface as i
 from laneway.broker.inbox import Entry, tell
 from laneway.broker.partition import Partition
 from laneway.broker.parts import check_atomic, is_long, parts, placed, stored_bytes, stored_bytes_in_parts
-from laneway.broker.topology import Change, Owned, PartitionModel, TopologyModel, TopologyView
-from laneway.broker.values import Arrival, BatchOutcome, HistoryInfo, QueueName, Task
+from laneway.broker.topology import Change, Owned, PartitionModel, StandsStill, TopologyModel, TopologyView
+from laneway.broker.values import Arrival, BatchOutcome, HistoryInfo, PlannedMove, QueueName, Task
 from laneway.core import lease_commands
 from laneway.core.deliveries import Deliveries
+from laneway.core.departing import current_tokens
 from laneway.core.digits import own_tokens
 from laneway.core.partitions import partition_of
 from laneway.core.state import SESSION_LEASE
@@ -83,6 +85,8 @@ class LocalBroker:
             i.PutDocument: lambda r: p.put_document(r.collection, r.key, r.document, r.seen),
             i.RemoveDocument: lambda r: p.remove_document(r.collection, r.key, r.seen),
             i.Reserve: lambda r: p.crossing.reserve(r),
+            i.StartMoves: lambda r: p.moves.plan(r),
+            i.CancelMoves: lambda r: p.moves.cancel(),
         }
         # The same, but answered at once: they promise nothing that could be lost.
         self._looks: dict[type, Callable[[Any], Any]] = {
@@ -90,6 +94,9 @@ class LocalBroker:
             i.LimitPool: lambda r: p.sessions.limit_pool(r.session, r.pool, r.limit),
             i.Flow: lambda r: p.sessions.pause(r.session, r.paused),
             i.ListConsumers: lambda r: p.sessions.consumers(r),
+            i.PlanMoves: self._plan_moves,
+            i.ListMoves: lambda r: [p.moves.info()],
+            i.Quiet: lambda r: p.moves.quiet(r.queue, r.process),
             i.EndSession: lambda r: p.sessions.end(r.session),
             i.DescribeQueue: lambda r: p.queues.stats(r.vhost, r.name),
             i.ListTasks: self._list_tasks,
@@ -137,6 +144,13 @@ class LocalBroker:
             call(Owned(queue, session))
 
         self._partition.sessions.on_owned = owned
+        moving_before = self._partition.moves.on_moving
+
+        def moving(queue: i.QueueId, to: int | None) -> None:
+            moving_before(queue, to)
+            call(StandsStill(queue, to))
+
+        self._partition.moves.on_moving = moving
 
     def unbind_gone(self, vhost: str, name: str) -> None:
         """Remove the bindings to queues of this name that other partitions had and have no more."""
@@ -168,6 +182,22 @@ class LocalBroker:
     def when_durable(self, call: Callable[[Any], None]) -> None:
         """Have this called once everything done so far is durable; with an error if that cannot be."""
         self._partition.when_durable(call, None)
+
+    def rebind(self, vhost: str, name: str) -> None:
+        """The queue of this name has moved: bindings that lead to where it was lead to where it is."""
+        self._partition.exchanges.rebind(vhost, name)
+
+    def find_holders(self, call: Callable[[int], dict[int, int]]) -> None:
+        """Have this called for a queue: by lease id, the process (plus 1) whose session has it."""
+        self._partition.moves.holders = call
+
+    def process_gone(self, process: int) -> None:
+        """The clients of a process are gone: what they held goes back, also what they were given elsewhere."""
+        self._partition.moves.process_gone(process)
+
+    def is_carried(self, lease: int) -> bool:
+        """Whether a lease was given in another partition."""
+        return lease in self._partition.engine.state.carried
 
     def next_lease(self) -> int:
         """What a session is handed from now on has lease ids that are not below this."""
@@ -280,6 +310,12 @@ class LocalBroker:
     async def _publish_in_parts(self, request: i.Publish) -> list[Arrival]:
         """One after the other, each in a turn of its own and durable before the next. Others may have used the room
         that there was when it began: what there is none for any more is refused, like any other publish."""
+        given = request.targets
+        queues = set(chain.from_iterable(given)) if isinstance(given, list) else set(given)
+        with self._partition.moves.in_parts(queues):
+            return await self._publish_parts(request)
+
+    async def _publish_parts(self, request: i.Publish) -> list[Arrival]:
         arrivals: list[Arrival] = []
         for part, places in parts(request):
             size_bytes = stored_bytes(part)
@@ -347,13 +383,19 @@ class LocalBroker:
 
     def _settle(self, request: i.Settle, done: Done) -> None:
         self._check_settling(request.queue, len(request.settlements))
+        carried = self._partition.engine.state.carried
         for settlement in request.settlements:
             (settlement.token,) = own_tokens((settlement.token,), request.account)
+            if carried:
+                (settlement.token,) = current_tokens(carried, (settlement.token,))
         self._partition.inbox.add(Entry(request, done, self._partition.now()))
 
     def _ack(self, request: i.Ack, done: Done) -> None:
         self._check_settling(request.queue, len(request.tokens))
         request.tokens = own_tokens(request.tokens, request.account)
+        carried = self._partition.engine.state.carried
+        if carried:
+            request.tokens = current_tokens(carried, request.tokens)
         self._partition.inbox.add(Entry(request, done, self._partition.now()))
 
     def _check_settling(self, queue: i.QueueId, count: int) -> None:
@@ -383,7 +425,16 @@ class LocalBroker:
         partition.check_open()
         queue = partition.find_number(request.queue)
         partition.tick_if_due()
-        return partition.lease_again(queue, request.tokens, request.deadline_ms, request.lease_ms)
+        tokens = current_tokens(partition.engine.state.carried, request.tokens)
+        return partition.lease_again(queue, tokens, request.deadline_ms, request.lease_ms)
+
+    def _plan_moves(self, r: i.PlanMoves) -> tuple[list[PlannedMove], None]:
+        """There is no other partition."""
+        if r.name is not None:
+            self._partition.find_queue(r.vhost, r.name)
+        if r.to:
+            raise InvalidInput(f"there is no partition {r.to}, there is one", field="to")
+        return [], None
 
     def _delete_queue(self, r: i.DeleteQueue) -> Generator[None, None, int]:
         return self._partition.queues.delete(

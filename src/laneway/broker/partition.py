@@ -24,6 +24,7 @@ from laneway.broker.engine import Engine, Recovery
 from laneway.broker.exchanges import Exchanges
 from laneway.broker.inbox import Inbox, tell, told_of
 from laneway.broker.interface import SeenDocument, SessionId
+from laneway.broker.moves import Moves
 from laneway.broker.policies import Policies
 from laneway.broker.producers import Producers
 from laneway.broker.queues import Queues, check_owned
@@ -107,6 +108,7 @@ class Partition:
         self.waiting = Waiting(self)
         self.exchanges = Exchanges(self)
         self.sessions = Sessions(self)
+        self.moves = Moves(self)
         self.producers = Producers(self, staging_folder, self.limits.staging)
         self.cursors = Cursors(self, limit_bytes=self.limits.history_limit_bytes, history_ms=self.limits.history_ms)
 
@@ -137,6 +139,7 @@ class Partition:
         self.cursors.start()
         await asyncio.to_thread(self.engine.journal.drop)  # finishes one that was interrupted
         self.vhosts.start()
+        self.moves.start()
         self.producers.start()
         self.producers.clock_jumped(recovery.jumped_ms)
         await self.committer.durable()
@@ -160,6 +163,7 @@ class Partition:
                 timer.cancel()
         self.sessions.stop()
         self.producers.stop()
+        await self.moves.stop()
         await self.redrives.stop()
         self.waiting.end_all()
         await self.upkeep.stop()
@@ -566,6 +570,8 @@ class Partition:
 
     def find_number(self, number: int) -> Queue:
         queue = self._state.queues.get(number)
+        if queue is None or number in self.moves.frozen:
+            self.moves.check(number)
         if queue is None or number in self.queues.going:
             raise QueueNotFound("the queue was deleted meanwhile", field="queue")
         return queue

@@ -104,11 +104,11 @@ class Policies:
                         yield
                     if self._must_sweep:
                         break
-                    self._renew(vhost, name)
+                    self.renew(vhost, name)
         finally:
             self._is_sweeping = False
 
-    def _renew(self, vhost: str, name: str) -> None:
+    def renew(self, vhost: str, name: str) -> None:
         """Give a queue what its policies say now."""
         partition = self._partition
         queue = partition.engine.state.by_name.get((vhost, name))

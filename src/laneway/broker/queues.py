@@ -125,6 +125,8 @@ class Queues:
         """How many ready messages went with it. What is much goes in slices, before the queue does."""
         partition = self._partition
         queue = partition.open_queue(vhost, name, session)
+        if queue.number in partition.moves.moving:
+            raise Conflict(f"queue {name!r} is on its way to another partition; try again when it is there")
         if if_unused and queue.number in partition.sessions.audiences:
             raise QueueInUse(f"queue {name!r} has consumers", field="if_unused")
         if if_none_ready and queue.ready:
@@ -182,6 +184,14 @@ class Queues:
         self.gone_totals = list(map(add, self.gone_totals, queue.totals))
         self._partition.waiting.end(queue.number)
         self._partition.sessions.queue_gone(queue.number)
+
+    def left(self, queue: Queue) -> None:
+        """It has gone to another partition, as it was."""
+        del self.names[bisect_left(self.names, (queue.vhost, queue.name))]
+        self._partition.sessions.queue_left(queue.number)
+
+    def purge_all(self, queue: Queue) -> Generator[None, None, int]:
+        return self._purge(queue, leased=True, dead=True)
 
     def purge(self, vhost: str, name: str, session: SessionId = 0, *, leased: bool) -> Generator[None, None, int]:
         """How many messages went: those that wait, and with `leased` also those that consumers hold. What is much goes

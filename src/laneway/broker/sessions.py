@@ -13,6 +13,7 @@ from laneway.broker.audiences import Audience, Limit, Subscription
 from laneway.broker.interface import (
     AMQP,
     ConsumerEnded,
+    ConsumerLeft,
     Delivered,
     ListConsumers,
     Push,
@@ -208,6 +209,34 @@ class Sessions:
             r.session, r.consumer, r.queue, r.priority, r.credit, subscription.held, r.no_ack, r.exclusive, is_active
         )
 
+    def is_delivering(self, number: int) -> bool:
+        """Whether something leased is on its way to consumers of a queue: not durable yet, or not read."""
+        audience = self.audiences.get(number)
+        return audience is not None and any(one.on_its_way > 0 or one.is_reading for one in audience.members)
+
+    def consumers_leave(self, number: int) -> bool:
+        """The queue goes to another partition, and its consumers with it, each told how much it holds. Whether there
+        are any."""
+        audience = self.audiences.pop(number, None)
+        for session in self._sessions.values():
+            for one in [one for one in session.subscriptions.values() if one.queue == number]:
+                if not one.is_cancelled:
+                    one.leave_limits()
+                    left: list[Push] = [ConsumerLeft(one.number, one.held)]
+                    self._partition.hand_over(session.push, left, True)
+                one.grant(one.held)  # it counts where it is settled
+                del session.subscriptions[one.number]
+        return audience is not None
+
+    def queue_left(self, number: int) -> None:
+        """The queue has gone to another partition; whoever has it for itself has it there."""
+        timer = self._expiries.pop(number, None)
+        if timer is not None:
+            timer.cancel()
+        owner = self._sessions.get(self.owners.pop(number, 0))
+        if owner is not None:
+            owner.owned.pop(number, None)
+
     def queue_gone(self, number: int) -> None:
         """Called when a queue was deleted, however that came about."""
         owner = self._sessions.get(self.owners.pop(number, 0))
@@ -235,9 +264,9 @@ class Sessions:
             timer.cancel()
         expires_ms = queue.settings.expires_ms
         if expires_ms is not None and queue.number not in self.audiences:
-            self._expiries[queue.number] = self._partition.call_later(expires_ms, self._expire, queue.number)
+            self._expiries[queue.number] = self._partition.call_later(expires_ms, self.expire, queue.number)
 
-    def _expire(self, number: int) -> None:
+    def expire(self, number: int) -> None:
         queue = self._partition.engine.state.queues.get(number)
         if queue is None or number in self.audiences:
             return
@@ -253,7 +282,7 @@ class Sessions:
             # Not now: a full disk, or another queue's dead letters go there.
             self.used(queue)
             if queue.settings.auto_delete and number not in self._expiries:
-                self._expiries[number] = self._partition.call_later(RETRY_MS, self._expire, number)
+                self._expiries[number] = self._partition.call_later(RETRY_MS, self.expire, number)
 
     # Subscriptions
 
@@ -274,6 +303,8 @@ class Sessions:
             audience = self.audiences[queue.number] = Audience(queue)
         subscription = Subscription(self, request, session.pool(request.pool))
         subscription.is_paused = session.is_paused
+        if request.held and not request.no_ack:
+            subscription.take_over(request.held)
         session.subscriptions[request.consumer] = subscription
         audience.add(subscription)
         self.used(queue)
@@ -299,7 +330,7 @@ class Sessions:
             return
         del self.audiences[subscription.queue]
         if queue.settings.auto_delete:
-            self._expire(queue.number)
+            self.expire(queue.number)
         else:
             self.used(queue)
 

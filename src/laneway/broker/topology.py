@@ -31,6 +31,7 @@ class ListedQueue(Protocol):
     settings: QueueSettings
     created_at_ms: int
     changed_at_ms: int
+    placed: bool
 
 
 class Owned(msgspec.Struct, frozen=True, gc=False):
@@ -40,7 +41,14 @@ class Owned(msgspec.Struct, frozen=True, gc=False):
     session: SessionId
 
 
-Change = Event | Owned
+class StandsStill(msgspec.Struct, frozen=True, gc=False):
+    """A queue stands still from now on, as it goes to another partition; None: it stays, and goes on here."""
+
+    queue: QueueId
+    to: int | None
+
+
+Change = Event | Owned | StandsStill
 
 
 class TopologyModel(Protocol):
@@ -68,6 +76,14 @@ class TopologyModel(Protocol):
     @property
     def owners(self) -> Mapping[int, int]:
         """By number of a queue, the session that has it for itself alone."""
+
+    @property
+    def moving(self) -> Mapping[int, int]:
+        """By number of a queue that goes to another partition, which one that is."""
+
+    @property
+    def forwards(self) -> Mapping[int, int]:
+        """By number of a queue that went to another partition, the id that it has there."""
 
     def on_vhost_deleted(self, call: Callable[[str], None]) -> None: ...
 
@@ -107,6 +123,14 @@ class PartitionModel:
     @property
     def owners(self) -> Mapping[int, int]:
         return self._partition.sessions.owners
+
+    @property
+    def moving(self) -> Mapping[int, int]:
+        return self._partition.moves.moving
+
+    @property
+    def forwards(self) -> Mapping[int, int]:
+        return self._partition.engine.state.forwards
 
     def on_vhost_deleted(self, call: Callable[[str], None]) -> None:
         self._partition.vhosts.on_deleted.append(call)

@@ -44,17 +44,22 @@ __all__ = [
     "ExchangeInfo",
     "ExchangeSettings",
     "Extent",
+    "FailedMove",
     "Glimpse",
     "HistoryInfo",
     "Hop",
     "Messages",
+    "MoveProgress",
+    "MovesInfo",
     "PeekQuery",
     "Place",
+    "PlannedMove",
     "Policy",
     "ProducerInfo",
     "Properties",
     "QueueDeclared",
     "QueueInfo",
+    "QueueMove",
     "QueueName",
     "QueueSettings",
     "QueueStats",
@@ -299,3 +304,51 @@ class HistoryInfo(msgspec.Struct, frozen=True):
     named_position: int
     segments: list[Extent]
     alarms: list[Alarm]
+
+
+class QueueMove(msgspec.Struct, frozen=True):
+    """A queue that is to go to another partition."""
+
+    vhost: str
+    name: str
+    to: int
+    placed: bool = False  # it is to stay there, wherever its home is
+
+
+class PlannedMove(msgspec.Struct, frozen=True):
+    """A queue that is to go from one partition to another."""
+
+    vhost: str
+    name: str
+    here: int
+    to: int
+    placed: bool
+
+
+class MoveProgress(msgspec.Struct):
+    """The queue that is on its way, and how many of its messages have left."""
+
+    vhost: str
+    name: str
+    to: int
+    moved: int
+    total: int
+
+
+class FailedMove(msgspec.Struct, frozen=True):
+    """A queue that stayed where it was, and why."""
+
+    vhost: str
+    name: str
+    to: int
+    why: str
+
+
+class MovesInfo(msgspec.Struct, frozen=True):
+    """Of one partition: queues that are still to go, and what became of the others since rebalancing began."""
+
+    waiting: int
+    under_way: MoveProgress | None
+    moved_queues: int
+    moved_messages: int
+    failed: list[FailedMove]

@@ -149,10 +149,13 @@ class Waiting:
             if not waiters:
                 del self._waiters[waiter.queue]
 
-    def end(self, number: int) -> None:
+    def end(self, number: int, why: LanewayError | None = None) -> None:
         """Nobody gets anything of this queue any more."""
         for waiter in list(self._waiters.get(number, ())):
-            waiter.end()
+            if why is None:
+                waiter.end()
+            else:
+                waiter.fail(why)
 
     def end_all(self) -> None:
         for number in list(self._waiters):

@@ -45,6 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "account": ("laneway.cli.accounts:account", "List, create, change and delete accounts."),
     "key": ("laneway.cli.accounts:key", "Create, list and delete API keys."),
     "journal": ("laneway.cli.journal:journal", "Look into the journal in a data folder."),
+    "rebalance": ("laneway.cli.rebalance:rebalance", "Move queues to the partitions where they belong."),
     "rebalancing": ("laneway.cli.rebalancing:rebalancing", "Keep, show and clear the rebalancing plan."),
     "pipeline": ("laneway.cli.pipeline:pipeline", "Run jobs over the history of a queue, on Spark."),
     "demo": ("laneway.cli.demo:demo", "See it all at work: a server, an hour's traffic in a minute, a report."),

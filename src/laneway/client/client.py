@@ -359,6 +359,27 @@ class Client:
         """With its queues and exchanges."""
         self._call("DELETE", f"/vhosts/{_quoted(name)}")
 
+    # --- moves of queues between partitions
+
+    def rebalance(
+        self, queue: str | None = None, *, to: int | None = None, all: bool = False, dry_run: bool = False
+    ) -> dict[str, Any]:
+        """Move the queues that are not at home there; or one queue to its home, or to a partition. Which ones move."""
+        body: dict[str, Any] = {"all": all, "dry_run": dry_run}
+        if queue is not None:
+            body |= {"queue_name": queue, "vhost": self.vhost}
+        if to is not None:
+            body["to"] = to
+        return dict(self._call("POST", "/rebalance", body=body, repeatable=True))
+
+    def rebalance_status(self) -> dict[str, Any]:
+        """How far the moves are."""
+        return dict(self._call("GET", "/rebalance"))
+
+    def cancel_rebalance(self) -> int:
+        """Leave queues that have not begun to move where they are; how many."""
+        return int(self._call("DELETE", "/rebalance")["cancelled"])
+
     # --- the rebalancing plan
 
     def rebalancing(self) -> dict[str, Any]:

@@ -22,10 +22,11 @@ from laneway.cluster.following import FollowedTopology
 from laneway.cluster.overall import Overall
 from laneway.cluster.parcels import SESSION_BITS
 from laneway.cluster.spreading import Spreading, cut
+from laneway.cluster.standstill import Standstill
 from laneway.cluster.visits import Visitor
 from laneway.core.deliveries import Deliveries
 from laneway.core.partitions import NUMBER_BITS, local_number, partition_of, queue_id
-from laneway.errors import InvalidInput, LanewayError
+from laneway.errors import InvalidInput, LanewayError, QueueElsewhere
 
 Done = Callable[[Any], None]
 WhenKnown = Callable[[Callable[[], None]], None]
@@ -94,6 +95,7 @@ class Edge:
             i.EndSession: self._end_session,
             **self.overall.takers,
         }
+        self.standstill = Standstill(self, process)
 
     # The broker's calls
 
@@ -101,6 +103,8 @@ class Edge:
         return self.overall.health([one.health() for one in self._partitions], self._led)
 
     def send(self, request: i.Request, done: Done) -> int:
+        if self.standstill.is_busy:
+            return self.standstill.send(request, done)
         return self._takers[type(request)](request, done)
 
     async def ask(self, request: i.Request) -> Any:
@@ -116,16 +120,35 @@ class Edge:
         return given
 
     def withdraw(self, number: int, *, answer: bool = False) -> None:
-        if number > 0:
+        if number > 0 and not self.standstill.withdraw(number, answer=answer):
             its_number, partition = divmod(number, self._count)
             self._partitions[partition].withdraw(its_number, answer=answer)
 
     def open_session(self, push: Callable[[list[i.Push]], None]) -> i.SessionId:
         self._last_session += 1
-        self._visitors[self._last_session] = Visitor(self._last_session, self._partitions, push)
+        self._visitors[self._last_session] = Visitor(self._last_session, self, push)
         return self._last_session
 
     # For the parts of it
+
+    def dispatch(self, request: i.Request, done: Done) -> int:
+        """Send what no queue that stands still has to do with."""
+        return self._takers[type(request)](request, done)
+
+    def queue_of_consumer(self, session: i.SessionId, consumer: int) -> i.QueueId | None:
+        visitor = self._visitors.get(session)
+        request = visitor.requests.get(consumer) if visitor is not None else None
+        return request.queue if request is not None else None
+
+    def subscribe_again(self, request: i.Subscribe) -> None:
+        """A consumer whose queue has moved, or was about to."""
+        visitor = self._visitors.get(request.session)
+
+        def subscribed(answer: Any) -> None:
+            if isinstance(answer, LanewayError) and visitor is not None:
+                visitor.ended(request.consumer)
+
+        self._subscribe(request, subscribed)
 
     def to_partition(self, partition: int, request: i.Request, done: Done) -> int:
         """Send what has numbers of that partition already."""
@@ -187,22 +210,14 @@ class Edge:
                 self.spreading.after(request.queue, partial(self._lease, request, done))
                 return 0
             self.visit(request.session, partition)
-        if not partition:
-            number = self._sends[0](request, done)
-            return number * self._count if number > 0 else number
         r = request
-        numbered = i.Lease(
-            local_number(r.queue),
-            r.max_messages,
-            r.lease_ms,
-            r.wait_ms,
-            r.consumer,
-            r.account,
-            r.protocol,
-            r.session,
-            r.no_ack,
-        )
-        return self.to_partition(partition, numbered, partial(_leased, partition, done))
+        if partition:
+            r = msgspec.structs.replace(r, queue=local_number(r.queue))
+        asked = _AskedLease(self, request, done)
+        number = self._sends[partition](r, asked.answered)
+        if number > 0:
+            number = number * self._count + partition
+        return asked.sent(number)
 
     def _lease_again(self, request: i.LeaseAgain, done: Done) -> int:
         partition = request.queue >> NUMBER_BITS
@@ -279,6 +294,32 @@ class Edge:
         return 0
 
 
+class _AskedLease:
+    """A lease that was asked for. If its queue goes elsewhere meanwhile, it is asked for there."""
+
+    __slots__ = ("_done", "_edge", "_is_answered", "_number", "_request")
+
+    def __init__(self, edge: Edge, request: i.Lease, done: Done) -> None:
+        self._edge = edge
+        self._request = request
+        self._done = done
+        self._number = 0
+        self._is_answered = False
+
+    def sent(self, number: int) -> int:
+        """The number under which it waits."""
+        if not self._is_answered:
+            self._number = number
+        return self._number
+
+    def answered(self, answer: Any) -> None:
+        self._is_answered = True
+        if type(answer) is QueueElsewhere:
+            self._number = self._edge.standstill.again(self._request, self._done, self._number)
+        else:
+            _leased(partition_of(self._request.queue), self._done, answer)
+
+
 def numbered_by_queue(request: Any) -> Any:
     """A request for one queue, as its partition understands it."""
     if not partition_of(request.queue):
@@ -302,6 +343,6 @@ def arrived(partition: int, done: Done, answer: Any) -> None:
 
 
 def _leased(partition: int, done: Done, answer: Any) -> None:
-    if type(answer) is Deliveries and len(answer):
+    if partition and type(answer) is Deliveries and len(answer):
         answer.queue = queue_id(partition, answer.queue)
     done(answer)

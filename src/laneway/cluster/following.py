@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from laneway.broker.interface import OnDocument
-from laneway.broker.topology import Change, ListedQueue, Owned, TopologyModel
+from laneway.broker.topology import Change, ListedQueue, Owned, StandsStill, TopologyModel
 from laneway.core.events import (
     Bound,
     DocumentPut,
@@ -25,6 +25,7 @@ from laneway.core.events import (
     ExchangePut,
     Kind,
     QueueDeleted,
+    QueueDeparted,
     QueuePut,
     Unbound,
 )
@@ -46,6 +47,7 @@ class FollowedQueue(msgspec.Struct, gc=False):
     settings: QueueSettings
     created_at_ms: int
     changed_at_ms: int
+    placed: bool = False  # somebody said which partition it is to be in
 
 
 class TopologyPart(msgspec.Struct):
@@ -56,6 +58,8 @@ class TopologyPart(msgspec.Struct):
     bindings: list[tuple[str, Binding, int | None]] = []  # with the id of the queue it leads to
     documents: list[tuple[str, str, bytes]] = []  # collection, key, document
     owners: list[tuple[int, int]] = []  # of a queue
+    moving: list[tuple[int, int]] = []  # queues that go to other partitions, and to which
+    forwards: list[tuple[int, int]] = []  # queues that have gone there, and their ids
 
 
 #: One part has so much at most: it is made, sent and taken within a turn of the loop each.
@@ -74,12 +78,15 @@ def image_of(model: TopologyModel) -> Iterator[TopologyPart]:
     put = [(e.vhost, e.name, e.settings, e.created_at_ms) for e in exchanges]
     documents = [(name, *document) for name, there in model.documents.items() for document in there.items()]
     owners = list(model.owners.items())
+    moving, forwards = list(model.moving.items()), list(model.forwards.items())
     return chain(
         (TopologyPart(queues=list(map(_followed, some))) for some in _pieces(queues)),
         (TopologyPart(exchanges=some) for some in _pieces(put)),
         (TopologyPart(bindings=some) for some in _pieces(bindings)),
         (TopologyPart(documents=some) for some in _pieces(documents, lambda document: len(document[2]))),
         (TopologyPart(owners=some) for some in _pieces(owners)),
+        (TopologyPart(moving=some) for some in _pieces(moving)),
+        (TopologyPart(forwards=some) for some in _pieces(forwards)),
     )
 
 
@@ -98,7 +105,7 @@ def _pieces(values: list[_V], size_of: Callable[[_V], int] = lambda value: 0) ->
 
 def _followed(queue: ListedQueue) -> FollowedQueue:
     q = queue
-    return FollowedQueue(q.number, q.vhost, q.name, q.settings, q.created_at_ms, q.changed_at_ms)
+    return FollowedQueue(q.number, q.vhost, q.name, q.settings, q.created_at_ms, q.changed_at_ms, q.placed)
 
 
 def _id(target: int | str | None) -> int | None:
@@ -113,6 +120,8 @@ class _Beginning:
         self.routing = RoutingTable(topology.queues, topology.by_name)
         self.documents: dict[str, dict[str, bytes]] = {}
         self.owners: dict[int, int] = {}
+        self.moving: dict[int, int] = {}
+        self.forwards: dict[int, int] = {}
         self.changes: list[Change] = []  # since it was made
 
 
@@ -127,6 +136,7 @@ class Feed:
         self._appliers: dict[Kind, Callable[[Any], None]] = {
             Kind.QUEUE_PUT: self._queue_put,
             Kind.QUEUE_DELETED: self._queue_deleted,
+            Kind.QUEUE_DEPARTED: self._queue_departed,
         }
         if self._keeps_all:
             self._appliers |= {
@@ -164,18 +174,32 @@ class Feed:
             beginning.documents.setdefault(collection, {})[key] = document
         for number, owner in part.owners:
             beginning.owners[queue_id(partition, number)] = owner
+        beginning.moving.update((queue_id(partition, number), to) for number, to in part.moving)
+        beginning.forwards.update((queue_id(partition, number), there) for number, there in part.forwards)
 
     def end_image(self) -> None:
         """It is whole."""
         topology, beginning, partition = self.topology, self._beginning, self._partition
         assert beginning is not None
         self._beginning = None
-        gone = [n for n in topology.queues if partition_of(n) == partition and n not in beginning.queues]
+        topology.forwards |= beginning.forwards
+        # Those that have left are known until they are where they went.
+        there = beginning.queues | beginning.forwards.keys()
+        gone = [n for n in topology.queues if partition_of(n) == partition and n not in there]
         topology.forget(*gone, keeps_bindings=True)
         others = {queue: owner for queue, owner in topology.owners.items() if partition_of(queue) != partition}
         topology.owners = others | beginning.owners
         if self._keeps_all:
             topology.keep(beginning.routing, beginning.documents)
+        if topology.forwards:
+            topology.routing.readdress(topology.routed)
+        for number in [n for n in topology.moving if partition_of(n) == partition and n not in beginning.moving]:
+            if number not in topology.forwards:
+                topology.stands_still(number, None)
+        for number, to in beginning.moving.items():
+            topology.stands_still(number, to)
+        for number in [n for n in beginning.forwards if n in topology.queues]:
+            topology.arrive(number)
         for change in beginning.changes:
             self.apply(change)
         topology.heard_of(partition)
@@ -187,6 +211,9 @@ class Feed:
         if isinstance(change, Owned):
             self.topology.owners[queue_id(self._partition, change.queue)] = change.session
             return
+        if isinstance(change, StandsStill):
+            self.topology.stands_still(queue_id(self._partition, change.queue), change.to)
+            return
         applier = self._appliers.get(change.kind)
         if applier is not None:  # others keep documents of their own, which concern nobody else
             applier(change)
@@ -194,9 +221,15 @@ class Feed:
     def _queue_put(self, e: QueuePut) -> None:
         document, number = msgspec.json.decode(e.document, type=QueueDocument), queue_id(self._partition, e.queue)
         known = self.topology.queues.get(number)
-        created_at_ms = e.at_ms if known is None else known.created_at_ms
-        queue = FollowedQueue(number, document.vhost, document.name, document.settings, created_at_ms, e.at_ms)
+        created_at_ms = (document.created_at_ms or e.at_ms) if known is None else known.created_at_ms
+        named = document.vhost, document.name
+        queue = FollowedQueue(number, *named, document.settings, created_at_ms, e.at_ms, document.placed)
         self.topology.know(queue)
+
+    def _queue_departed(self, e: QueueDeparted) -> None:
+        number = queue_id(self._partition, e.queue)
+        self.topology.forwards[number] = e.target
+        self.topology.arrive(number)
 
     def _queue_deleted(self, e: QueueDeleted) -> None:
         self.topology.forget(queue_id(self._partition, e.queue), keeps_bindings=not self._keeps_all)
@@ -209,7 +242,7 @@ class Feed:
 
     def _bound(self, e: Bound) -> None:
         vhost, binding, elsewhere = decoded_binding(e)
-        self.topology.routing.bind(vhost, binding, elsewhere or e.queue or None)
+        self.topology.routing.bind(vhost, binding, self.topology.routed(elsewhere or e.queue) or None)
 
     def _unbound(self, e: Unbound) -> None:
         vhost, binding, _ = decoded_binding(e)
@@ -234,6 +267,8 @@ class FollowedTopology:
         self._on_document: list[OnDocument] = []
         self._on_queue_gone: list[Callable[[int, str, str], None]] = []
         self._on_heard: list[Callable[[int], None]] = []
+        self._on_still: list[Callable[[int, int | None], None]] = []
+        self._on_moved: list[Callable[[int, int], None]] = []
         self._waiting: list[tuple[Callable[[], bool], Callable[[], None]]] = []
         self.queues: dict[int, FollowedQueue] = {}
         self.by_name: dict[tuple[str, str], FollowedQueue] = {}
@@ -244,6 +279,21 @@ class FollowedTopology:
         self.documents: dict[str, dict[str, bytes]] = {}
         self.owners: dict[int, int] = {}
         self.vhosts: set[str] = {DEFAULT_VHOST}
+        self.moving: dict[int, int] = {}  # queues that go to other partitions, and to which
+        self.forwards: dict[int, int] = {}  # ids of queues that have left, and those that they have where they went
+        self._landed: dict[int, FollowedQueue] = {}  # by the id before: queues that are there, and have not left yet
+
+    def whereabouts(self, queue: int) -> int:
+        while queue in self.forwards:
+            queue = self.forwards[queue]
+        return queue
+
+    def routed(self, queue: int) -> int:
+        """The id that a binding leads to which was made for this one: that of before as long as the queue is known by
+        it."""
+        while queue in self.forwards and queue not in self.queues:
+            queue = self.forwards[queue]
+        return queue
 
     def home(self, vhost: str, name: str) -> int:
         return home(vhost, name, len(self.feeds))
@@ -273,6 +323,15 @@ class FollowedTopology:
         """Have this called with id, virtual host and name of each queue that goes."""
         self._on_queue_gone.append(call)
 
+    def on_still(self, call: Callable[[int, int | None], None]) -> None:
+        """Have this called with the id of each queue that stands still, and the partition that it goes to; or None if
+        it stays. It may be called again with one that stands still already."""
+        self._on_still.append(call)
+
+    def on_moved(self, call: Callable[[int, int], None]) -> None:
+        """Have this called with the id that a queue had, and the one that it has where it went."""
+        self._on_moved.append(call)
+
     def on_heard(self, call: Callable[[int], None]) -> None:
         """Have this called with each partition that begins to tell, or begins anew."""
         self._on_heard.append(call)
@@ -301,6 +360,11 @@ class FollowedTopology:
             before = self.queues.get(queue.number)
             if before == queue:
                 continue
+            leaving = self.by_name.get((queue.vhost, queue.name)) if self.moving or self.forwards else None
+            if leaving is not None and self._goes_to(leaving.number, partition_of(queue.number)):
+                self._landed[leaving.number] = queue
+                self.arrive(leaving.number)
+                continue
             changes += 1
             if before is not None:
                 self._drop_sender(before)
@@ -322,8 +386,50 @@ class FollowedTopology:
         if changes:
             self.routing.changed()
 
+    def _goes_to(self, number: int, partition: int) -> bool:
+        return partition_of(number) != partition and (
+            self.moving.get(number) == partition or partition_of(self.forwards.get(number, number)) == partition
+        )
+
+    def stands_still(self, number: int, to: int | None) -> None:
+        """A queue stands still, as it goes to another partition; None: it does not any more, and stays."""
+        if to is None:
+            self.moving.pop(number, None)
+        elif number in self.queues:
+            self.moving[number] = to
+        for call in self._on_still:
+            call(number, to)
+
+    def arrive(self, number: int) -> None:
+        """A queue that goes to another partition has its new id, once it has left here and is there."""
+        now = self.forwards.get(number)
+        queue = self._landed.get(number) or self.queues.get(now or 0)
+        before = self.queues.get(number)
+        if now is None or queue is None or before is None:
+            return
+        self._landed.pop(number, None)
+        self.moving.pop(number, None)
+        self._drop_sender(before)
+        if self.by_name.get((before.vhost, before.name)) is before:
+            self._drop_names([(before.vhost, before.name)])
+        if now in self.queues:  # it was known before this one
+            self._drop_sender(queue)
+            del self.queues[now]
+        self.know(queue)
+        self.routing.queue_departed(before, now)
+        del self.queues[number]
+        self.owners.pop(number, None)
+        self.routing.changed()
+        for call in self._on_moved:
+            call(number, now)
+        self.tell_changed()
+
     def forget(self, *numbers: int, keeps_bindings: bool) -> None:
         """Queues are gone. `keeps_bindings`: it is told of each that they go."""
+        for number in numbers:
+            if number in self.moving:
+                self._landed.pop(number, None)
+                self.stands_still(number, None)
         gone = [self.queues[number] for number in numbers if number in self.queues]
         if not gone:
             return

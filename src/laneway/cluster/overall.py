@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.broker import interface as i
-from laneway.broker.values import ConsumerState, QueueDeclared, QueueInfo, Task
+from laneway.broker.values import ConsumerState, MovesInfo, PlannedMove, QueueDeclared, QueueInfo, QueueMove, Task
+from laneway.cluster.following import FollowedQueue
+from laneway.core.commands import no_queue
 from laneway.core.partitions import local_number, partition_of, queue_id
 from laneway.errors import Conflict, InvalidInput, LanewayError, QueueElsewhere, QueueNotFound
 
@@ -41,7 +44,7 @@ CHANGES = {
     i.RemoveDocument,
     i.Sync,
 }
-_BY_NAME = (
+BY_NAME = (
     i.DeclareQueue,
     i.PutQueue,
     i.ChangeQueue,
@@ -91,7 +94,7 @@ class Overall:
         self._edge = edge
         self._barriers = barriers
         self.takers: dict[type, Callable[[Any, Done], int]] = {
-            **dict.fromkeys(_BY_NAME, self._by_name),
+            **dict.fromkeys(BY_NAME, self._by_name),
             **dict.fromkeys(_OF_THE_FIRST, partial(self._to, 0)),
             **dict.fromkeys(_BY_PARTITION, self._by_partition),
             i.DeleteQueue: self._delete_queue,
@@ -102,6 +105,10 @@ class Overall:
             i.ListTasks: self._list_tasks,
             i.GetTask: self._by_task,
             i.CancelTask: self._by_task,
+            i.PlanMoves: self._plan_moves,
+            i.StartMoves: self._start_moves,
+            i.ListMoves: self._list_moves,
+            i.CancelMoves: self._cancel_moves,
         }
 
     @property
@@ -260,6 +267,59 @@ class Overall:
             return sorted((task for tasks in answers for task in tasks), key=attrgetter("created_at_ms"), reverse=True)
 
         return self._all(request, made, done)
+
+    def _plan_moves(self, r: i.PlanMoves, done: Done) -> int:
+        """From the copy of the topology; so many names in one turn of the loop."""
+        model = self._edge.model
+        if r.to is not None and not 0 <= r.to < self._count:
+            done(InvalidInput(f"there is no partition {r.to}, there are {self._count}", field="to"))
+            return 0
+        if r.name is not None:
+            queue = model.by_name.get((r.vhost, r.name))
+            done(no_queue(r.vhost, r.name) if queue is None else ([*self._planned(queue, r.to, is_all=True)], None))
+            return 0
+        start = bisect_right(model.names, r.after)
+        names = model.names[start : start + r.limit]
+        moves = [m for name in names for m in self._planned(model.by_name[name], None, is_all=r.is_all)]
+        done((moves, names[-1] if len(names) == r.limit else None))
+        return 0
+
+    def _planned(self, queue: FollowedQueue, to: int | None, *, is_all: bool) -> Iterator[PlannedMove]:
+        home, here = self._edge.model.home(queue.vhost, queue.name), partition_of(queue.number)
+        there = home if to is None else to
+        placed = there != home
+        if (there != here or (to is not None and placed != queue.placed)) and (is_all or not queue.placed):
+            yield PlannedMove(queue.vhost, queue.name, here, there, placed)
+
+    def _start_moves(self, request: i.StartMoves, done: Done) -> int:
+        """Each partition is told of its own queues."""
+        shares: dict[int, list[QueueMove]] = {}
+        for move in request.moves:
+            if not 0 <= move.to < self._count:
+                done(InvalidInput(f"there is no partition {move.to}, there are {self._count}", field="to"))
+                return 0
+            shares.setdefault(self.partition_of(move.vhost, move.name), []).append(move)
+        answers: list[Any] = []
+
+        def answered(answer: Any) -> None:
+            answers.append(answer)
+            if len(answers) >= len(shares):
+                done(next((a for a in answers if isinstance(a, LanewayError)), None) or sum(answers))
+
+        for partition, moves in shares.items():
+            self._to(partition, i.StartMoves(moves), answered)
+        if not shares:
+            done(0)
+        return 0
+
+    def _list_moves(self, request: i.ListMoves, done: Done) -> int:
+        def made(answers: list[list[MovesInfo]]) -> list[MovesInfo]:
+            return [one for answer in answers for one in answer]
+
+        return self._all(request, made, done)
+
+    def _cancel_moves(self, request: i.CancelMoves, done: Done) -> int:
+        return self._all(request, sum, done)
 
     def _list_consumers(self, request: i.ListConsumers, done: Done) -> int:
         if request.session is None and request.queue is not None:

@@ -13,8 +13,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from laneway.broker.interface import (
     ConsumerEnded,
+    ConsumerLeft,
     EndSession,
     Flow,
     Lease,
@@ -65,7 +68,9 @@ class RemoteSession:
 
     def note(self, request: Request) -> None:
         if isinstance(request, Subscribe):
-            self.subscriptions[request.consumer] = request
+            # Another leader has had all given back that it held.
+            kept = msgspec.structs.replace(request, held=0) if request.held else request
+            self.subscriptions[request.consumer] = kept
         elif isinstance(request, Unsubscribe):
             self.subscriptions.pop(request.consumer, None)
         elif isinstance(request, LimitPool):
@@ -284,7 +289,7 @@ class RemoteBroker(LinkOwner):
         session = self._sessions.get(number)
         if session is not None:
             for push in pushes:
-                if isinstance(push, ConsumerEnded):
+                if isinstance(push, ConsumerEnded | ConsumerLeft):
                     session.subscriptions.pop(push.consumer, None)
             session.push(pushes)
 

@@ -69,6 +69,15 @@ class LedBroker(Broker, Protocol):
     def when_durable(self, call: Callable[[Any], None]) -> None:
         """Have this called once everything done so far is durable; with an error if that cannot be."""
 
+    def find_holders(self, call: Callable[[int], dict[int, int]]) -> None:
+        """Have this called for a queue: by lease id, the process (plus 1) whose session has it."""
+
+    def process_gone(self, process: int) -> None:
+        """The clients of a process are gone: what they held goes back, also what they were given elsewhere."""
+
+    def is_carried(self, lease: int) -> bool:
+        """Whether a lease was given in another partition."""
+
     def next_lease(self) -> int:
         """What a session is handed from now on has lease ids that are not below this."""
 
@@ -100,6 +109,13 @@ class PartitionServer(LinkOwner):
         self._timer: asyncio.TimerHandle | None = None
         self.barrier = Barrier()
         broker.follow(self._changed)
+        broker.find_holders(self._holders)
+
+    def _holders(self, queue: int) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for edge in self._edges.values():
+            found.update(dict.fromkeys(edge.leases_of(queue), edge.number + 1))
+        return found
 
     async def start(self, address: str) -> None:
         """`address`: the path of a Unix socket, or HOST:PORT, which takes a secret."""
@@ -197,6 +213,7 @@ class PartitionServer(LinkOwner):
         if edge is not None:
             self.barrier.left(link)
             edge.end()
+            self._broker.process_gone(edge.number)
 
     def link_full(self, link: Link, is_full: bool) -> None:
         edge = self._edges.get(link)
@@ -368,9 +385,10 @@ class RemoteEdge:
 
     def _settled(self, request: SettleHeld) -> SettleHeld:
         """Without what was handed out over an earlier link: that went back when it was lost, and no consumer of this
-        one was charged for it."""
+        one was charged for it. What was handed out in another partition is kept."""
         if len(request.leases) and min(request.leases) < self._first_lease:
-            kept = [i for i, lease in enumerate(request.leases) if lease >= self._first_lease]
+            is_carried = self._broker.is_carried
+            kept = [i for i, one in enumerate(request.leases) if one >= self._first_lease or is_carried(one)]
             seqs, leases = [request.seqs[i] for i in kept], [request.leases[i] for i in kept]
             request = msgspec.structs.replace(request, seqs=seqs, leases=leases)
         if request.action != "extend":
@@ -382,6 +400,10 @@ class RemoteEdge:
         holdings = self._sessions.get(request.session)
         if holdings is not None:
             holdings.settled(request.queue, request.leases)
+
+    def leases_of(self, queue: int) -> list[int]:
+        """That sessions have of a queue, and some that they had."""
+        return [lease for holdings in self._sessions.values() for lease in holdings.leases(queue)]
 
     def hold_back(self, is_full: bool) -> None:
         """It does not take what it is sent: give it no more messages; or go on, with those whose clients take them."""
@@ -470,6 +492,9 @@ class Holdings:
                 parts[0] = seqs[size:], handed[size:]
         self._noted[queue] = self._noted.get(queue, 0) - at
         self._counted[queue] = self._counted.get(queue, 0) + count - at
+
+    def leases(self, queue: int) -> list[int]:
+        return [lease for _, leases in self._by_queue.get(queue, ()) for lease in leases]
 
     def all(self) -> list[tuple[int, Sequence[int], Sequence[int]]]:
         return [(queue, seqs, leases) for queue, parts in self._by_queue.items() for seqs, leases in parts]

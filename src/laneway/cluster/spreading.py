@@ -161,7 +161,7 @@ class Spreading:
             self._reserve(job, settlement)
         for partition in set(map(partition_of, job.queues)) - {self._at}:
             job.missing += 1
-            self._edge.to_partition(partition, _PROBE, partial(self._probed, job))
+            self._edge.to_partition(partition, PROBE, partial(self._probed, job))
         self._probed(job, None)
 
     def _probed(self, job: _Job, _: Any) -> None:
@@ -205,7 +205,7 @@ class Spreading:
 
 
 #: Answered at once, behind what came before it.
-_PROBE = i.ListConsumers(limit=1)
+PROBE = i.ListConsumers(limit=1)
 
 
 def _queues(targets: i.Targets | list[i.Targets]) -> set[i.QueueId]:

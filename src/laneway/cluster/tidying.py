@@ -23,6 +23,8 @@ STEP_COUNT = 500  # queues whose bindings go in one turn of the loop
 class TidyPartition(Protocol):
     def unbind_gone(self, vhost: str, name: str) -> None: ...
 
+    def rebind(self, vhost: str, name: str) -> None: ...
+
     def bound_to_gone(self) -> set[tuple[str, str]]: ...
 
     def delete_queues_in(self, is_gone: Callable[[str], bool], done: Callable[[object], None]) -> None: ...
@@ -40,6 +42,7 @@ class Tidying:
             self._soon(self._delete_queues)
         else:
             model.on_queue_gone(self._queue_gone)
+            model.on_moved(self._queue_moved)
             model.on_heard(lambda other: self._soon(self._unbind_all))
             self._soon(self._unbind_all)
 
@@ -73,6 +76,11 @@ class Tidying:
         if partition_of(number) and self._model.is_complete and self._model.routing.into(vhost, "queue", name):
             self._unbind([(vhost, name)])
 
+    def _queue_moved(self, before: int, now: int) -> None:
+        queue = self._model.queues[now]
+        if self._model.routing.into(queue.vhost, "queue", queue.name):
+            self._unbind([(queue.vhost, queue.name)])
+
     def _unbind_all(self) -> None:
         if self._model.is_complete:
             self._unbind(self._broker.bound_to_gone())
@@ -85,6 +93,7 @@ class Tidying:
     def _unbind_some(self) -> None:
         """A process that was killed may take thousands of queues with it."""
         for vhost, name in list(islice(self._unbound, STEP_COUNT)):
+            self._broker.rebind(vhost, name)
             self._broker.unbind_gone(vhost, name)
             del self._unbound[vhost, name]
         if self._unbound:

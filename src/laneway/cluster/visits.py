@@ -8,15 +8,15 @@ than that together waits here until the client has settled others: it is leased 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from laneway.broker import interface as i
-from laneway.core.partitions import partition_of, queue_id
+from laneway.core.partitions import queue_id
 
 if TYPE_CHECKING:
-    from laneway.cluster.edge import PartitionBroker
+    from laneway.cluster.edge import Edge
 
 Push = Callable[[list[i.Push]], None]
 
@@ -70,13 +70,14 @@ class SharedPool:
 class Visitor:
     """One session, and what partitions are told of it when it comes to them."""
 
-    def __init__(self, number: i.SessionId, partitions: Sequence[PartitionBroker], push: Push) -> None:
+    def __init__(self, number: i.SessionId, edge: Edge, push: Push) -> None:
         self._number = number
-        self._partitions = partitions
+        self._edge = edge
         self._push = push
         self._is_paused = False
         self.opened: set[int] = set()
         self.consumers: dict[int, int] = {}  # the partition of each
+        self.requests: dict[int, i.Subscribe] = {}  # of each, as it was asked for
         self.pooled: dict[int, SharedPool] = {}  # by consumer; also of one that is cancelled
         self._pools: dict[int, SharedPool] = {}
 
@@ -86,7 +87,7 @@ class Visitor:
 
     def open(self, partition: int) -> None:
         self.opened.add(partition)
-        broker = self._partitions[partition]
+        broker = self._edge.partition(partition)
         broker.open_session(partial(self._pushed, partition), self._number)
         if self._is_paused:
             broker.send(i.Flow(self._number, True), _not_answered)
@@ -96,6 +97,7 @@ class Visitor:
     def subscribe(self, partition: int, request: i.Subscribe) -> None:
         """Before the partition is asked."""
         self.consumers[request.consumer] = partition
+        self.requests[request.consumer] = request
         if request.pool and not request.no_ack:
             pool = self._pools.setdefault(request.pool, SharedPool())
             self.pooled[request.consumer] = pool
@@ -107,16 +109,22 @@ class Visitor:
     def forget(self, consumer: int) -> None:
         """It is no consumer, as the partition says."""
         self.consumers.pop(consumer, None)
+        self.requests.pop(consumer, None)
         self.pooled.pop(consumer, None)
+
+    def ended(self, consumer: int) -> None:
+        """Its queue is gone."""
+        self._pushed(self.consumers.get(consumer, 0), [i.ConsumerEnded(consumer)])
 
     def unsubscribed(self, consumer: int) -> None:
         """Nothing more is pushed to it: what waits goes back."""
         self.consumers.pop(consumer, None)
+        self.requests.pop(consumer, None)
         pool = self.pooled.get(consumer)
         for pushed in pool.take(consumer) if pool is not None else ():
             d = pushed.deliveries
-            release = i.SettleHeld(self._number, d.queue & 0xFFFFFFFF, d.seqs, d.leases, "release", consumer)
-            self._send(partition_of(d.queue), release)
+            release = i.SettleHeld(self._number, d.queue, d.seqs, d.leases, "release", consumer)
+            self._edge.send(release, _not_answered)  # its queue may be elsewhere by now
 
     def limit(self, request: i.LimitPool) -> None:
         pool = self._pools.setdefault(request.pool, SharedPool())
@@ -147,11 +155,12 @@ class Visitor:
 
     def end(self) -> None:
         self._push = _nobody
+        self.requests.clear()
         for partition in sorted(self.opened):
             self._send(partition, i.EndSession(self._number))
 
     def _send(self, partition: int, request: i.Request) -> None:
-        self._partitions[partition].send(request, _not_answered)
+        self._edge.partition(partition).send(request, _not_answered)
 
     # Pushes
 
@@ -166,8 +175,11 @@ class Visitor:
                 allowed = push if pool is None else pool.admit(push)
                 if allowed is not None:
                     admitted.append(allowed)
+            elif type(push) is i.ConsumerLeft:
+                self._edge.standstill.consumer_left(self, push.consumer, push.held)
             else:
                 self.consumers.pop(push.consumer, None)
+                self.requests.pop(push.consumer, None)
                 pool = pooled.get(push.consumer)
                 if pool is not None:
                     pool.take(push.consumer)  # they went with their queue

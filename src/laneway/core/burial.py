@@ -139,12 +139,14 @@ def _bury(
             event.bound_for = bound_for
             event.tenants = () if bound_for else _tenants(state, queue, group, number)
             yield event
-        own = [local_number(there) for there in targets if partition_of(there) == state.partition]
+        here = map(state.whereabouts, targets)
+        own = [local_number(there) for there in here if partition_of(there) == state.partition]
         wave.grown.update(dict.fromkeys(own))
 
 
 def where_to(state: State, target: int, now_ms: int) -> Generator[QueuePut, None, tuple[int, int]]:
     """For the id of a queue: the number of the queue to move to, and if that is an outbox, the id once more."""
+    target = state.whereabouts(target)
     partition = partition_of(target)
     if partition == state.partition:
         return local_number(target), 0
@@ -329,7 +331,7 @@ def redrive(
             failed.append(seq)
             continue
         seen.add(seq)
-        whither = target if target is not None else origin_of(state, queue, seq)
+        whither = state.world.whereabouts(target if target is not None else origin_of(state, queue, seq))
         if whither in state.world.queues:
             by_target.setdefault(whither, []).append(seq)
         else:

@@ -94,7 +94,8 @@ def put_queue(
     if queue is None and count >= max_queues:
         raise LimitExceeded(f"there are {count} queues already, {max_queues} are allowed", field="queue")
     if queue is None or queue.settings != settings:
-        document = msgspec.json.encode(QueueDocument(vhost, name, settings))
+        placed = queue is not None and queue.placed
+        document = msgspec.json.encode(QueueDocument(vhost, name, settings, placed=placed))
         yield QueuePut(queue.number if queue else state.next_queue, now_ms, document)
 
 

@@ -34,7 +34,8 @@ SEQ_MASK = (1 << 48) - 1
 #:
 #:     bit 62 set · 61 … 48 the account's mark · 47 … 0 by chance, but for bit 39 and the one that the index may reach
 #:
-#: The others are counted: bit 62 is clear, the epoch stands from bit 40 on, and bit 39 is set in those of sessions.
+#: The others are counted: bit 62 is clear, the partition stands from bit 52 on, the epoch from bit 40 on, and bit 39 is
+#: set in those of sessions.
 SECRET_LEASE = 1 << 62
 _MARK_BITS = 0x3FFF
 _CHANCE = 0xFF << 40 | (1 << 38) - 1

@@ -20,6 +20,8 @@ class Kind(IntEnum):
     QUEUE_PUT = 2
     QUEUE_DELETED = 3
     QUEUE_PURGED = 4
+    QUEUE_DEPARTED = 5
+    QUEUE_TOLD = 6
     PUBLISHED = 10
     LEASED = 11
     ACKED = 12
@@ -37,6 +39,7 @@ class Kind(IntEnum):
     TOLD = 25
     RECEIVED = 26
     RESERVED = 27
+    RESUMED = 28
     EXCHANGE_PUT = 30
     EXCHANGE_DELETED = 31
     BOUND = 32
@@ -57,6 +60,7 @@ class Cause(IntEnum):
     REDRIVEN = 9
     DEPARTED = 10  # from an outbox: the partition that it was for has it
     RETURNED = 11  # from another partition, where the queue it was bound for is gone
+    REBALANCED = 12  # its whole queue goes to another partition, and it goes on there as it was
 
 
 #: What an event of several queues says of them, in the order of its messages: (queue, how many); its `queue` is the
@@ -103,6 +107,25 @@ class QueuePurged(msgspec.Struct, gc=False):
     queue: int
     at_ms: int
     before_seq: int
+
+
+class QueueDeparted(msgspec.Struct, gc=False):
+    """All that the queue had is in the outbox of another partition, where it has the id `target` from now on."""
+
+    kind: ClassVar[Kind] = Kind.QUEUE_DEPARTED
+    queue: int
+    at_ms: int
+    target: int
+    document: bytes  # as in QueuePut
+
+
+class QueueTold(msgspec.Struct, gc=False):
+    """What a queue brought from another partition beside its messages. There may be several; they add up."""
+
+    kind: ClassVar[Kind] = Kind.QUEUE_TOLD
+    queue: int
+    at_ms: int
+    document: bytes  # MessagePack: stories.QueueBaggage
 
 
 class Published(msgspec.Struct, gc=False):
@@ -233,6 +256,9 @@ class Moved(msgspec.Struct, gc=False):
     births: Births | None = None
     tenants: Sequence[str] = ()  # "": none; empty: nobody has one, or the target is not fair
     bound_for: int = 0  # if the target is an outbox: the id of the queue of another partition
+    # Of REBALANCED, what the state does not say of each message; empty: nothing to be said of any.
+    expires_at: Sequence[int] = ()
+    holders: Sequence[int] = ()  # as Baggage.holder
 
 
 class Copied(msgspec.Struct, gc=False):
@@ -257,7 +283,8 @@ class Copied(msgspec.Struct, gc=False):
 
 class Arrived(msgspec.Struct, gc=False):
     """A message that came from another partition. It keeps its id and has a record of its own here. What it brought
-    beside is in the Told event behind this one. RETURNED: it is dead in the queue at once."""
+    beside is in the Told event behind this one. RETURNED: it is dead in the queue at once. REBALANCED: it is nowhere in
+    the queue until the Resumed event behind this one, which says where."""
 
     kind: ClassVar[Kind] = Kind.ARRIVED
     queue: int
@@ -289,6 +316,21 @@ class Told(msgspec.Struct, gc=False):
     at_ms: int
     seq: int
     story: bytes  # MessagePack: stories.Story
+
+
+class Resumed(msgspec.Struct, gc=False):
+    """A message that came with its whole queue goes on as it was in the other partition."""
+
+    kind: ClassVar[Kind] = Kind.RESUMED
+    queue: int
+    at_ms: int
+    seq: int
+    state: int  # table.READY, LEASED, DELAYED or DEAD
+    receives: int
+    lease: int  # 0: it is not leased
+    due_ms: int  # deadline of the lease, end of the delay
+    expires_ms: int  # 0: never
+    story: bytes  # MessagePack: stories.Story, with the baggage
 
 
 class Received(msgspec.Struct, gc=False):
@@ -403,6 +445,8 @@ Event = (
     | QueuePut
     | QueueDeleted
     | QueuePurged
+    | QueueDeparted
+    | QueueTold
     | Published
     | Leased
     | Acked
@@ -414,6 +458,7 @@ Event = (
     | Copied
     | Arrived
     | Told
+    | Resumed
     | Received
     | Removed
     | Relocated

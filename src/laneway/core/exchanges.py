@@ -316,6 +316,24 @@ class RoutingTable:
             self.delete(queue.vhost, name)
         self.changed()
 
+    def queue_departed(self, queue: NamedQueue, there: int) -> None:
+        """While its name still leads to its number: from now on it has another id."""
+        for key, binding in self._into.get((queue.vhost, "queue", queue.name), {}).items():
+            exchange = self.exchanges[queue.vhost][binding.source]
+            if self._target(exchange, key, binding) == queue.number:
+                exchange.index.remove(binding.routing_key, binding.arguments, queue.number)
+                exchange.ids[key] = there
+                exchange.index.add(binding.routing_key, binding.arguments, there)
+        self.changed()
+
+    def readdress(self, current: Callable[[int], int]) -> None:
+        """Queues have other ids than bindings say: those that `current` gives for them."""
+        for vhost, there in self.exchanges.items():
+            for exchange in there.values():
+                for key, queue in list(exchange.ids.items()):
+                    if current(queue) != queue:
+                        self.bind(vhost, exchange.bindings[key], current(queue))
+
     def bind(self, vhost: str, binding: Binding, queue: int | None = None) -> None:
         """`queue`: the id of the queue it leads to; None: the one of that name here."""
         exchange = self.find(vhost, binding.source)

@@ -11,11 +11,26 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway.core import queue as q_
-from laneway.core.deadlines import TTL, coarse
-from laneway.core.events import Arrived, Cause, Copied, DeadLettered, Moved, Removed, Told
+from laneway.core.deadlines import LEASE, TTL, coarse
+from laneway.core.events import Arrived, Cause, Copied, DeadLettered, Moved, Removed, Resumed, Told
 from laneway.core.partitions import queue_id
-from laneway.core.stories import REASONS, Story, died
-from laneway.core.table import DEAD, GROUPED, OVERDUE, READY, SLAB_BITS, SLAB_MASK, STORIED
+from laneway.core.stories import REASONS, Baggage, Carried, Story, died
+from laneway.core.table import (
+    DEAD,
+    DELAYED,
+    GROUPED,
+    HAS_CONSUMER,
+    LEASED,
+    NAMED_TIME,
+    OVERDUE,
+    READY,
+    SCHEDULED,
+    SLAB_BITS,
+    SLAB_MASK,
+    STORIED,
+    TENANTED,
+    Slab,
+)
 
 if TYPE_CHECKING:
     from laneway.core.queue import Queue
@@ -54,7 +69,7 @@ def moved(state: State, e: Moved) -> None:
         _arrive(state, target, row, story, group, e.tenants[at] if e.tenants else "", e.at_ms)
     if e.cause == Cause.REDRIVEN:
         queue.totals[q_.REDRIVEN] += len(e.seqs)
-    else:
+    elif e.cause != Cause.REBALANCED:
         _count_deaths(queue, e)
     _count_arrivals(state, target, e)
 
@@ -81,6 +96,16 @@ def _carried(state: State, queue: Queue, seq: int, e: Moved | Copied, at: int) -
     enqueued_ms = (slab.enqueued_ms or slab.since_ms)[i]
     row = slab.location[i], slab.size[i], e.priorities[at] if e.priorities else priority, enqueued_ms
     on_its_way = (e.bound_for, queue.number) if e.bound_for else (0, 0)
+    if e.cause == Cause.REBALANCED:
+        assert isinstance(e, Moved)
+        story = Story(seq, 0, ()) if told is None else told
+        said = _baggage(state, slab, seq, e.expires_at[at], e.holders[at])
+        bound_for, left = on_its_way
+        return (
+            row,
+            msgspec.structs.replace(story, priority=None, bound_for=bound_for, left=left, baggage=said),
+            group or story.group,
+        )
     if e.cause == Cause.REDRIVEN:
         assert told is not None
         again = Story(told.record_seq, 0, told.deaths, "", None, None, len(told.deaths), None, 0, *on_its_way, told.tag)
@@ -97,6 +122,21 @@ def _carried(state: State, queue: Queue, seq: int, e: Moved | Copied, at: int) -
         story.record_seq, origin, story.deaths, "", exchange, key, redriven, None, 0, *on_its_way, story.tag
     )
     return row, told_on, group
+
+
+def _baggage(state: State, slab: Slab, seq: int, expires_ms: int, holder: int) -> Baggage:
+    i = seq & SLAB_MASK
+    found, flags = slab.state[i], slab.flags[i] & (OVERDUE | SCHEDULED | NAMED_TIME)
+    about = found, flags, slab.receives[i], slab.since_ms[i]
+    if found == DELAYED:
+        return Baggage(*about, slab.due_ms[i], expires_ms)
+    if found != LEASED:
+        return Baggage(*about, 0, expires_ms)
+    lease = slab.lease[i]
+    known = state.carried.get(lease)
+    given = seq if known is None else known.given_seq
+    holder = holder if known is None else known.holder
+    return Baggage(*about, slab.due_ms[i], expires_ms, lease, given, holder, state.consumers.get(seq, ""))
 
 
 def removed(state: State, e: Removed) -> None:
@@ -116,17 +156,72 @@ def arrived(state: State, e: Arrived) -> None:
     _check_next(state, e.seq)
     row = e.location, e.size, e.priority, e.enqueued_ms
     story = Story(e.number, 0, (), tag=e.tag if e.tag != state.tag else 0)
+    if e.cause == Cause.REBALANCED:
+        _come(state, queue, row, story, e.group, e.tenant, e.at_ms)
+        return
     _arrive(state, queue, row, story, e.group, e.tenant, e.at_ms, is_dead=e.cause == Cause.RETURNED)
     queue.totals[q_.MOVED_IN] += 1
     if not queue.retention_armed_ms:
         state.arm_retention(queue, queue.keeps_until(e.at_ms))
 
 
+def resumed(state: State, e: Resumed) -> None:
+    """After `arrived`, which has put it into its group, or to its tenant, and nowhere else."""
+    queue, story = state.queues[e.queue], msgspec.msgpack.decode(e.story, type=Story)
+    said = story.baggage
+    assert said is not None
+    _tell(state, e.seq, msgspec.structs.replace(story, baggage=None))
+    slab, i = state.table.owned(e.seq), e.seq & SLAB_MASK
+    slab.set_times(i, said.since_ms, (slab.enqueued_ms or slab.since_ms)[i])
+    slab.receives[i] = e.receives
+    slab.flags[i] |= said.flags
+    if e.expires_ms:
+        state.deadlines.add(e.expires_ms, TTL, queue.number, (e.seq,))
+    until_ms = queue.keeps_until(said.since_ms)
+    if not queue.retention_armed_ms or until_ms < queue.retention_armed_ms:
+        state.arm_retention(queue, until_ms)
+    if e.state == DEAD:
+        slab.state[i] = DEAD
+        queue.dead[e.seq] = None
+    elif e.state == LEASED:
+        _lease_goes_on(state, queue, slab, e, said)
+    else:
+        queue.bytes_waiting += slab.size[i]
+        if e.state == READY:
+            state.make_ready(queue, slab, e.seq, slab.priority[i], fresh=True)
+        else:
+            state.delay(queue, slab, e.seq, e.due_ms)
+
+
+def _lease_goes_on(state: State, queue: Queue, slab: Slab, e: Resumed, said: Baggage) -> None:
+    i = e.seq & SLAB_MASK
+    if not slab.lease:
+        slab.widen()
+    slab.state[i], slab.lease[i], slab.due_ms[i] = LEASED, e.lease, e.due_ms
+    queue.leased += 1
+    if slab.flags[i] & GROUPED:
+        group = queue.group_of[e.seq]
+        group.outstanding += 1
+        group.offered = 0
+    elif slab.flags[i] & TENANTED:
+        assert queue.tenants is not None
+        queue.tenants.lease(slab.tenant[i])
+    if said.consumer:
+        state.consumers[e.seq] = said.consumer
+        slab.flags[i] |= HAS_CONSUMER
+    state.deadlines.add(e.due_ms, LEASE, 0, (e.seq,))
+    state.carried[e.lease] = Carried(said.seq, e.seq, said.holder)
+
+
 def told(state: State, e: Told) -> None:
-    known, story = state.stories[e.seq], msgspec.msgpack.decode(e.story, type=Story)
+    _tell(state, e.seq, msgspec.msgpack.decode(e.story, type=Story))
+
+
+def _tell(state: State, seq: int, story: Story) -> None:
+    known = state.stories[seq]
     state.count_origin(known.origin, -1)
     state.count_origin(story.origin, 1)
-    state.stories[e.seq] = msgspec.structs.replace(
+    state.stories[seq] = msgspec.structs.replace(
         story, record_seq=known.record_seq, tag=known.tag, priority=known.priority, group=known.group or story.group
     )
 
@@ -139,14 +234,31 @@ def _check_next(state: State, first_seq: int) -> None:
 def _arrive(
     state: State, target: Queue, row: Row, story: Story, group: str, tenant: str, at_ms: int, *, is_dead: bool = False
 ) -> None:
-    """A message under a new number at the end of a queue, or dead in it, with the record and the story it has. A queue
-    takes it at its own highest priority at most. In an outbox neither group nor tenant counts."""
+    """A message under a new number at the end of a queue, or dead in it, with the record and the story it has. In an
+    outbox neither group nor tenant counts."""
+    if is_dead or story.bound_for:
+        if group:
+            story = msgspec.structs.replace(story, group=group)
+        group = tenant = ""
+    new, slab = _come(state, target, row, story, group, tenant, at_ms)
+    if is_dead:
+        slab.state[new & SLAB_MASK] = DEAD
+        target.dead[new] = None
+        return
+    state.make_ready(target, slab, new, slab.priority[new & SLAB_MASK], fresh=True)
+    target.bytes_waiting += slab.size[new & SLAB_MASK]
+    ttl_ms = target.settings.message_ttl_ms
+    if ttl_ms is not None:
+        state.deadlines.add(coarse(at_ms + ttl_ms, at_ms), TTL, target.number, (new,))
+
+
+def _come(state: State, target: Queue, row: Row, story: Story, group: str, tenant: str, at_ms: int) -> tuple[int, Slab]:
+    """A message under a new number, in no place of its queue yet, which takes it at its own highest priority at most;
+    the number, and its slab."""
     location, size, published_with, enqueued_ms = row
     priority = min(published_with, target.settings.max_priority)
     if priority != published_with or story.priority is not None:
         story = msgspec.structs.replace(story, priority=published_with if priority != published_with else None)
-    if group and (is_dead or story.bound_for):
-        story = msgspec.structs.replace(story, group=group)
     new = state.table.next_seq
     state.table.append((location,), (size,), at_ms, (target.number,), (priority,), READY)
     state.extents[location >> 32] = state.extents.get(location >> 32, 0) + 1
@@ -157,21 +269,11 @@ def _arrive(
     state.stories[new] = story
     note_number(state, story.identity, new)
     state.count_origin(story.origin, 1)
-    if is_dead:
-        slab.state[new & SLAB_MASK] = DEAD
-        target.dead[new] = None
-        return
-    if story.bound_for:
-        pass
-    elif group:
+    if group:
         state.join_group(target, slab, new, group)
     elif tenant:
         state.join_tenant(target, slab, new, tenant)
-    state.make_ready(target, slab, new, priority, fresh=True)
-    target.bytes_waiting += size
-    ttl_ms = target.settings.message_ttl_ms
-    if ttl_ms is not None:
-        state.deadlines.add(coarse(at_ms + ttl_ms, at_ms), TTL, target.number, (new,))
+    return new, slab
 
 
 def note_number(state: State, identity: int, seq: int) -> None:

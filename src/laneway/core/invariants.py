@@ -62,7 +62,7 @@ def check_invariants(state: State) -> None:
             s for s in flagged[GROUPED] if state.table.slabs[s >> SLAB_BITS].queue[s & SLAB_MASK] == queue.number
         } == set(queue.group_of), f"{queue.name}: groups and flags differ"
     _check_tenants(state, flagged[TENANTED])
-    elsewhere = Counter(story.origin for story in state.stories.values() if story.origin)
+    elsewhere = Counter(state.whereabouts(story.origin) for story in state.stories.values() if story.origin)
     for queue in state.queues.values():
         found = elsewhere[queue_id(state.partition, queue.number)]
         assert queue.dead_elsewhere == found, f"{queue.name}: dead_elsewhere"
@@ -79,6 +79,7 @@ def _check_crossing(state: State) -> None:
         assert story.tag != state.tag or not story.tag, f"message {seq} was born here"
         slab, i = state.table.slabs[seq >> SLAB_BITS], seq & SLAB_MASK
         partition = outboxes.get(slab.queue[i])
+        assert story.bound_for or story.baggage is None, f"message {seq} goes nowhere and has baggage"
         if story.bound_for:
             assert partition == partition_of(story.bound_for), f"message {seq} is bound for {story.bound_for:#x}"
         else:
@@ -86,6 +87,11 @@ def _check_crossing(state: State) -> None:
     for partition, queue in state.outboxes.items():
         assert not queue.dead_elsewhere, f"outbox {partition} has dead letters elsewhere"
         assert not (queue.leased or queue.delayed or queue.dead or queue.groups or queue.tenants), f"outbox {partition}"
+    for number in state.forwards:
+        assert number not in state.queues, f"queue {number} has left, and is there"
+    for lease, carried in state.carried.items():
+        slab, i = state.table.slabs[carried.seq >> SLAB_BITS], carried.seq & SLAB_MASK
+        assert slab.state[i] == LEASED and slab.lease[i] == lease, f"lease {lease:#x} has ended, and is carried"
     assert state.partition not in state.received and state.partition not in state.outboxes
 
 
@@ -186,8 +192,13 @@ def _check_indexes(state: State) -> None:
         by_queue.setdefault(number, set()).add(key)
     hidden = {outbox_name(partition): queue for partition, queue in state.outboxes.items()}
     for queue in state.queues.values():
-        found = hidden.pop(queue.name) if queue.vhost == HIDDEN else state.by_name.get((queue.vhost, queue.name))
+        if queue.arriving is not None:
+            found = state.arriving.get(queue.arriving)
+        else:
+            found = hidden.pop(queue.name) if queue.vhost == HIDDEN else state.by_name.get((queue.vhost, queue.name))
         assert found is queue, f"queue {queue.number} is not found as {queue.name!r}"
+    there = sum(queue.arriving is not None for queue in state.queues.values())
+    assert len(state.arriving) == there, f"{len(state.arriving)} queues are on their way here, {there} say so"
     assert not hidden, f"outboxes {list(hidden)} are gone"
     assert by_queue == state.keys.by_queue, f"keys {by_queue}, but {state.keys.by_queue} are found"
     assert id_count == state.keys.id_count, f"keys have {id_count} ids, but {state.keys.id_count} are counted"

@@ -13,14 +13,14 @@ from typing import NamedTuple
 import msgspec
 
 from laneway.core.burial import UNROUTABLE, shed
-from laneway.core.events import Arrived, Cause, Event, Removed, Told
+from laneway.core.events import Arrived, Cause, Event, Removed, Resumed, Told
 from laneway.core.message import RECORD_PREFIX_BYTES, decode_props
 from laneway.core.outbox import Letter, put_outbox
-from laneway.core.partitions import local_number, queue_id
+from laneway.core.partitions import local_number, partition_of, queue_id
 from laneway.core.queue import Queue
 from laneway.core.state import HIDDEN, State
-from laneway.core.stories import REASONS, Story
-from laneway.core.table import SLAB_BITS, SLAB_MASK
+from laneway.core.stories import REASONS, Baggage, Story
+from laneway.core.table import DEAD, SLAB_BITS, SLAB_MASK
 
 _CAUSES = {reason: cause for cause, reason in REASONS.items()}
 _encode = msgspec.msgpack.Encoder().encode
@@ -61,13 +61,16 @@ def letter(partition: int, known: Outline, props: bytes, body: bytes) -> Letter:
         props,
         body,
         # Numbers of this partition mean nothing there, nor does which store is its own.
-        msgspec.structs.replace(story, bound_for=0, left=0, tag=0, group="", priority=None),
+        msgspec.structs.replace(story, bound_for=0, left=0, tag=0, group="", priority=None, baggage=None),
         group=story.group,
         left=queue_id(partition, story.left) if story.left else 0,
+        baggage=story.baggage,
     )
 
 
 def _cause(story: Story) -> Cause:
+    if story.baggage is not None:
+        return Cause.REBALANCED
     if not story.left:
         return Cause.RETURNED
     return Cause.REDRIVEN if story.redriven == len(story.deaths) else _last_cause(story)
@@ -80,6 +83,13 @@ def _last_cause(story: Story) -> Cause:
 def arrive(state: State, sender: int, given: Letter, now_ms: int) -> Iterator[Event]:
     """A letter comes into its queue, as fresh as one that moved inside a partition."""
     queue = state.queues.get(given.target)
+    if given.baggage is not None:
+        if queue is not None:  # else it went with its queue
+            yield from _resume(state, queue, sender, given, given.baggage, now_ms)
+        return
+    if queue is None and given.target in state.forwards:
+        yield from _send_on(state, sender, given, now_ms)
+        return
     if queue is None or queue.vhost == HIDDEN:
         yield from _not_there(state, sender, given, now_ms)
         return
@@ -98,19 +108,54 @@ def arrive(state: State, sender: int, given: Letter, now_ms: int) -> Iterator[Ev
         yield Removed(queue.number, now_ms, [state.table.next_seq - 1], _last_cause(given.story), why)
 
 
-def _not_there(state: State, sender: int, given: Letter, now_ms: int) -> Iterator[Event]:
-    """Its queue is gone: it goes back. If that of a letter that came back is gone, it went with it."""
-    yield from put_outbox(state, sender, now_ms)
-    outbox = state.outboxes[sender]
+def _resume(state: State, queue: Queue, sender: int, given: Letter, said: Baggage, now_ms: int) -> Iterator[Event]:
+    arrived = _arrived(state, queue, sender, given, now_ms)
+    if said.state == DEAD:
+        arrived.group = ""
+    yield arrived
+    story = msgspec.structs.replace(given.story, baggage=said, group=given.group if said.state == DEAD else "")
+    yield Resumed(
+        queue.number,
+        now_ms,
+        arrived.seq,
+        said.state,
+        said.receives,
+        said.lease,
+        said.due_ms,
+        said.expires_ms,
+        _encode(story),
+    )
+
+
+def _send_on(state: State, sender: int, given: Letter, now_ms: int) -> Iterator[Event]:
+    """Its queue has left for another partition. One that came back is not to come back once more."""
+    there = state.whereabouts(queue_id(state.partition, given.target))
+    is_back = given.cause == Cause.RETURNED
+    if partition_of(there) == state.partition:
+        yield from arrive(state, sender, msgspec.structs.replace(given, target=local_number(there)), now_ms)
+    else:
+        yield from _enclose(state, sender, given, there, 0 if is_back else given.target, now_ms)
+
+
+def _enclose(state: State, sender: int, given: Letter, there: int, left: int, now_ms: int) -> Iterator[Event]:
+    """Into the outbox of the partition that has the queue of this id."""
+    yield from put_outbox(state, partition_of(there), now_ms)
+    outbox = state.outboxes[partition_of(there)]
     event = _arrived(state, outbox, sender, given, now_ms)
     event.cause = Cause.NONE  # what is in an outbox is not dead
-    seq = event.seq
     yield event
+    story = msgspec.structs.replace(given.story, bound_for=there, left=left, group=given.group)
+    yield _told(outbox, event.seq, story, now_ms)
+
+
+def _not_there(state: State, sender: int, given: Letter, now_ms: int) -> Iterator[Event]:
+    """Its queue is gone: it goes back. If that of a letter that came back is gone, it went with it."""
     # If there is no way back either, its way ends here.
     back = given.left or queue_id(sender, given.target)
-    yield _told(outbox, seq, msgspec.structs.replace(given.story, bound_for=back, group=given.group), now_ms)
+    yield from _enclose(state, sender, given, back, 0, now_ms)
     if given.cause == Cause.RETURNED:
-        yield Removed(outbox.number, now_ms, [seq], Cause.DELETED, "its queue is gone")
+        outbox = state.outboxes[partition_of(back)]
+        yield Removed(outbox.number, now_ms, [state.table.next_seq - 1], Cause.DELETED, "its queue is gone")
 
 
 def _arrived(state: State, queue: Queue, sender: int, given: Letter, now_ms: int) -> Arrived:

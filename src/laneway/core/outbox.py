@@ -16,7 +16,7 @@ from laneway.core.message import Messages, Properties, encode_props
 from laneway.core.queue import Queue
 from laneway.core.settings import QueueSettings
 from laneway.core.state import HIDDEN, QueueDocument, State
-from laneway.core.stories import Story
+from laneway.core.stories import Baggage, QueueBaggage, Story
 
 
 class ParcelledSettlement(msgspec.Struct, frozen=True, array_like=True):
@@ -27,6 +27,21 @@ class ParcelledSettlement(msgspec.Struct, frozen=True, array_like=True):
     leases: list[int]
     action: str
     lease_ms: int | None = None
+
+
+class MoveStep(msgspec.Struct, frozen=True, array_like=True):
+    """What the partition that a queue goes to is to do beside taking its messages. `begin` makes the queue, under a
+    name that nobody finds; its answer is the number that it has there. `tell` brings what it remembers. `end` gives it
+    its name; `drop` forgets it, as it is gone. Each may come twice."""
+
+    step: str  # begin, tell, end, drop
+    number: int  # of the queue, at the sender
+    queue: bytes = b""  # begin: a QueueDocument as JSON
+    baggage: QueueBaggage = QueueBaggage()  # tell, end
+    keys: list[tuple[str, bytes, list[str], int]] = []  # tell: idempotency keys, with when they expire
+    owner: int = 0  # end: the session that has it for itself alone
+    is_watched: bool = False  # end: it has consumers, who come as well
+    gone: list[int] = []  # end: processes whose sessions have ended meanwhile
 
 
 class Parcel(msgspec.Struct, frozen=True, array_like=True):
@@ -47,6 +62,7 @@ class Parcel(msgspec.Struct, frozen=True, array_like=True):
     settlements: list[ParcelledSettlement] = []
     key: tuple[str, bytes] | None = None
     is_promised: bool = False
+    move: MoveStep | None = None  # then there is nothing else
 
     def messages(self) -> Messages:
         return Messages(
@@ -110,6 +126,7 @@ class Letter(msgspec.Struct, frozen=True, gc=False):
     visible_at: int = 0
     expires_at: int = 0
     left: int = 0  # id of the queue that it left; 0: it comes back, as the queue that it was for is gone
+    baggage: Baggage | None = None  # it comes with its whole queue
 
 
 class OutboxEntry(msgspec.Struct, frozen=True, gc=False):

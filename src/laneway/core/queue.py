@@ -86,6 +86,7 @@ class Group:
 
 class Queue:
     __slots__ = (
+        "arriving",
         "bitmap",
         "bytes_waiting",
         "changed_at_ms",
@@ -103,6 +104,7 @@ class Queue:
         "leased",
         "name",
         "number",
+        "placed",
         "rates",
         "ready",
         "retention_armed_ms",
@@ -120,6 +122,9 @@ class Queue:
         self.set(settings)
         self.created_at_ms = at_ms
         self.changed_at_ms = at_ms
+        self.placed = False  # somebody said which partition it is to be in
+        # While it is on its way here: the partition that it comes from, and its number there. Nobody finds it by name.
+        self.arriving: tuple[int, int] | None = None
         self.lanes: dict[int, Lane] = {}
         self.bitmap = 0  # bit p is set while lane p has a ready message
         self.ready = 0  # those of groups and tenants included

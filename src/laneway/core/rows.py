@@ -3,7 +3,8 @@ without a Python loop. What does not fit in a row (records, names, documents) st
 
     row         0 u8  kind          events.Kind
                 1 u8  cause         events.Cause: why it was released, dead-lettered, moved, copied or removed
-                2 u8  priority      published · that it was published with (arrived; moved and copied, with flag 16)
+                2 u8  priority      published · that it was published with (arrived; moved and copied, with flag 16) ·
+                                    its state, as in table.py (resumed)
                 3 u8  flags         1 continues the event of the row before · 2 has a group · 4 has a dedup id ·
                                     8 came through an exchange (moved, copied) · 16 has a priority (moved, copied) ·
                                     32 its id has another number than its own (leased to removed, relocated, see
@@ -15,18 +16,19 @@ without a Python loop. What does not fit in a row (records, names, documents) st
                 8 u64 seq           message number · epoch (opened) · first number kept (purged) · number of the last
                                     entry that was done (received)
                16 u64 at_ms         when it happened
-               24 u64 due_ms        visible at (published, released) · deadline (leased, extended, reserved) · the
-                                    number in its id (moved, copied, arrived) · idempotency keys that expire by then
-                                    are forgotten (key remembered); 0: none · what the clock before would say (clock
-                                    set)
-               32 u64 lease         lease id (leased, acked, reserved) · new message number (moved, copied) · tag
-                                    (opened) · tag of the store it was born in (arrived) · partition that sent the
-                                    entry (received) · uptime of the machine in milliseconds (clock set)
-               40 u64 expires_ms    end of the time to live (published), of an idempotency key; 0: none · when it was
-                                    first published (leased to removed, moved, copied, relocated, arrived), in the
-                                    lower 48 bits; 0: by a version that did not say
-               48 u32 receives      receive count after the event (leased) · partition that it came from (arrived) · tag
-                                    of the store it was born in (moved, copied), 0: of this one
+               24 u64 due_ms        visible at (published, released) · deadline (leased, extended, reserved) · either
+                                    (resumed) · the number in its id (moved, copied, arrived) · idempotency keys that
+                                    expire by then are forgotten (key remembered); 0: none · what the clock before
+                                    would say (clock set)
+               32 u64 lease         lease id (leased, acked, reserved, resumed) · id that the queue has in another
+                                    partition (queue departed) · new message number (moved, copied) · tag (opened) ·
+                                    tag of the store it was born in (arrived) · partition that sent the entry
+                                    (received) · uptime of the machine in milliseconds (clock set)
+               40 u64 expires_ms    end of the time to live (published, resumed), of an idempotency key; 0: none · when
+                                    it was first published (leased to removed, moved, copied, relocated, arrived), in
+                                    the lower 48 bits; 0: by a version that did not say
+               48 u32 receives      receive count after the event (leased, resumed) · partition that it came from
+                                    (arrived) · tag of the store it was born in (moved, copied), 0: of this one
                52 u32 target        target queue (moved, copied) · lower half of the number in its id, with flag 32,
                                     and then the upper 16 bits of expires_ms are its upper half
                56 u32 blob_offset   from the start of the commit
@@ -37,7 +39,9 @@ without a Python loop. What does not fit in a row (records, names, documents) st
                 rows of the event; with flag 8: MessagePack [detail, exchange, routing key or null]; with flags 8 and
                 64: MessagePack [detail, exchange or null, routing key or null, [tenants]], one tenant for each row of
                 the event, "" for none; into an outbox: the same with [] for the tenants, and as a fifth element the id
-                of the queue they are bound for · told: the story as MessagePack (stories.py) · queue and document
+                of the queue they are bound for, and if the whole queue goes there, for each row the end of its time to
+                live and who holds it (stories.py: Baggage) · told, resumed: the story as MessagePack (stories.py) ·
+                queue told: QueueBaggage as MessagePack (stories.py) · queue and document
                 events: the document · clock set: which boot of the machine it is
 
 A relocated row without the time it was first published, of an older version, has that and its number in its record.
@@ -85,14 +89,17 @@ from laneway.core.events import (
     Opened,
     Published,
     QueueDeleted,
+    QueueDeparted,
     QueuePurged,
     QueuePut,
     Queues,
+    QueueTold,
     Received,
     Released,
     Relocated,
     Removed,
     Reserved,
+    Resumed,
     Told,
     Unbound,
 )
@@ -181,7 +188,7 @@ def _encode_opened(e: Opened, offset: int) -> tuple[bytes, Sequence[bytes]]:
     return _one(e.kind, seq=e.epoch, at_ms=e.at_ms, lease=e.tag), ()
 
 
-def _encode_queue_put(e: QueuePut, offset: int) -> tuple[bytes, Sequence[bytes]]:
+def _encode_queue_put(e: QueuePut | QueueTold, offset: int) -> tuple[bytes, Sequence[bytes]]:
     return _one(e.kind, queue=e.queue, at_ms=e.at_ms, offset=offset, size=len(e.document)), (e.document,)
 
 
@@ -342,7 +349,8 @@ def _settled(
 def _encode_moved(e: Moved | Copied, offset: int) -> tuple[bytes, Sequence[bytes]]:
     blob, mark = e.detail.encode(), 0
     if e.bound_for:
-        blob = msgspec.msgpack.encode((e.detail, e.exchange, e.routing_key, (), e.bound_for))
+        said = (e.expires_at, e.holders) if isinstance(e, Moved) and e.cause == Cause.REBALANCED else ()
+        blob = msgspec.msgpack.encode((e.detail, e.exchange, e.routing_key, (), e.bound_for, *said))
         mark = HAS_ROUTE | HAS_TENANT
     elif e.tenants:
         key = e.routing_key if e.exchange is not None else None
@@ -371,6 +379,16 @@ def _encode_arrived(e: Arrived, offset: int) -> tuple[bytes, Sequence[bytes]]:
     mark = (HAS_GROUP if e.group else 0) | (HAS_TENANT if e.tenant else 0)
     numbers = (e.queue, e.seq, e.at_ms, e.number, e.tag, e.enqueued_ms & _TIME_MASK, e.sender, 0, offset, e.size)
     return _pack(e.kind, e.cause, e.priority, mark, *numbers), (e.record,)
+
+
+def _encode_resumed(e: Resumed, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    numbers = (e.queue, e.seq, e.at_ms, e.due_ms, e.lease, e.expires_ms, e.receives, 0, offset, len(e.story))
+    return _pack(e.kind, 0, e.state, 0, *numbers), (e.story,)
+
+
+def _encode_queue_departed(e: QueueDeparted, offset: int) -> tuple[bytes, Sequence[bytes]]:
+    row = _one(e.kind, queue=e.queue, at_ms=e.at_ms, lease=e.target, offset=offset, size=len(e.document))
+    return row, (e.document,)
 
 
 def _encode_told(e: Told, offset: int) -> tuple[bytes, Sequence[bytes]]:
@@ -424,6 +442,8 @@ _ENCODERS: dict[Kind, Callable[..., tuple[bytes, Sequence[bytes]]]] = {
     Kind.QUEUE_PUT: _encode_queue_put,
     Kind.QUEUE_DELETED: _encode_queue_deleted,
     Kind.QUEUE_PURGED: _encode_queue_purged,
+    Kind.QUEUE_DEPARTED: _encode_queue_departed,
+    Kind.QUEUE_TOLD: _encode_queue_put,
     Kind.PUBLISHED: _encode_published,
     Kind.LEASED: _encode_leased,
     Kind.ACKED: _encode_acked,
@@ -437,6 +457,7 @@ _ENCODERS: dict[Kind, Callable[..., tuple[bytes, Sequence[bytes]]]] = {
     Kind.COPIED: _encode_moved,
     Kind.ARRIVED: _encode_arrived,
     Kind.TOLD: _encode_told,
+    Kind.RESUMED: _encode_resumed,
     Kind.RECEIVED: _encode_received,
     Kind.KEY_REMEMBERED: _encode_key_remembered,
     Kind.DOCUMENT_PUT: _encode_document_put,
@@ -519,10 +540,11 @@ def _decode_document_removed(rows: list[Row], blob: Blob, location: Location) ->
 def _decode_moved(rows: list[Row], blob: Blob, location: Location) -> Event:
     f = rows[0]
     words = blob(f[12], f[13])
-    exchange, key, tenants, bound_for = None, None, (), 0
+    exchange, key, tenants, bound_for, said = None, None, (), 0, ((), ())
     if f[3] & HAS_TENANT:
         detail, exchange, key, tenants, *rest = msgspec.msgpack.decode(words)
         bound_for = rest[0] if rest else 0
+        said = tuple(rest[1:]) or said
     elif f[3] & HAS_ROUTE:
         detail, exchange, key = msgspec.msgpack.decode(words, type=tuple[str, str, str | None])
     else:
@@ -531,6 +553,8 @@ def _decode_moved(rows: list[Row], blob: Blob, location: Location) -> Event:
     priorities = [r[2] for r in rows] if f[3] & HAS_PRIORITY else ()
     moved = kind(f[4], f[6], _seqs(rows), Cause(f[1]), f[11], f[8], detail, exchange, key, priorities)
     moved.tenants, moved.bound_for = tuple(tenants), bound_for
+    if isinstance(moved, Moved):
+        moved.expires_at, moved.holders = said
     return moved
 
 
@@ -558,6 +582,8 @@ _DECODERS: dict[int, Callable[[list[Row], Blob, Location], Event]] = {
     Kind.QUEUE_PUT: lambda r, b, at: QueuePut(r[0][4], r[0][6], b(r[0][12], r[0][13])),
     Kind.QUEUE_DELETED: lambda r, b, at: QueueDeleted(r[0][4], r[0][6], b(r[0][12], r[0][13])),
     Kind.QUEUE_PURGED: lambda r, b, at: QueuePurged(r[0][4], r[0][6], r[0][5]),
+    Kind.QUEUE_DEPARTED: lambda r, b, at: QueueDeparted(r[0][4], r[0][6], r[0][8], b(r[0][12], r[0][13])),
+    Kind.QUEUE_TOLD: lambda r, b, at: QueueTold(r[0][4], r[0][6], b(r[0][12], r[0][13])),
     Kind.PUBLISHED: _decode_published,
     Kind.LEASED: _decode_leased,
     Kind.ACKED: lambda r, b, at: Acked(r[0][4], r[0][6], _seqs(r), [x[8] for x in r]),
@@ -573,6 +599,9 @@ _DECODERS: dict[int, Callable[[list[Row], Blob, Location], Event]] = {
     Kind.COPIED: _decode_moved,
     Kind.ARRIVED: _decode_arrived,
     Kind.TOLD: lambda r, b, at: Told(r[0][4], r[0][6], r[0][5], b(r[0][12], r[0][13])),
+    Kind.RESUMED: lambda r, b, at: Resumed(
+        r[0][4], r[0][6], r[0][5], r[0][2], r[0][10], r[0][8], r[0][7], r[0][9], b(r[0][12], r[0][13])
+    ),
     Kind.RECEIVED: lambda r, b, at: Received(r[0][6], r[0][8], r[0][5]),
     Kind.REMOVED: lambda r, b, at: Removed(r[0][4], r[0][6], _seqs(r), Cause(r[0][1]), b(r[0][12], r[0][13]).decode()),
     Kind.RELOCATED: _decode_relocated,

@@ -28,7 +28,7 @@ from laneway.core.queue import Group, Queue
 from laneway.core.settings import QueueSettings
 from laneway.core.state import State
 from laneway.core.stepping import ClockMark
-from laneway.core.stories import Story
+from laneway.core.stories import Carried, Story
 from laneway.core.table import COLUMNS, DELAYED, LEASED, SCHEDULED, SLAB_BITS, Slab
 from laneway.core.tenants import NOISY_LEASES, Tenant, TenantLane, Tenants
 from laneway.errors import JournalDamaged, JournalVersionUnknown
@@ -63,6 +63,8 @@ def freeze(state: State, at_ms: int = 0) -> Frozen:
         "stories": state.stories.copy(),
         "consumers": state.consumers.copy(),
         "received": list(state.received.items()),
+        "forwards": list(state.forwards.items()),
+        "carried": list(state.carried.items()),
         "keys": [(*key, value) for key, value in state.keys.items()],
         "documents": {name: documents.copy() for name, documents in state.documents.items()},
         "queues": [_freeze_queue(queue) for queue in state.queues.values()],
@@ -104,6 +106,8 @@ class _FrozenQueue(NamedTuple):
     counts: tuple[int, int, int, int, int]
     totals: list[int]
     rates: list[list[int]]
+    placed: bool
+    arriving: tuple[int, int] | None
     contents: dict[str, Any] | None
 
 
@@ -120,6 +124,8 @@ def _freeze_queue(q: Queue) -> _FrozenQueue:
         (q.ready, q.leased, q.delayed, q.bytes_waiting, q.dead_elsewhere),
         q.totals[:],
         [r[:] for r in q.rates] if q.rates else [],
+        q.placed,
+        q.arriving,
         contents,
     )
 
@@ -195,6 +201,8 @@ class _QueueHead(msgspec.Struct):
     dedup: list[tuple[str, tuple[str, int]]] = []
     lanes: list[_LaneHead] = []
     tenants: list[tuple[int, str, int, int, list[_LaneHead]]] = []  # not in a snapshot of before
+    placed: bool = False
+    arriving: tuple[int, int] | None = None
 
 
 class _Head(msgspec.Struct):
@@ -217,6 +225,8 @@ class _Head(msgspec.Struct):
     clock: ClockMark | None = None
     at_ms: int = 0
     received: list[tuple[int, int]] = []
+    forwards: list[tuple[int, int]] = []
+    carried: list[tuple[int, Carried]] = []
 
 
 def thaw(source: Iterable[bytes], partition: int = 0) -> State:
@@ -231,7 +241,7 @@ def thaw(source: Iterable[bytes], partition: int = 0) -> State:
     head = msgspec.msgpack.decode(first, type=_Head)
     state = State()
     state.partition = partition
-    state.received = dict(head.received)
+    state.received, state.forwards, state.carried = dict(head.received), dict(head.forwards), dict(head.carried)
     state.epoch, state.tag = head.epoch, head.tag
     state.clock, state.known_ms = head.clock, head.at_ms
     state.table.next_seq = head.next_seq
@@ -242,7 +252,7 @@ def thaw(source: Iterable[bytes], partition: int = 0) -> State:
         story = head.stories[seq]
         if story.identity != seq:
             note_number(state, story.identity, seq)
-        if story.origin and partition_of(story.origin) != partition:
+        if partition_of(state.whereabouts(story.origin)) != partition:
             state.count_origin(story.origin, 1)
     state.consumers = head.consumers
     for number, key, answer in head.keys:
@@ -298,6 +308,7 @@ def _thaw_slabs(state: State, source: Iterator[bytes], kept: Sequence[tuple[str,
 def _thaw_queue(state: State, q: _QueueHead) -> None:
     queue = Queue(q.number, q.vhost, q.name, q.settings, q.created_at_ms)
     queue.changed_at_ms = q.changed_at_ms
+    queue.placed, queue.arriving = q.placed, q.arriving
     queue.ready, queue.leased, queue.delayed, queue.bytes_waiting, queue.dead_elsewhere = q.counts
     queue.totals[: len(q.totals)] = q.totals
     queue.rates = q.rates

@@ -45,8 +45,10 @@ from laneway.core.events import (
     Opened,
     Published,
     QueueDeleted,
+    QueueDeparted,
     QueuePurged,
     QueuePut,
+    QueueTold,
     Received,
     Released,
     Relocated,
@@ -56,11 +58,11 @@ from laneway.core.events import (
 from laneway.core.exchanges import Binding, ExchangeSettings, RoutingTable
 from laneway.core.keys import Keys, Remembered
 from laneway.core.message import message_id, places
-from laneway.core.partitions import local_number, partition_of
+from laneway.core.partitions import local_number, partition_of, queue_id
 from laneway.core.queue import Group, Queue
 from laneway.core.runs import as_array, runs
 from laneway.core.settings import QueueSettings
-from laneway.core.stories import Story
+from laneway.core.stories import Carried, QueueBaggage, Story
 from laneway.core.table import (
     DEAD,
     DELAYED,
@@ -85,6 +87,8 @@ from laneway.core.world import DEFAULT_VHOST, VHOSTS, World
 
 #: Set in the lease ids of sessions: connections, which end with the process. Above it is the epoch.
 SESSION_LEASE = 1 << 39
+#: … and above that the partition.
+PARTITION_BIT = 52
 
 #: Queues that a crash may have taken before they were durable. Other partitions may have heard of them, and have
 #: something on its way there: so many numbers are left out after a start, so that it reaches no queue made since.
@@ -98,6 +102,7 @@ HIDDEN = ""
 FOLLOWED = (
     Kind.QUEUE_PUT,
     Kind.QUEUE_DELETED,
+    Kind.QUEUE_DEPARTED,
     Kind.EXCHANGE_PUT,
     Kind.EXCHANGE_DELETED,
     Kind.BOUND,
@@ -107,12 +112,15 @@ FOLLOWED = (
 )
 
 
-class QueueDocument(msgspec.Struct):
+class QueueDocument(msgspec.Struct, omit_defaults=True):
     """What an event says of a queue that it creates, changes or deletes, as JSON."""
 
     vhost: str
     name: str
     settings: QueueSettings
+    created_at_ms: int = 0  # 0: when the event says
+    placed: bool = False  # as in Queue; of a new one
+    arriving: tuple[int, int] | None = None  # as in Queue: until a document comes that does not say so
 
 
 def queue_document(queue: Queue) -> bytes:
@@ -150,6 +158,9 @@ class State:
         self.partition = 0  # which one this is; set before anything is applied
         self.outboxes: dict[int, Queue] = {}  # other partition -> what is on its way there
         self.received: dict[int, int] = {}  # other partition -> number of the last entry of its outbox that was done
+        self.forwards: dict[int, int] = {}  # number of a queue that left for another partition -> its id there
+        self.arriving: dict[tuple[int, int], Queue] = {}  # (partition, number there) -> a queue on its way here
+        self.carried: dict[int, Carried] = {}  # by lease id: those that were given elsewhere
         self.dead_of_others: dict[int, int] = {}  # id of a queue of another partition -> its dead letters that are here
         self.next_queue = 1
         self.next_lease = 1
@@ -178,6 +189,8 @@ class State:
             Kind.QUEUE_PUT: self._queue_put,
             Kind.QUEUE_DELETED: self._queue_deleted,
             Kind.QUEUE_PURGED: self._queue_purged,
+            Kind.QUEUE_DEPARTED: self._queue_departed,
+            Kind.QUEUE_TOLD: self._queue_told,
             Kind.PUBLISHED: self._published,
             Kind.LEASED: self._leased,
             Kind.ACKED: self._acked,
@@ -190,6 +203,7 @@ class State:
             Kind.COPIED: partial(graves.copied, self),
             Kind.ARRIVED: partial(graves.arrived, self),
             Kind.TOLD: partial(graves.told, self),
+            Kind.RESUMED: partial(graves.resumed, self),
             Kind.RECEIVED: self._received,
             Kind.RELOCATED: self._relocated,
             Kind.KEY_REMEMBERED: self._key_remembered,
@@ -231,8 +245,11 @@ class State:
 
     def _and_tell(self, apply: Callable[[Event], None], call: Callable[[Event], None], event: Event) -> None:
         apply(event)
-        if event.kind is not Kind.QUEUE_PUT or self.queues[event.queue].vhost != HIDDEN:  # type: ignore[union-attr]
-            call(event)
+        if event.kind is Kind.QUEUE_PUT:
+            queue = self.queues[event.queue]  # type: ignore[union-attr]
+            if queue.vhost == HIDDEN or queue.arriving is not None:
+                return
+        call(event)
 
     # The store and its queues
 
@@ -241,13 +258,17 @@ class State:
             self.next_queue += LOST_QUEUES
         self.epoch = e.epoch
         self.tag = e.tag
-        self.next_lease = max(self.next_lease, e.epoch << 40 | 1)
+        # A message may go to another partition while it is leased, so no two of them give the same lease id.
+        self.next_lease = max(self.next_lease, (self.partition << PARTITION_BIT) + (e.epoch << 40) + 1)
 
     def _queue_put(self, e: QueuePut) -> None:
         document = msgspec.json.decode(e.document, type=QueueDocument)
         queue = self.queues.get(e.queue)
         if queue is None:
-            queue = Queue(e.queue, document.vhost, document.name, document.settings, e.at_ms)
+            at_ms = document.created_at_ms or e.at_ms
+            queue = Queue(e.queue, document.vhost, document.name, document.settings, at_ms)
+            queue.changed_at_ms = e.at_ms
+            queue.placed, queue.arriving = document.placed, document.arriving
             self.add_queue(queue)
             self.next_queue = max(self.next_queue, e.queue + 1)
             self.topology.changed()
@@ -255,6 +276,11 @@ class State:
             self._drop_sender(queue)
             queue.set(document.settings)
             self._add_sender(queue)
+            queue.placed = document.placed
+            if queue.arriving is not None:
+                del self.arriving[queue.arriving]
+                queue.arriving = None
+                self.by_name[queue.vhost, queue.name] = queue
             queue.changed_at_ms = e.at_ms
             self.topology.changed()  # what was planned for publishing into it may no longer hold
             if queue.retention_armed_ms:
@@ -264,9 +290,12 @@ class State:
         self.queues[queue.number] = queue
         if queue.vhost == HIDDEN:
             self.outboxes[int(queue.name.rpartition(" ")[2])] = queue
+            return
+        if queue.arriving is not None:
+            self.arriving[queue.arriving] = queue
         else:
             self.by_name[queue.vhost, queue.name] = queue
-            self._add_sender(queue)
+        self._add_sender(queue)
 
     def _add_sender(self, queue: Queue) -> None:
         target = queue.settings.dead_letter_queue
@@ -287,12 +316,38 @@ class State:
         for seq in [*islice(self.table.find(queue.number, LEASED), queue.leased), *queue.dead]:
             self.leave(queue, seq)
             self.forget(seq)
+        if queue.arriving is None:
+            self.topology.queue_deleted(queue)
+        self._drop_queue(queue)
+
+    def _drop_queue(self, queue: Queue) -> None:
         self.keys.queue_deleted(queue.number)
         self.dedup_count -= len(queue.dedup)
         self._drop_sender(queue)
-        self.topology.queue_deleted(queue)
-        del self.queues[e.queue]
-        del self.by_name[queue.vhost, queue.name]
+        del self.queues[queue.number]
+        if queue.arriving is not None:
+            del self.arriving[queue.arriving]
+        else:
+            del self.by_name[queue.vhost, queue.name]
+
+    def _queue_departed(self, e: QueueDeparted) -> None:
+        queue = self.queues[e.queue]
+        self.topology.queue_departed(queue, e.target)
+        self._drop_queue(queue)
+        self.forwards[e.queue] = e.target
+        if queue.dead_elsewhere:
+            self.count_origin(queue_id(self.partition, e.queue), queue.dead_elsewhere)
+
+    def _queue_told(self, e: QueueTold) -> None:
+        queue, brought = self.queues[e.queue], msgspec.msgpack.decode(e.document, type=QueueBaggage)
+        for at, total in enumerate(brought.totals[: len(queue.totals)]):
+            queue.totals[at] += total
+        queue.rates = brought.rates or queue.rates
+        if brought.dedups and not queue.dedup:
+            self.deadlines.add(brought.dedups[0][2] + queue.settings.dedup_window_ms, DEDUP, queue.number, ())
+        before = len(queue.dedup)
+        queue.dedup.update((key, (message, at_ms)) for key, message, at_ms in brought.dedups)
+        self.dedup_count += len(queue.dedup) - before
 
     def _queue_purged(self, e: QueuePurged) -> None:
         queue = self.queues[e.queue]
@@ -424,7 +479,7 @@ class State:
             if visible_ms > e.at_ms:
                 slab.set_times(seq & SLAB_MASK, visible_ms, e.at_ms)
                 slab.flags[seq & SLAB_MASK] |= SCHEDULED | NAMED_TIME if i in e.named_times else SCHEDULED
-                self._delay(queue, slab, seq, visible_ms)
+                self.delay(queue, slab, seq, visible_ms)
             else:
                 self.make_ready(queue, slab, seq, priority, fresh=True)
 
@@ -584,7 +639,7 @@ class State:
             self.leave(queue, seq)
             slab = self.table.owned(seq)
             if due_ms > e.at_ms:
-                self._delay(queue, slab, seq, due_ms)
+                self.delay(queue, slab, seq, due_ms)
             else:
                 self.make_ready(queue, slab, seq, slab.priority[seq & SLAB_MASK])
             queue.bytes_waiting += slab.size[seq & SLAB_MASK]
@@ -598,6 +653,9 @@ class State:
     def _reserved(self, e: Reserved) -> None:
         for lease, seq in enumerate(e.seqs, e.first_lease):
             slab = self.table.owned(seq)
+            known = self.carried.pop(slab.lease[seq & SLAB_MASK], None)
+            if known is not None:
+                self.carried[lease] = Carried(known.given_seq, known.seq, 0)
             slab.lease[seq & SLAB_MASK], slab.due_ms[seq & SLAB_MASK] = lease, e.deadline_ms
         self.deadlines.add(e.deadline_ms, LEASE, 0, e.seqs)
 
@@ -648,7 +706,7 @@ class State:
         lane.count += 1
         queue.bitmap |= 1 << priority
 
-    def _delay(self, queue: Queue, slab: Slab, seq: int, due_ms: int) -> None:
+    def delay(self, queue: Queue, slab: Slab, seq: int, due_ms: int) -> None:
         if not slab.due_ms:
             slab.widen()
         slab.state[seq & SLAB_MASK] = DELAYED
@@ -700,6 +758,8 @@ class State:
         if flags & HAS_CONSUMER:
             del self.consumers[seq]
             slab.flags[i] = flags & ~HAS_CONSUMER
+        if self.carried:
+            self.carried.pop(slab.lease[i], None)
         if flags & GROUPED:
             queue.group_of[seq].outstanding -= 1
             slab.state[i] = FREE  # so that offer() does not see it as leased or ready
@@ -799,14 +859,22 @@ class State:
         """The queue of an id if it is of this partition."""
         return self.queues.get(local_number(queue)) if partition_of(queue) == self.partition else None
 
+    def whereabouts(self, queue: int) -> int:
+        """The id that a queue has now, as far as the history of this partition can tell."""
+        while partition_of(queue) == self.partition and local_number(queue) in self.forwards:
+            queue = self.forwards[local_number(queue)]
+        return queue
+
     def may_be_there(self, queue: int) -> bool:
         """Whether a queue is there, as far as the history of this partition can tell."""
+        queue = self.whereabouts(queue)
         return queue != 0 and (partition_of(queue) != self.partition or local_number(queue) in self.queues)
 
     def count_origin(self, queue: int, count: int) -> None:
         """So many more dead letters of a queue (0: of none) are kept elsewhere than in it."""
         if not queue:
             return
+        queue = self.whereabouts(queue)
         if partition_of(queue) == self.partition:
             origin = self.queues.get(local_number(queue))
             if origin is not None:

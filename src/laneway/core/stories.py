@@ -27,6 +27,37 @@ NUMBER_BITS = 48  # of message numbers, in ids
 MAX_DEATHS = 32
 
 
+class Baggage(msgspec.Struct, frozen=True, array_like=True):
+    """How a message was in its queue when that left for another partition."""
+
+    state: int  # as in table.py
+    flags: int  # of them, OVERDUE, SCHEDULED and NAMED_TIME
+    receives: int
+    since_ms: int
+    due_ms: int = 0
+    expires_ms: int = 0
+    lease: int = 0
+    seq: int = 0  # the number that its lease was given with
+    holder: int = 0  # the process whose session holds it, and 1; 0: it is leased by a token
+    consumer: str = ""
+
+
+class Carried(msgspec.Struct, frozen=True, array_like=True):
+    """A lease that was given in the partition that the queue came from."""
+
+    given_seq: int  # the number that the message had then
+    seq: int  # … and has now
+    holder: int  # as Baggage.holder
+
+
+class QueueBaggage(msgspec.Struct, frozen=True, array_like=True):
+    """What a queue takes along to another partition, beside its messages."""
+
+    totals: list[int] = []
+    rates: list[list[int]] = []
+    dedups: list[tuple[str, str, int]] = []  # as remembered, the message's id, and when
+
+
 class Story(msgspec.Struct, frozen=True, array_like=True):
     record_seq: int  # the number its record was written under
     origin: int  # id of the queue a redrive takes it back to, if it is kept in another; 0: it is no dead letter
@@ -40,6 +71,7 @@ class Story(msgspec.Struct, frozen=True, array_like=True):
     bound_for: int = 0  # of one in an outbox: the id of the queue of another partition that it is on its way to
     left: int = 0  # … and the number of the queue that it left; 0: it goes back, as the one it came for is gone
     tag: int = 0  # of the store it was born in; 0: of this one
+    baggage: Baggage | None = None  # of one in an outbox that leaves with its whole queue
 
     @property
     def identity(self) -> int:

@@ -86,8 +86,20 @@ def unbind_gone(state: State, vhost: str, name: str, now_ms: int) -> Iterator[Ev
     queues = state.world.queues
     for binding in state.topology.into(vhost, "queue", name):
         target = state.topology.target(vhost, binding)
-        if isinstance(target, int) and partition_of(target) != state.partition and target not in queues:
+        if not isinstance(target, int) or partition_of(target) == state.partition:
+            continue
+        if state.world.whereabouts(target) not in queues:
             yield _unbound(state, vhost, binding, now_ms)
+
+
+def rebind(state: State, vhost: str, name: str, now_ms: int) -> Iterator[Event]:
+    """Have the bindings to a queue that has moved lead to where it is."""
+    for binding in state.topology.into(vhost, "queue", name):
+        target = state.topology.target(vhost, binding)
+        there = state.world.whereabouts(target) if isinstance(target, int) else target
+        if there is not None and there != target:
+            number, elsewhere = _row(there)
+            yield Bound(number, now_ms, binding_document(vhost, binding, elsewhere))
 
 
 def _unbound(state: State, vhost: str, binding: Binding, now_ms: int) -> Unbound:

@@ -58,6 +58,9 @@ class World(Protocol):
     def owners(self) -> Mapping[int, int]:
         """By id of a queue of another partition, the session that has it for itself alone."""
 
+    def whereabouts(self, queue: int) -> int:
+        """The id that a queue has now: another one, if it has moved to another partition."""
+
     def home(self, vhost: str, name: str) -> int:
         """The partition in which a queue of this name is made."""
 

@@ -200,6 +200,7 @@ class Node:
         )
         for partition in self.partitions.values():
             partition.crossing.start(edge.to_partition)
+            partition.moves.go(self.seat.process, self.seat.process_count)
         return edge
 
     async def start(self) -> None:

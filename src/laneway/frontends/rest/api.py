@@ -28,6 +28,7 @@ from laneway.frontends.rest.hot import PublishApi, SettleApi
 from laneway.frontends.rest.journal import JournalApi
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.metrics import MetricsApi, MetricsOptions
+from laneway.frontends.rest.moves import MovesApi
 from laneway.frontends.rest.openapi import openapi_document
 from laneway.frontends.rest.plan import HeadPlan, KeyedHeads, OneMessageHeads
 from laneway.frontends.rest.processes import FindLoads, ProcessesApi, no_loads
@@ -86,6 +87,7 @@ class RestApi:
             *Bindings(broker, access).routes(),
             *routes_of(VirtualHosts(broker, access)),
             *routes_of(Rebalancing(broker, access, writer)),
+            *routes_of(MovesApi(broker, access)),
             *routes_of(ProducersApi(broker, access, writer)),
             *routes_of(JournalApi(broker, access)),
             *routes_of(Accounts(access, writer)),
