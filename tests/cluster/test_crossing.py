@@ -34,7 +34,7 @@ from laneway.core.invariants import check_invariants
 from laneway.core.message import Messages, Settlement
 from laneway.core.outbox import OutboxEntry, Parcel
 from laneway.core.partitions import local_number
-from laneway.errors import InvalidInput, OutcomeUnknown
+from laneway.errors import InvalidInput, OutcomeUnknown, Unavailable
 from laneway.journal.segments.journal import SegmentJournal
 from tests.cluster.partitions import SeveralPartitions, declare, name_at, publish, run, until
 
@@ -262,6 +262,50 @@ def test_entries_are_done_once_however_often_they_come(tmp_path: Path) -> None:
         assert await bodies(server, queue) == [b"x", b"y"]
 
     run(tmp_path, work)
+
+
+def test_a_fan_out_stays_behind_what_waits_for_a_partition_that_does_not_keep_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a process that leads no partition: what it sends to one may take another way than what that passes on."""
+    monkeypatch.setattr("laneway.cluster.asking.MAX_BYTES", 2_000)
+
+    async def work(server: SeveralPartitions) -> None:
+        first, second = await queues_of(server)
+        third = await declare(server.edge, name_at(0, nth=1))
+        edge, remote, answers = server.processes[2].edge, server.processes[2].remotes[1], list[Any]()
+        assert remote._link is not None
+        remote.link_full(remote._link, True)
+        edge.send(Publish((second,), messages(b"first".ljust(3_000))), answers.append)
+        edge.send(Publish((first, second), messages(b"second")), answers.append)
+        for _ in range(20):  # time for the second to overtake the first
+            await publish(edge, [third], b"another")
+        assert answers == []
+        remote.link_full(remote._link, False)
+        await until(lambda: len(answers) == 2)
+        assert [body.strip() for body in await bodies(server, second)] == [b"first", b"second"]
+
+    run(tmp_path, work, partitions=2, processes=3)
+
+
+def test_fan_outs_that_wait_for_a_partition_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("laneway.cluster.spreading.MAX_BYTES", 10_000)
+
+    async def work(server: SeveralPartitions) -> None:
+        own, other = await queues_of(server)
+        remote, answers = server.processes[0].remotes[1], list[Any]()
+        assert remote._link is not None
+        remote.link_full(remote._link, True)
+        for _ in range(20):
+            server.edge.send(Publish((own, other), messages(b"x" * 1_000)), answers.append)
+        assert len(answers) == 13 and all(isinstance(answer, Unavailable) for answer in answers)
+        assert "7 publishes for queues of several partitions wait" in str(answers[0])
+        remote.link_full(remote._link, False)
+        await until(lambda: len(answers) == 20)
+        assert len(await bodies(server, own)) == len(await bodies(server, other)) == 7
+        await publish(server.edge, [own, other], b"all have left")
+
+    run(tmp_path, work, processes=2)
 
 
 def test_one_timer_looks_whether_commits_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

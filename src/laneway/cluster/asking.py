@@ -14,6 +14,7 @@ from laneway.broker.interface import (
     Ack,
     Lease,
     LeaseAgain,
+    ListConsumers,
     Publish,
     PutDocument,
     Receive,
@@ -36,6 +37,9 @@ MAX_BYTES = 64 * 1024 * 1024
 MAX_COUNT = 50_000
 
 _PASSES = {Ack, Lease, LeaseAgain, Reserve, Settle, Subscribe, Unsubscribe}
+#: Refused as late as those. An edge asks one of them to hear that all before it is carried out (spreading.py): refused
+#: because so much is before it, it would say the opposite.
+_REFUSED_LATE = {*_PASSES, ListConsumers}
 _REQUEST_BYTES = 500  # what one takes beside what it brings
 _MESSAGE_BYTES = 100
 _TOKEN_BYTES = 100
@@ -101,7 +105,7 @@ class Asking:
     def ask(self, request: Request, done: Done) -> int:
         """Send it, now or when it may be; its number. Raises Unavailable if too much waits already."""
         asked = Asked(request, done)
-        share = 2 if asked.passes else 1
+        share = 2 if type(request) in _REFUSED_LATE else 1
         if self._bytes > MAX_BYTES * share or len(self._all) >= MAX_COUNT * share:
             raise Unavailable(
                 f"{len(self._all)} requests with {self._bytes >> 20} MiB wait for the process that has the queue, it "

@@ -19,8 +19,9 @@ import msgspec
 from laneway.broker import interface as i
 from laneway.broker.parts import is_long, parts, placed
 from laneway.broker.values import Arrival
+from laneway.cluster.asking import size_of
 from laneway.core.partitions import local_number, partition_of, queue_id
-from laneway.errors import LanewayError
+from laneway.errors import LanewayError, Unavailable
 
 if TYPE_CHECKING:
     from laneway.cluster.edge import Done, Edge
@@ -28,17 +29,21 @@ if TYPE_CHECKING:
 IN_PARTS = -1  # as of LocalBroker: it is not carried out yet, and others may overtake it
 #: What a transaction settles in other partitions is leased so long at most, until they are told of it.
 RESERVED_MS = 120_000
+#: With more waiting to leave, nothing more is taken.
+MAX_BYTES = 64 * 1024 * 1024
+MAX_COUNT = 10_000
 
 
 class _Job:
     """A Spread that leaves when nothing is before it, and the partitions that it concerns have said so."""
 
-    __slots__ = ("done", "missing", "queues", "refusal", "reserved", "spread")
+    __slots__ = ("done", "missing", "queues", "refusal", "reserved", "size_bytes", "spread")
 
     def __init__(self, spread: i.Spread, queues: set[i.QueueId], done: Done) -> None:
         self.spread = spread
         self.queues = queues
         self.done = done
+        self.size_bytes = size_of(spread)
         self.missing = 0  # answers to wait for
         self.reserved: list[i.SettleHeld] = []
         self.refusal: LanewayError | None = None
@@ -50,6 +55,7 @@ class Spreading:
         self._at = at  # the partition that commits them
         self.queues: dict[i.QueueId, int] = {}  # to which some are under way, and how many
         self._line: deque[_Job] = deque()
+        self._line_bytes = 0
         self._after: dict[i.QueueId, list[Callable[[], Any]]] = {}
 
     def after(self, queue: i.QueueId, call: Callable[[], Any]) -> None:
@@ -62,6 +68,8 @@ class Spreading:
     # Publishing
 
     def publish(self, request: i.Publish, done: Done) -> int:
+        if self._is_refused(done):
+            return 0
         count = len(request.messages.bodies)
         if not is_long(request.targets, count):
             self._publish(request, done)
@@ -105,6 +113,8 @@ class Spreading:
         if len(partitions) <= 1 and self.queues.keys().isdisjoint(queues):
             self._transact_in(partitions.pop() if partitions else 0, request, done)
             return 0
+        if self._is_refused(done):
+            return 0
         own = [s for s in request.settlements if partition_of(s.queue) == self._at]
         others = [s for s in request.settlements if partition_of(s.queue) != self._at]
 
@@ -136,6 +146,18 @@ class Spreading:
 
     # The line
 
+    def _is_refused(self, done: Done) -> bool:
+        """Whether so much waits for a partition that nothing more is taken; who asked is told."""
+        if len(self._line) < MAX_COUNT and self._line_bytes <= MAX_BYTES:
+            return False
+        done(
+            Unavailable(
+                f"{len(self._line)} publishes for queues of several partitions wait with {self._line_bytes >> 20} MiB, "
+                "as one of these partitions does not keep up; try again later"
+            )
+        )
+        return True
+
     def _begin(self, queues: set[i.QueueId]) -> None:
         for queue in queues:
             self.queues[queue] = self.queues.get(queue, 0) + 1
@@ -156,6 +178,7 @@ class Spreading:
         job = _Job(spread, _queues(spread.targets), done)
         self._begin(job.queues)
         self._line.append(job)
+        self._line_bytes += job.size_bytes
         job.missing = 1
         for settlement in to_reserve:
             self._reserve(job, settlement)
@@ -189,6 +212,7 @@ class Spreading:
     def _go(self) -> None:
         while self._line and not self._line[0].missing:
             job = self._line.popleft()
+            self._line_bytes -= job.size_bytes
             if job.refusal is not None:
                 self._answered(job, job.refusal)
                 continue
