@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.certificates import Certificates
+from tests.postgres import PostgresServer
 
 if TYPE_CHECKING:
     from xdist.scheduler import LoadFileScheduling
@@ -54,6 +56,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
             return SPARK if file.startswith(SPARK) and file != CLUSTER else file
 
     return ByFile(config, log)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """One for all who only want a database of their own, and leave it running."""
+    server = PostgresServer()
+    try:
+        server.make()
+        server.start()
+        yield server
+    finally:
+        server.close()
 
 
 @pytest.fixture(scope="session")

@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "journal.stored": {"errors", "journal.interface", "journal.history", *EVENT_WORDS},
     "journal.segments": {"errors", "journal.interface", "journal.history", "journal.stored", *EVENT_WORDS},
     "journal.postgres": {"errors", "journal.interface", "journal.history", "journal.stored", *EVENT_WORDS},
+    "journal.copying": {"errors", "journal.interface", "journal.history", "journal.postgres"},
     "cluster": {
         "errors",
         "core",
@@ -122,6 +123,7 @@ MAY_USE: dict[str, set[str]] = {
     "journal": {"msgspec", "xxhash"},
     "journal.history": {"msgspec", "xxhash"},
     "journal.postgres": {"psycopg"},
+    "journal.copying": {"xxhash"},
     "cluster": {"httpx", "msgspec"},
     "telemetry": {"msgspec", "prometheus_client"},
     "broker": {"msgspec"},

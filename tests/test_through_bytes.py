@@ -94,7 +94,7 @@ def seen() -> set[str]:
 @pytest.mark.parametrize("front_end", FILES)
 def test_a_front_end_passes_its_own_tests_through_bytes(front_end: str, tmp_path: Path, seen: set[str]) -> None:
     file = tmp_path / "kinds"
-    run_tests(front_end, {"LANEWAY_TEST_BROKER": "wire", "LANEWAY_TEST_KINDS": str(file)})
+    run_tests(FILES[front_end], {"LANEWAY_TEST_BROKER": "wire", "LANEWAY_TEST_KINDS": str(file)})
     lines = file.read_text().splitlines()
     assert [line for line in lines if line.startswith(REFUSED)] == []
     seen |= set(lines)
@@ -103,13 +103,13 @@ def test_a_front_end_passes_its_own_tests_through_bytes(front_end: str, tmp_path
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("front_end", FILES)
 def test_a_front_end_passes_its_own_tests_over_a_socket(front_end: str) -> None:
-    run_tests(front_end, {"LANEWAY_TEST_BROKER": "socket"})
+    run_tests(FILES[front_end], {"LANEWAY_TEST_BROKER": "socket"})
 
 
-def run_tests(front_end: str, settings: dict[str, str]) -> None:
+def run_tests(files: list[str], settings: dict[str, str]) -> None:
     environment = os.environ | settings
     environment.pop("PYTEST_XDIST_WORKER", None)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *FILES[front_end]]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *files]
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-5_000:]
 

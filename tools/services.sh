@@ -19,6 +19,8 @@ postgres() {
     if command -v postgres >/dev/null && command -v initdb >/dev/null; then return; fi
     if compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null; then return; fi
     "$here/debian-packages.sh" postgresql
+    # The package starts a server of its own.
+    stop_service postgresql
 }
 
 rabbitmq() {
@@ -68,6 +70,7 @@ case "${1:-}" in
         java_runtime
         proxies
         prometheus
+        postgres
         # Sets the wall clock that a tested server sees.
         "$here/debian-packages.sh" libfaketime
         # Its rabbitmqadmin is one of the programs that the management API is tested with; and the tests of AMQP and of the

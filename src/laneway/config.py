@@ -41,6 +41,8 @@ FOREIGN_VARIABLE = re.compile(
     r"LANEWAY_((TEST|BENCH|ENV)_\w+|NAME|(\w+_)?SERVICE_(HOST|PORT\w*)|(\w+_)?PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?)"
 )
 
+_PASSWORD = re.compile(r"(://[^:/@\s]*:|\bpassword=)[^@\s&]+")
+
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 _UNITS = {
     "": 1,
@@ -91,6 +93,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     # Where
     data: Annotated[Path, Meta(description="folder that holds the journal; created when missing")] = Path("data")
+    journal: Annotated[
+        str | None,
+        Meta(
+            description="PostgreSQL databases that hold the journal in place of the data folder: "
+            "postgresql://USER@HOST/NAME, several with spaces"
+        ),
+    ] = None
     processes: Annotated[
         int, Meta(ge=1, le=64, description="processes of the server, which share ports and partitions")
     ] = 1
@@ -165,6 +174,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     sync_interval_ms: Annotated[
         int, Meta(ge=1, le=60_000, description="time between syncs with durability interval")
     ] = 50
+    acks: Annotated[
+        Literal["all", "leader"],
+        Meta(
+            description="with journal: whether a write counts as done once PostgreSQL's synchronous standby has it, or "
+            "when it alone does"
+        ),
+    ] = "all"
     segment_bytes: Annotated[int, Meta(ge=MIB, le=GIB, description="size at which a journal file is closed")] = 64 * MIB
     snapshot_events: Annotated[
         int,
@@ -333,7 +349,11 @@ class Setting(msgspec.Struct, frozen=True):
             for size, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
                 if value and value % size == 0:
                     return f"{value // size}{unit}"
-        return str(value)
+        return without_password(str(value))
+
+
+def without_password(url: str) -> str:
+    return _PASSWORD.sub(r"\1***", url)
 
 
 def settings() -> list[Setting]:

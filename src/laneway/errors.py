@@ -36,6 +36,7 @@ for people. `field` names the offending part of the input where there is one.
     │   └── Unavailable
     │       ├── MemoryLow           publishers wait until consumers have made room
     │       ├── OutOfDescriptors    the process may open no more files for the moment
+    │       ├── JournalAway     the database with the journal cannot be reached for the moment
     │       ├── JournalFailed   a write or sync failed; nothing more is written until a restart
     │       ├── QueueElsewhere      in another partition than was asked, which edges look for again
     │       └── OutcomeUnknown  whoever was to do it is gone; it may be done
@@ -241,6 +242,10 @@ class MemoryLow(Unavailable):
 
 class OutOfDescriptors(Unavailable):
     code = "out_of_descriptors"
+
+
+class JournalAway(Unavailable):
+    code = "journal_away"
 
 
 class JournalFailed(Unavailable):

@@ -24,9 +24,9 @@ from laneway.frontends.amqp.server import AmqpServer
 from laneway.frontends.doors.door import Door
 from laneway.frontends.http.server import HttpServer
 from laneway.frontends.rest.server import RestServer
-from laneway.journal.segments.journal import SegmentJournal
 from tests.amqp.wire import Wire
 from tests.in_thread import DEADLINE_S, InThread
+from tests.journals import journal_for
 from tests.wire_broker import for_tests
 
 
@@ -50,7 +50,7 @@ class Serving(InThread):
 
     async def _start(self) -> None:
         self.partition = Partition(
-            Engine(SegmentJournal(self._folder), new_tag=lambda: 7),
+            Engine(journal_for(self._folder), new_tag=lambda: 7),
             clock=Clock.steady(self.now_ms),
             limits=BrokerLimits(max_message_bytes=self._limits.body_bytes),
         )

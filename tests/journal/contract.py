@@ -468,6 +468,12 @@ class JournalContract:
         ]
         assert replayed(again, after=middle) == expected
 
+    def test_what_it_takes_grows_with_what_is_written(self, journal: Journal) -> None:
+        before = journal.disk().journal_bytes
+        for seq in range(1, 6):
+            commit(journal, published(seq, size=100_000))
+        assert journal.disk().journal_bytes >= before + 400_000
+
     # --- history for readers ----------------------------------------------------------------------------------------
 
     def test_held_history_is_dropped_when_it_is_let_go(

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.machine import sockets
+from laneway.config import Config
 from laneway.errors import ConfigInvalid, StartError
 from laneway.node.folder import DataFolder
+from laneway.node.storage import FolderStorage, wanted_count
 from tests.crash.server import Server, eventually
 from tests.processes.several import SeveralProcesses, is_alive
 
@@ -122,28 +124,28 @@ def test_interrupt_of_a_terminal_stops_the_server_cleanly(tmp_path: Path) -> Non
 
 
 def test_partitions_are_counted_by_their_folders(tmp_path: Path) -> None:
-    folder = DataFolder(tmp_path / "data")
+    folder, journals = DataFolder(tmp_path / "data"), FolderStorage(Config(data=tmp_path / "data"))
     assert folder.partition_count() == 1 and folder.is_new()
-    assert folder.wanted_count(0, 3) == 3 and folder.wanted_count(2, 3) == 2
+    assert wanted_count(journals, 0, 3) == 3 and wanted_count(journals, 2, 3) == 2
     folder.make_partitions(3)
     assert folder.partition_count() == 3
     assert folder.partition(2).is_dir() and folder.partition(0) == tmp_path / "data"
     with pytest.raises(ConfigInvalid, match=r"partitions is 2, and .* has 3: there can be more later, never fewer"):
-        folder.wanted_count(2, 1)
-    assert folder.wanted_count(5, 1) == 5
+        wanted_count(journals, 2, 1)
+    assert wanted_count(journals, 5, 1) == 5
 
 
 def test_folder_that_has_a_journal_keeps_its_partitions_unless_more_are_wanted(tmp_path: Path) -> None:
     (tmp_path / "0000000000000001.segment").touch()
-    folder = DataFolder(tmp_path)
-    assert folder.wanted_count(0, 4) == 1
-    assert folder.wanted_count(4, 4) == 4
+    journals = FolderStorage(Config(data=tmp_path))
+    assert wanted_count(journals, 0, 4) == 1
+    assert wanted_count(journals, 4, 4) == 4
 
 
 def test_start_that_was_killed_while_it_made_folders_goes_on(tmp_path: Path) -> None:
     folder = DataFolder(tmp_path)
     folder.make_partitions(2)  # of 4, and no journal yet
-    assert folder.wanted_count(0, 4) == 4
+    assert wanted_count(FolderStorage(Config(data=tmp_path)), 0, 4) == 4
     folder.make_partitions(4)
     assert folder.partition_count() == 4
 

@@ -28,8 +28,8 @@ from laneway.frontends.http.protocol import HttpConnection
 from laneway.frontends.http.server import HttpServer
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.server import RestServer
-from laneway.journal.segments.journal import SegmentJournal
 from tests.in_thread import DEADLINE_S, InThread
+from tests.journals import journal_for
 from tests.wire_broker import for_tests, queues_of
 
 _E = TypeVar("_E", bound=Event)
@@ -198,7 +198,7 @@ class Serving(InThread):
 
     async def _start(self) -> None:
         self.partition = Partition(
-            Engine(SegmentJournal(self.folder), new_tag=lambda: 7),
+            Engine(journal_for(self.folder), new_tag=lambda: 7),
             clock=Clock.steady(self.now_ms),
             staging_folder=self.folder / "staged",
         )

@@ -25,7 +25,7 @@ from laneway.frontends.rest.api import RestApi
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.sqs.api import SqsApi
 from laneway.frontends.sqs.names import SqsOptions
-from laneway.journal.segments.journal import SegmentJournal
+from tests.journals import journal_for
 from tests.rest.serving import Serving
 from tests.wire_broker import for_tests
 
@@ -61,7 +61,7 @@ class SqsServing(Serving):
 
     async def _start(self) -> None:
         limits = BrokerLimits(max_message_bytes=16 * 1024 * 1024)
-        engine = Engine(SegmentJournal(self.folder), new_tag=lambda: 7)
+        engine = Engine(journal_for(self.folder), new_tag=lambda: 7)
         self.partition = Partition(engine, clock=Clock.steady(self.now_ms), limits=limits)
         await self.partition.start()
         self.broker = await for_tests(LocalBroker(self.partition))

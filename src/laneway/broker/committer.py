@@ -15,14 +15,14 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from laneway.broker.engine import Engine
-from laneway.errors import DiskFull, LanewayError, OutOfDescriptors
+from laneway.errors import DiskFull, JournalAway, LanewayError, OutOfDescriptors
 from laneway.journal.interface import Commit, Journal
 from laneway.telemetry.meter import Meter
 
 log = logging.getLogger("laneway.broker")
 
 MAX_COMMIT_BYTES = 8 * 1024 * 1024
-NOT_NOW = (DiskFull, OutOfDescriptors)
+NOT_NOW = (DiskFull, OutOfDescriptors, JournalAway)
 NOT_NOW_RETRY_S = 0.25
 SPOT_BYTES = 64 * 1024
 SPOT_S = 0.0005

@@ -249,7 +249,7 @@ class Engine:
                 self.state.known_ms = event.at_ms
             end = position
             event_count += sum(map(message_count, events))
-        epoch = self.state.epoch + 1
+        epoch = max(self.state.epoch + 1, self.journal.claimed_epoch)
         self.state.read_props = self.props
         self.run(iter([Opened(now_ms, epoch, self.state.tag or self._new_tag())]))
         return Recovery(start, end, event_count, epoch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -12,6 +13,9 @@ from laneway.broker.engine import Columns, Engine, filled
 from laneway.core.deliveries import Deliveries
 from laneway.core.events import Leased
 from laneway.core.queue import Queue
+from laneway.errors import JournalAway
+
+AWAY_RETRY_S = 0.25
 
 log = logging.getLogger("laneway.broker")
 
@@ -39,6 +43,7 @@ class ReaderThread:
         self._engine = engine
         self._loop = loop
         self._pool = ThreadPoolExecutor(1, "laneway-reader")
+        self._is_closing = threading.Event()
 
     def read(self, queue: Queue, leased: Leased, then: Then) -> None:
         outline = self._engine.outline(queue, leased)  # the state may say something else when they have been read
@@ -60,7 +65,7 @@ class ReaderThread:
         def read() -> None:
             columns = None
             try:
-                columns = self._engine.read_columns(locations, sizes)
+                columns = self._read_patiently(locations, sizes)
                 if columns is not None and len(missing) < len(kept):
                     columns = _filled_in(kept, missing, columns)
             except Exception:  # as the file went with the last of its messages: the loop knows more
@@ -68,6 +73,15 @@ class ReaderThread:
             self._loop.call_soon_threadsafe(done, columns)
 
         self._pool.submit(read)
+
+    def _read_patiently(self, locations: Sequence[int], sizes: Sequence[int]) -> Columns | None:
+        """Waits while what holds the journal is away: it is this thread that waits, and those who read."""
+        while True:
+            try:
+                return self._engine.read_columns(locations, sizes)
+            except JournalAway:
+                if self._is_closing.wait(AWAY_RETRY_S):
+                    raise
 
     def _done(self, queue: Queue, leased: Leased, outline: Deliveries, columns: Columns | None, then: Then) -> None:
         seqs, left = leased.seqs, self._engine.left_of(queue, leased)
@@ -90,6 +104,7 @@ class ReaderThread:
         return at_ms, props, bodies
 
     async def close(self) -> None:
+        self._is_closing.set()
         await asyncio.to_thread(self._pool.shutdown)  # what was read is on the loop by then, before whoever waits here
 
 

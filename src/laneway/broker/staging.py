@@ -188,7 +188,7 @@ def _out_of_descriptors(trouble: OSError) -> OutOfDescriptors | None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(mode=0o750, exist_ok=True)
+    path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
     try:
         rest = memoryview(data)

@@ -15,7 +15,7 @@ from laneway.broker.engine import Engine
 from laneway.core import snapshot
 from laneway.core.events import Relocated
 from laneway.core.table import FREE, SLAB_BITS, SLAB_MASK
-from laneway.errors import DiskFull, LanewayError, OutOfDescriptors
+from laneway.errors import DiskFull, JournalAway, LanewayError, OutOfDescriptors
 from laneway.journal.interface import Commit
 
 log = logging.getLogger("laneway.broker")
@@ -157,7 +157,7 @@ class Upkeep:
                 await asyncio.gather(self._dropping, return_exceptions=True)
             await asyncio.to_thread(self._save_blocking, frozen)
             await self._compact()
-        except (DiskFull, OutOfDescriptors) as trouble:
+        except (DiskFull, OutOfDescriptors, JournalAway) as trouble:
             log.warning("no snapshot for the moment, will try again: %s", trouble)
         except asyncio.CancelledError:
             raise

@@ -49,7 +49,8 @@ class Extent(NamedTuple):
 
 class DiskUse(NamedTuple):
     journal_bytes: int  # what the journal takes, what it holds in advance included
-    free_bytes: int  # of the disk that it is on; it stops taking messages before nothing is left
+    #: Of the disk that it is on; it stops taking messages before nothing is left. None: that cannot be seen from here.
+    free_bytes: int | None
 
 
 class History(Protocol):
@@ -95,6 +96,9 @@ class Journal(Protocol):
     #: fraction of a millisecond on a quick disk, and never waits for a network.
     writes_on_loop: bool
 
+    #: No older epoch can write here any more. 0 where nobody else can open the journal meanwhile.
+    claimed_epoch: int
+
     def load_snapshot(self) -> tuple[int, Iterator[bytes]] | None:
         """The newest snapshot as (position it covers, the chunks given to save_snapshot), checked while read."""
 
@@ -117,9 +121,9 @@ class Journal(Protocol):
     def write(self, commit: Commit) -> None:
         """Write a sealed commit; on return it is as durable as the journal was told to make it. In seal() order.
 
-        Raises DiskFull when there is no space left for it, OutOfDescriptors when no file can be opened: nothing was
-        written, and the same commit may be given again later. Raises JournalFailed for any other trouble, and then for
-        every call that would write.
+        Raises DiskFull when there is no space left for it, OutOfDescriptors when no file can be opened, JournalAway
+        when what holds the journal cannot be reached: the same commit may be given again later, and no other can be
+        written before it. Raises JournalFailed for any other trouble, and then for every call that would write.
         """
 
     def mark(self) -> None:
@@ -149,7 +153,7 @@ class Journal(Protocol):
         """The message records at these places, neighbours in one go, each checked against its own checksum. They are
         views of all that was read with them: whoever keeps one copies it.
 
-        Raises JournalDamaged if one cannot be read.
+        Raises JournalDamaged if one cannot be read, JournalAway if none can for the moment.
         """
 
     def read_contents(

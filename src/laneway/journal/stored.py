@@ -74,6 +74,8 @@ class StoredJournal:
     #: With header, padding and mark on top, a commit of so much is the largest that there may be.
     most_staged_bytes: ClassVar[int] = MAX_COMMIT_BYTES - 3 * UNIT_BYTES
 
+    claimed_epoch = 0
+
     def __init__(self, files: ReadableFiles, folder: str, writer: HistoryWriter, *, max_open_files: int) -> None:
         """`files` and `folder`: where the segments can be read."""
         self._files = files

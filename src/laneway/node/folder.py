@@ -17,7 +17,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from laneway.errors import ConfigInvalid, JournalLocked, StartError
+from laneway.errors import JournalLocked, StartError
 from laneway.journal.history.format import LOCK_NAME, segment_numbers, snapshot_positions
 
 PARTITIONS, PROCESSES = "partitions", "processes"
@@ -57,19 +57,6 @@ class DataFolder:
             return []
         except OSError as trouble:
             raise _unusable(self.path, trouble) from None
-
-    def wanted_count(self, wanted: int, process_count: int) -> int:
-        """How many the settings want, 0 meaning those there are, and one for each process of a new folder."""
-        there = self.partition_count()
-        if not wanted:
-            return max(there, process_count) if self.is_new() else there
-        if wanted < there:
-            raise ConfigInvalid(
-                f"partitions is {wanted}, and {self.path} has {there}: there can be more later, never fewer, because "
-                f"each has queues and messages. Leave it out, or say {there}",
-                field="partitions",
-            )
-        return wanted
 
     def make_partitions(self, count: int) -> None:
         """Have so many."""

@@ -14,8 +14,7 @@ from laneway.broker.partition import Partition
 from laneway.broker.values import BrokerLimits
 from laneway.cluster.following import FollowedTopology
 from laneway.config import Config
-from laneway.errors import StartError
-from laneway.journal.segments.journal import SegmentJournal
+from laneway.journal.interface import Journal
 from laneway.node.shares import Shares
 from laneway.telemetry.turns import LoopTurns
 
@@ -28,24 +27,10 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def open_journal(config: Config, folder: Path, shares: Shares) -> SegmentJournal:
-    """From here on nobody else opens it."""
-    try:
-        return SegmentJournal(
-            folder,
-            durability=config.durability,
-            interval_ms=config.sync_interval_ms,
-            segment_bytes=config.segment_bytes,
-            max_open_files=shares.partition_file_count,
-        )
-    except OSError as trouble:
-        raise StartError(f"cannot use the data folder {folder}: {trouble}; use --data FOLDER") from None
-
-
 def build_partition(
     config: Config,
-    journal: SegmentJournal,
-    folder: Path,
+    journal: Journal,
+    staging_folder: Path,
     *,
     number: int = 0,
     model: FollowedTopology | None = None,
@@ -68,18 +53,18 @@ def build_partition(
         limits=limits,
         on_failed=lambda _: on_failed(),
         idle_ms=config.sync_interval_ms if config.durability == "interval" else _IDLE_MS,
-        staging_folder=folder / "staged",
+        staging_folder=staging_folder,
         turns=turns,
     )
 
 
-async def start_partition(partition: Partition, folder: Path) -> None:
-    """Recover what is in its folder."""
+async def start_partition(partition: Partition, name: str) -> None:
+    """Recover what is in its journal, which is called so."""
     started_s = time.monotonic()
     recovery = await partition.start()
     log.info(
         "recovered %s in %.1f s: snapshot at commit %d, %d events of messages after it, epoch %d",
-        folder,
+        name,
         time.monotonic() - started_s,
         recovery.snapshot_position,
         recovery.event_count,

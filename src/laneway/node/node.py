@@ -32,8 +32,8 @@ from laneway.frontends.doors.door import Door
 from laneway.frontends.rest.answers import ReloadAnswer
 from laneway.logs import set_up_logging
 from laneway.node.doors import FrontEnds, first_account_advice, refuse_open_doors
-from laneway.node.folder import DataFolder, partition_socket
-from laneway.node.leading import build_partition, open_journal, start_partition, wall_clock_ms
+from laneway.node.folder import partition_socket
+from laneway.node.leading import build_partition, start_partition, wall_clock_ms
 from laneway.node.shares import broker_limits, history_limits, shares_of
 from laneway.node.siblings import (
     ServerDirectory,
@@ -43,6 +43,7 @@ from laneway.node.siblings import (
     reload_everywhere,
     stats_everywhere,
 )
+from laneway.node.storage import storage_of, wanted_count
 from laneway.node.watching import Watching
 from laneway.reloading import Reloading, described
 from laneway.resources.memory import MemoryWatch, resident_bytes
@@ -96,28 +97,26 @@ class Node:
         self.turns = LoopTurns()
         self._watch = TurnWatch(self.turns)
         self.floods = FloodLog()
-        folder = DataFolder(config.data)
-        if seat.is_alone:
-            folder.check_unlocked()
-        self.partition_count = count = folder.wanted_count(config.partitions, seat.process_count)
+        self._storage = storage = storage_of(config)
+        self._unlock = storage.lock() if seat.is_alone else lambda: None
+        self.partition_count = count = wanted_count(storage, config.partitions, seat.process_count)
         self._shares = shares = shares_of(config, seat.process_count, len(seat.led(count)))
         self._front = FrontEnds(config, shares, self.floods)
         self.intake = self._front.intake
         self._memory = MemoryWatch(shares.memory_bytes, self._memory_changed)
         limits = broker_limits(config, count)
-        self._folders = {number: folder.partition(number) for number in seat.led(count)}
         # Of all partitions; a server of one process and one partition has no need of it.
         self._model = None if seat.is_alone and count == 1 else FollowedTopology(count)
         self._limits = limits
         self.partitions: dict[int, Partition] = {}  # that are led here
-        for number, where in self._folders.items():
-            journal = open_journal(config, where, shares)
+        for number in seat.led(count):
+            journal = storage.open(number, shares)
             if seat.is_alone and not number:  # from here on no other server does so
-                folder.make_partitions(count)
+                storage.make_partitions(count)
             self.partitions[number] = build_partition(
                 config,
                 journal,
-                where,
+                storage.staging_folder(number),
                 number=number,
                 model=self._model,
                 shares=shares,
@@ -165,7 +164,7 @@ class Node:
 
     async def _lead(self, number: int) -> LocalBroker:
         """Recover a partition; have it tell the model what it has, and serve it to the other processes."""
-        await start_partition(self.partitions[number], self._folders[number])
+        await start_partition(self.partitions[number], self._storage.name(number))
         broker = LocalBroker(self.partitions[number])
         if self._model is not None:
             feed = self._model.feeds[number]
@@ -351,6 +350,8 @@ class Node:
             await server.stop()
         for partition in self.partitions.values():
             await partition.stop()
+        self._storage.close()
+        self._unlock()
 
     async def stop(self) -> None:
         await self.stop_listening()

@@ -14,12 +14,13 @@ import msgspec
 import uvloop
 
 from laneway.config import Config
-from laneway.errors import LanewayError
+from laneway.errors import JournalAway, LanewayError
 from laneway.first_admin import FirstAdmin
 from laneway.logs import announce, set_up_logging
 from laneway.node.doors import where_served
 from laneway.node.node import Node, Seat
 from laneway.node.shares import handshake_count, share
+from laneway.node.storage import storage_at
 from laneway.resources import descriptors
 
 log = logging.getLogger("laneway.node")
@@ -59,7 +60,7 @@ async def _serve(config: Config, read_config: Callable[[], Config] | None, first
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, node.reloading.reload_and_log)
-    announce(node.config.log_format, f"Laneway serves {where_served(node.addresses)} from {node.config.data}")
+    announce(node.config.log_format, f"Laneway serves {where_served(node.addresses)} from {storage_at(node.config)}")
     waits = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(node.failed.wait())]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
@@ -114,6 +115,9 @@ class _Child:
             is_listening = await self._until(node, self._orders["listen"])
             if is_listening:
                 await node.listen()
+        except JournalAway as trouble:  # which is no fault of the settings: the next start may find it
+            log.critical("%s", trouble.message)
+            return 1
         except LanewayError as refusal:
             said = {"message": refusal.message, "code": refusal.code, "field": refusal.field}
             self._say("refused", **said, details=refusal.details)

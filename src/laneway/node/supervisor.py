@@ -40,6 +40,7 @@ from laneway.node.doors import cannot_listen, listening, where_served
 from laneway.node.folder import DataFolder
 from laneway.node.node import Seat
 from laneway.node.process import run_child
+from laneway.node.storage import storage_at, storage_of, wanted_count
 
 log = logging.getLogger("laneway.node")
 
@@ -107,8 +108,10 @@ class Supervisor:
         self._lock = self._folder.lock()
         try:
             self._folder.check_journal_unlocked()
-            count = self._folder.wanted_count(self._config.partitions, self._config.processes)
-            self._folder.make_partitions(count)
+            storage = storage_of(self._config)
+            count = wanted_count(storage, self._config.partitions, self._config.processes)
+            storage.make_partitions(count)
+            storage.close()  # the children must not inherit connections
             if count < len(self._children):
                 log.warning(
                     "%d of %d processes lead no partition, as there are %d: they take clients and pass on what these "
@@ -283,7 +286,9 @@ class Supervisor:
         if not self._is_announced and all(child.state == "ready" for child in children):
             self._is_announced = True
             config = self._config
-            announce(config.log_format, f"Laneway serves {where_served(children[0].addresses)} from {config.data}")
+            announce(
+                config.log_format, f"Laneway serves {where_served(children[0].addresses)} from {storage_at(config)}"
+            )
         self._close_when_drained()
 
     def _close_when_drained(self) -> None:

@@ -120,7 +120,8 @@ def _of_partition(p: PartitionSurvey, own: tuple[object, ...]) -> Iterator[_Samp
     yield "commit_bytes", own, p.meter.commit_bytes
     yield "commit_seconds", own, p.meter.commit_seconds
     yield "journal_bytes", own, p.journal_bytes
-    yield "disk_free_bytes", own, p.free_bytes
+    if p.free_bytes is not None:
+        yield "disk_free_bytes", own, p.free_bytes
     for cursor in p.cursors:
         yield "cursor_lag_commits", (*own, cursor.name), cursor.lag_commits
         yield "cursor_held_bytes", (*own, cursor.name), cursor.held_bytes

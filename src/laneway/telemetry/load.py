@@ -74,7 +74,7 @@ class PartitionSurvey(msgspec.Struct, kw_only=True):
     rates: list[float] = msgspec.field(default_factory=lambda: [0.0, 0.0, 0.0])  # published, delivered, acked a second
     totals: dict[str, int] = {}  # since the process began, of queues that are gone too
     journal_bytes: int = 0
-    free_bytes: int = 0
+    free_bytes: int | None = 0
     cursors: list[CursorLoad] = []
     alarms: list[str] = []
     meter: MeterReading | None = None

@@ -1,0 +1,149 @@
+"""A PostgreSQL with a synchronous standby: what is confirmed is there too, whoever dies or cancels a commit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from laneway.errors import JournalAway
+from laneway.journal.postgres import Acks, Database, PostgresJournal, writer
+from tests.crash.server import eventually
+from tests.journal.contract import published, replayed
+from tests.postgres import PostgresServer, program, run
+
+WAITING = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+
+
+class Pair:
+    def __init__(self) -> None:
+        self.primary, self.standby = PostgresServer(), PostgresServer("hot_standby_feedback=on")
+        self.primary.make()
+        self.primary.start()
+        self.standby.make_standby_of(self.primary, "second")
+        self.primary.settings += ["synchronous_standby_names=second"]
+        self.primary.execute("ALTER SYSTEM SET synchronous_standby_names = 'second'")
+        self.primary.execute("SELECT pg_reload_conf()")
+        self.standby.start()
+        self.is_in_sync()
+        self.url = self.primary.new_database()
+        Database(self.url).migrate()
+        self._journal_count = 0
+
+    def is_in_sync(self) -> None:
+        state = "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"
+        eventually("the standby follows", lambda: self.primary.execute(state))
+
+    def journal(self, acks: Acks = "all") -> PostgresJournal:
+        self._journal_count += 1
+        journal = PostgresJournal(Database(self.url, acks=acks), self._journal_count, patience_s=1)
+        assert replayed(journal) == []
+        return journal
+
+    def close(self) -> None:
+        self.primary.close()
+        self.standby.close()
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    try:
+        yield pair
+    finally:
+        pair.close()
+
+
+def written(journal: PostgresJournal, seq: int) -> Future[Any]:
+    """Written by a thread, again and again if it has to be, as the broker's writer does it."""
+    journal.stage(published(seq))
+    sealed = journal.seal()
+    assert sealed is not None
+    future: Future[Any] = Future()
+    over = threading.Event()
+
+    def write() -> None:
+        while True:
+            try:
+                future.set_result(journal.write(sealed))
+            except JournalAway:
+                if over.wait(0.05):
+                    return
+            except BaseException as trouble:
+                future.set_exception(trouble)
+            else:
+                return
+            if future.done():
+                return
+
+    threading.Thread(target=write, daemon=True).start()
+    return future
+
+
+def cancelled_while_waiting(pair: Pair) -> None:
+    """Somebody cancels the statement of a commit that waits for the standby, which PostgreSQL calls a success."""
+    journal = pair.journal()
+    written(journal, 1).result(20)
+    pair.standby.kill()
+    doubtful = written(journal, 2)
+    (pid,) = eventually("the commit waits", lambda: pair.primary.execute(WAITING))[0]
+    pair.primary.execute("SELECT pg_cancel_backend(%s)", [pid])
+    other = f"{WAITING} AND pid <> {pid}"
+    try:
+        eventually("it waits again, or is confirmed", lambda: doubtful.done() or pair.primary.execute(other))
+        assert not doubtful.done(), "confirmed, and no standby has it"
+    finally:
+        pair.standby.start()
+        doubtful.result(20)
+        journal.close()
+
+
+def test_cancelled_commit_is_not_confirmed_before_the_standby_has_it(pair: Pair) -> None:
+    cancelled_while_waiting(pair)
+
+
+def test_a_warning_that_is_overlooked_would_confirm_it(pair: Pair) -> None:
+    """So the test above can fail."""
+    deaf = mock.patch.object(writer.PostgresWriter, "_connect", lambda self: self._database.connect())
+    with deaf, pytest.raises(AssertionError, match="confirmed, and no standby has it"):
+        cancelled_while_waiting(pair)
+
+
+def test_with_acks_of_the_leader_nobody_waits_for_the_standby(pair: Pair) -> None:
+    pair.standby.kill()
+    try:
+        journal = pair.journal("leader")
+        written(journal, 1).result(20)
+        journal.close()
+    finally:
+        pair.standby.start()
+
+
+def test_confirmed_commits_survive_the_primary(pair: Pair) -> None:
+    """And a commit that becomes visible by a restart of the primary is not confirmed for that."""
+    journal = pair.journal()
+    number = journal._writer._journal
+    for seq in range(1, 6):
+        written(journal, seq).result(20)
+    pair.standby.kill()
+    doubtful = written(journal, 6)
+    eventually("the commit waits", lambda: pair.primary.execute(WAITING))
+    pair.primary.kill()
+    pair.primary.start()
+    database = pair.url.rpartition("/")[2]
+    seen = "SELECT 1 FROM laneway.journals WHERE number = %s AND position = 6"
+    eventually("it is visible", lambda: pair.primary.execute(seen, [number], database=database))
+    eventually("the claim waits, or it is confirmed", lambda: doubtful.done() or pair.primary.execute(WAITING))
+    assert not doubtful.done(), "confirmed because it is visible, and no standby has it"
+    pair.standby.start()
+    doubtful.result(20)
+    written(journal, 7).result(20)
+    pair.primary.kill()
+    run(program("pg_ctl"), "promote", "-w", "-D", str(pair.standby.data))
+    second = PostgresJournal(Database(pair.standby.url(database)), number, patience_s=1)
+    assert [position for position, _ in replayed(second)] == list(range(1, 8))
+    second.close()
