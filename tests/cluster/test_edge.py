@@ -17,6 +17,7 @@ from laneway.broker.interface import (
     DescribeQueue,
     EndSession,
     Lease,
+    LimitPool,
     ListConsumers,
     Peek,
     Publish,
@@ -27,7 +28,7 @@ from laneway.broker.interface import (
 )
 from laneway.broker.values import PeekQuery
 from laneway.core.message import Messages
-from laneway.core.partitions import partition_of, queue_id
+from laneway.core.partitions import local_number, partition_of, queue_id
 from laneway.errors import QueueNotFound
 from tests.cluster.partitions import SeveralPartitions, declare, name_at, publish, run, until
 
@@ -137,6 +138,42 @@ def test_a_session_consumes_from_several_partitions(server: Callable[[Work], Non
                 edge.send(SettleHeld(session, taken.queue, taken.seqs, taken.leases, "release"), lambda _: None)
         for queue in queues:
             assert len(await edge.ask(Lease(queue, 10, wait_ms=5000))) == 1
+
+    server(work)
+
+
+def test_a_limit_holds_over_partitions_also_when_one_of_its_consumers_is_cancelled(
+    server: Callable[[Work], None],
+) -> None:
+    async def work(server: SeveralPartitions) -> None:
+        edge, pushed = server.edge, list[Any]()
+        names = [name_at(0, server.partition_count)]
+        names += [name_at(1, server.partition_count, nth=nth) for nth in (0, 1)]
+        session = edge.open_session(pushed.extend)
+        edge.send(LimitPool(session, 1, 3), lambda answer: None)
+        queues = [await declare(edge, name) for name in names]
+        for consumer, queue in enumerate(queues):
+            await edge.ask(Subscribe(session, consumer, queue, pool=1))
+        for queue in queues[:2]:  # the first one takes all that the limit allows
+            await publish(edge, [queue], b"1", b"2", b"3")
+        await until(lambda: len(edge._visitors[session]._pools[1].waiting) and pushed)
+        await edge.ask(Unsubscribe(session, 1))
+        assert edge._visitors[session].pooled.keys() == {0, 2}, "it holds nothing"
+        await until(lambda: _ready(server, queues[1]) == 3)
+        await publish(edge, [queues[2]], b"4", b"5", b"6")
+        await until(lambda: edge._visitors[session]._pools[1].waiting)
+        assert [push.consumer for push in pushed] == [0]
+        d = pushed[0].deliveries
+        edge.send(SettleHeld(session, d.queue, d.seqs[:2], d.leases[:2], "ack", 0), lambda answer: None)
+        await until(lambda: sum(len(push.deliveries) for push in pushed) == 5)
+        assert {push.consumer for push in pushed[1:]} == {2}
+        await edge.ask(Unsubscribe(session, 0))
+        assert 0 in edge._visitors[session].pooled, "it holds one yet"
+        edge.send(SettleHeld(session, d.queue, d.seqs[2:], d.leases[2:], "ack", 0), lambda answer: None)
+        assert edge._visitors[session].pooled.keys() == {2}
+
+    def _ready(server: SeveralPartitions, queue: int) -> int:
+        return server.partitions[partition_of(queue)].engine.state.queues[local_number(queue)].ready
 
     server(work)
 

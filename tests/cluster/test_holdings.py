@@ -12,9 +12,9 @@ from laneway.cluster.serving import Holdings
 from laneway.core.deliveries import Deliveries
 
 
-def handed(leases: Sequence[int]) -> Deliveries:
+def handed(leases: Sequence[int], queue: int = 1) -> Deliveries:
     some = [b""] * len(leases)
-    return Deliveries(1, "q", 1, 0, leases, leases, leases, leases, some, some, leases)
+    return Deliveries(queue, "q", 1, 0, leases, leases, leases, leases, some, some, leases)
 
 
 def noted(holdings: Holdings) -> list[int]:
@@ -61,3 +61,15 @@ def test_what_is_held_is_known_in_whatever_order_it_is_settled(seed: int, monkey
             held = [lease for lease in held if lease not in some]
         assert set(held) <= set(noted(holdings))
     assert asked
+
+
+def test_queues_are_forgotten_when_nothing_of_them_is_held_or_they_are_gone() -> None:
+    holdings, gone = Holdings(), set[int]()
+    for queue in range(10_000):  # as with a reply queue for each request
+        holdings.add(handed([queue], queue), lambda queue, seqs, leases: [queue not in gone])
+        if queue % 2:
+            holdings.settled(queue, [queue])
+            assert holdings.leases(queue) == []
+        else:
+            gone.add(queue)
+    assert len(holdings) <= serving._TIDY_QUEUES

@@ -54,6 +54,9 @@ BEAT_S = 1.0  # over TCP
 #: A publish that is refused with one of these is sent again later.
 _NOT_NOW = (DiskFull, Unavailable)
 _TIDY_FROM = 1_000  # deliveries to a session that are noted before the settled ones are looked for
+_TIDY_QUEUES = 100  # from so many queues
+
+Held = Callable[[int, Sequence[int], Sequence[int]], Sequence[bool]]  # queue, seqs, leases
 
 
 class LedBroker(Broker, Protocol):
@@ -443,43 +446,61 @@ class RemoteEdge:
 class Holdings:
     """What a session was handed and may still hold, so that it can be given back when its edge is gone. Mostly it
     settles what it was handed first. What it settles in another order is only counted: which ones are left is asked
-    when that many are gone that asking is worth it."""
+    when that many are gone that asking is worth it; and when there are many queues, some of which may be gone."""
 
     def __init__(self) -> None:
-        self._by_queue: dict[int, deque[tuple[Sequence[int], Sequence[int]]]] = {}
-        self._noted: dict[int, int] = {}
-        self._counted: dict[int, int] = {}  # of the noted ones, which are settled
+        self._by_queue: dict[int, _Handed] = {}
+        self._most_queues = _TIDY_QUEUES
 
-    def add(self, d: Deliveries, held: Callable[[int, Sequence[int], Sequence[int]], Sequence[bool]]) -> None:
-        noted = self._noted.get(d.queue, 0)
-        counted = self._counted.get(d.queue, 0)
-        parts = self._by_queue.setdefault(d.queue, deque())
-        if counted >= noted:
-            parts.clear()
-            noted = self._counted[d.queue] = 0
-        elif noted > _TIDY_FROM and counted * 2 > noted:
-            noted = self._tidy(d.queue, parts, held)
-        parts.append((d.seqs, d.leases))
-        self._noted[d.queue] = noted + len(d.seqs)
+    def __len__(self) -> int:
+        """From how many queues it may hold some."""
+        return len(self._by_queue)
 
-    def _tidy(
-        self,
-        queue: int,
-        parts: deque[tuple[Sequence[int], Sequence[int]]],
-        held: Callable[[int, Sequence[int], Sequence[int]], Sequence[bool]],
-    ) -> int:
-        seqs = [seq for part, _ in parts for seq in part]
-        leases = [lease for _, part in parts for lease in part]
-        kept = [i for i, is_held in enumerate(held(queue, seqs, leases)) if is_held]
-        parts.clear()
-        if kept:
-            parts.append(([seqs[i] for i in kept], [leases[i] for i in kept]))
-        self._counted[queue] = 0
-        return len(kept)
+    def add(self, d: Deliveries, held: Held) -> None:
+        its = self._by_queue.get(d.queue)
+        if its is None:
+            if len(self._by_queue) >= self._most_queues:
+                self._tidy(held)
+            its = self._by_queue[d.queue] = _Handed()
+        elif its.count > _TIDY_FROM and its.settled_count * 2 > its.count:
+            its.tidy(d.queue, held)
+        its.parts.append((d.seqs, d.leases))
+        its.count += len(d.seqs)
 
     def settled(self, queue: int, leases: Sequence[int]) -> None:
-        parts = self._by_queue.get(queue, _NO_PARTS)
-        at, count = 0, len(leases)
+        its = self._by_queue.get(queue)
+        if its is not None:
+            its.settled(leases)
+            if its.settled_count >= its.count:
+                del self._by_queue[queue]
+
+    def _tidy(self, held: Held) -> None:
+        for queue, its in list(self._by_queue.items()):
+            its.tidy(queue, held)
+            if not its.count:
+                del self._by_queue[queue]
+        self._most_queues = max(_TIDY_QUEUES, 2 * len(self._by_queue))
+
+    def leases(self, queue: int) -> list[int]:
+        its = self._by_queue.get(queue)
+        return [lease for _, leases in its.parts for lease in leases] if its is not None else []
+
+    def all(self) -> list[tuple[int, Sequence[int], Sequence[int]]]:
+        return [(queue, seqs, leases) for queue, its in self._by_queue.items() for seqs, leases in its.parts]
+
+
+class _Handed:
+    """Of one queue."""
+
+    __slots__ = ("count", "parts", "settled_count")
+
+    def __init__(self) -> None:
+        self.parts: deque[tuple[Sequence[int], Sequence[int]]] = deque()
+        self.count = 0  # of all parts
+        self.settled_count = 0  # of these
+
+    def settled(self, leases: Sequence[int]) -> None:
+        parts, at, count = self.parts, 0, len(leases)
         while parts and at < count:
             seqs, handed = parts[0]
             size = min(len(handed), count - at)
@@ -490,17 +511,17 @@ class Holdings:
                 parts.popleft()
             else:
                 parts[0] = seqs[size:], handed[size:]
-        self._noted[queue] = self._noted.get(queue, 0) - at
-        self._counted[queue] = self._counted.get(queue, 0) + count - at
+        self.count -= at
+        self.settled_count += count - at
 
-    def leases(self, queue: int) -> list[int]:
-        return [lease for _, leases in self._by_queue.get(queue, ()) for lease in leases]
-
-    def all(self) -> list[tuple[int, Sequence[int], Sequence[int]]]:
-        return [(queue, seqs, leases) for queue, parts in self._by_queue.items() for seqs, leases in parts]
-
-
-_NO_PARTS: deque[tuple[Sequence[int], Sequence[int]]] = deque()
+    def tidy(self, queue: int, held: Held) -> None:
+        seqs = [seq for part, _ in self.parts for seq in part]
+        leases = [lease for _, part in self.parts for lease in part]
+        kept = [i for i, is_held in enumerate(held(queue, seqs, leases)) if is_held]
+        self.parts.clear()
+        if kept:
+            self.parts.append(([seqs[i] for i in kept], [leases[i] for i in kept]))
+        self.count, self.settled_count = len(kept), 0
 
 
 def _are_same(some: Sequence[int], others: Sequence[int]) -> bool:

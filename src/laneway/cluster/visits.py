@@ -45,9 +45,9 @@ class SharedPool:
         self.held += room
         return i.Delivered(pushed.consumer, deliveries.part(0, room)) if room else None
 
-    def release(self) -> list[i.Push]:
+    def release(self) -> list[i.Delivered]:
         """What waited and may go now."""
-        found: list[i.Push] = []
+        found: list[i.Delivered] = []
         while self.waiting and (not self.limit or self.held < self.limit):
             pushed = self.waiting.popleft()
             count = len(pushed.deliveries)
@@ -78,7 +78,8 @@ class Visitor:
         self.opened: set[int] = set()
         self.consumers: dict[int, int] = {}  # the partition of each
         self.requests: dict[int, i.Subscribe] = {}  # of each, as it was asked for
-        self.pooled: dict[int, SharedPool] = {}  # by consumer; also of one that is cancelled
+        self.pooled: dict[int, SharedPool] = {}  # by consumer; also of one that is cancelled and holds some yet
+        self._held: dict[int, int] = {}  # how many each of them holds
         self._pools: dict[int, SharedPool] = {}
 
     def visit(self, partition: int) -> None:
@@ -110,7 +111,13 @@ class Visitor:
         """It is no consumer, as the partition says."""
         self.consumers.pop(consumer, None)
         self.requests.pop(consumer, None)
-        self.pooled.pop(consumer, None)
+        self._leave_pool(consumer)
+
+    def _leave_pool(self, consumer: int) -> None:
+        """If it is cancelled and holds nothing: clients consume and cancel any number of times."""
+        if consumer not in self.consumers and not self._held.get(consumer):
+            self.pooled.pop(consumer, None)
+            self._held.pop(consumer, None)
 
     def ended(self, consumer: int) -> None:
         """Its queue is gone."""
@@ -121,10 +128,15 @@ class Visitor:
         self.consumers.pop(consumer, None)
         self.requests.pop(consumer, None)
         pool = self.pooled.get(consumer)
-        for pushed in pool.take(consumer) if pool is not None else ():
+        if pool is None:
+            return
+        for pushed in pool.take(consumer):
             d = pushed.deliveries
             release = i.SettleHeld(self._number, d.queue, d.seqs, d.leases, "release", consumer)
+            pool.held += len(d)  # until it is released, the next moment
+            self._note(pushed)
             self._edge.send(release, _not_answered)  # its queue may be elsewhere by now
+        self._leave_pool(consumer)
 
     def limit(self, request: i.LimitPool) -> None:
         pool = self._pools.setdefault(request.pool, SharedPool())
@@ -137,6 +149,7 @@ class Visitor:
             if id(pool) not in in_use:  # clients open any number of channels in turn
                 del self._pools[request.pool]
                 self.pooled = {consumer: one for consumer, one in self.pooled.items() if one is not pool}
+                self._held = {consumer: count for consumer, count in self._held.items() if consumer in self.pooled}
 
     def flow(self, request: i.Flow) -> None:
         self._is_paused = request.paused
@@ -150,6 +163,8 @@ class Visitor:
         pool = self.pooled.get(request.consumer) if request.action != "extend" else None
         if pool is not None:
             pool.held -= len(request.seqs)
+            self._held[request.consumer] = self._held.get(request.consumer, 0) - len(request.seqs)
+            self._leave_pool(request.consumer)
             if pool.waiting:
                 self._go_on(pool)
 
@@ -175,6 +190,8 @@ class Visitor:
                 allowed = push if pool is None else pool.admit(push)
                 if allowed is not None:
                     admitted.append(allowed)
+                    if pool is not None:
+                        self._note(allowed)
             elif type(push) is i.ConsumerLeft:
                 self._edge.standstill.consumer_left(self, push.consumer, push.held)
             else:
@@ -183,6 +200,7 @@ class Visitor:
                 pool = pooled.get(push.consumer)
                 if pool is not None:
                     pool.take(push.consumer)  # they went with their queue
+                    self._leave_pool(push.consumer)
                 admitted.append(push)
         if admitted:
             self._push(admitted)
@@ -191,7 +209,12 @@ class Visitor:
         if pool.waiting and not self._is_paused:
             released = pool.release()
             if released:
-                self._push(released)
+                for pushed in released:
+                    self._note(pushed)
+                self._push(released)  # type: ignore[arg-type]
+
+    def _note(self, pushed: i.Delivered) -> None:
+        self._held[pushed.consumer] = self._held.get(pushed.consumer, 0) + len(pushed.deliveries)
 
 
 def _not_answered(answer: Any) -> None:
