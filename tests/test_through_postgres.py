@@ -1,4 +1,4 @@
-"""Front ends work on a journal in PostgreSQL: a cross-section of their own tests runs with one."""
+"""Front ends, and Spark's source, work on a journal in PostgreSQL: a cross-section of their own tests runs with one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ LOOKS = "--deselect=tests/rest/test_journal.py::test_the_history_is_read_in_step
 
 FILES = {
     "rest": ["tests/rest/test_consume.py", "tests/rest/test_journal.py", "tests/rest/test_producers.py", LOOKS],
+    "history": [
+        "tests/pipeline/test_following.py::test_a_cursor_follows_what_was_read_and_an_idle_server_is_left_in_peace",
+        "tests/pipeline/test_following.py::test_two_streams_with_cursors_do_not_keep_one_another_busy",
+    ],
     "amqp": ["tests/amqp/test_channels.py"],
     "sqs": ["tests/sqs/test_dead_letters.py", "tests/sqs/test_fifo.py"],
 }
@@ -20,6 +24,8 @@ FILES = {
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("front_end", FILES)
-def test_a_front_end_passes_its_own_tests_on_postgresql(front_end: str, postgres_server: PostgresServer) -> None:
+def test_a_front_end_or_a_reader_passes_its_own_tests_on_postgresql(
+    front_end: str, postgres_server: PostgresServer
+) -> None:
     Database(url := postgres_server.new_database()).migrate()
     run_tests(FILES[front_end], {"LANEWAY_TEST_JOURNAL": url})

@@ -257,6 +257,15 @@ def test_somebody_who_reads_for_long_holds_up_no_append(store: DatabaseStore, jo
     assert journal.drop() == [1, 2, 3]
 
 
+def test_extent_that_is_gone_already_is_dropped(store: DatabaseStore, journal: PostgresJournal) -> None:
+    """As when the connection was lost behind the COMMIT."""
+    written = fill_extents(journal, 2)
+    journal.save_snapshot(len(written), [b"state"], [])
+    store.execute("DROP TABLE laneway.commits_0_1")
+    assert journal.drop() == [1, 2]
+    assert store.execute("SELECT number FROM laneway.extents") == [(3,)]
+
+
 def test_snapshots_that_are_not_in_force_leave_no_tables(store: DatabaseStore, journal: PostgresJournal) -> None:
     commit(journal, published(1))
 

@@ -351,7 +351,8 @@ class PostgresWriter:
                 connection.execute(
                     "DELETE FROM laneway.extents WHERE journal = %s AND number = %s", [self._journal, number]
                 )
-                connection.execute(f"DROP TABLE {extent_table(self._journal, number)}")
+                # It may be gone since a connection that was lost.
+                connection.execute(f"DROP TABLE IF EXISTS {extent_table(self._journal, number)}")
             return True
         except JournalAway as trouble:
             log.info("segment %d of %s is not dropped yet: %s", number, self._folder, trouble)
