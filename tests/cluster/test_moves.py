@@ -264,7 +264,7 @@ def test_clients_that_use_it_notice_a_pause_alone(server: Callable[[Work], None]
             while not is_over:
                 body = b"%d %d" % (number, len(sent.setdefault(number, [])))
                 (arrival,) = await publish(edge, [queue], body)  # by the id that it had when this began
-                assert arrival.result.each()[0].message_id
+                assert arrival.queue == queue and arrival.result.each()[0].message_id
                 sent[number].append(body)
 
         async def settle() -> None:

@@ -1,15 +1,21 @@
-"""`laneway rebalance` on a real server of several processes."""
+"""`laneway rebalance` on a real server of several processes: its clients use the queues throughout, processes are
+killed in the middle, and afterwards nothing is lost, twice or out of order."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
+import pika
 import pytest
+from botocore.config import Config
 
 from laneway.core.partitions import home
 from tests.crash.server import Server, eventually
@@ -83,3 +89,202 @@ def test_raising_the_number_leaves_queues_and_rebalancing_takes_them_home(server
 def _taken(connection: Any, name: str) -> dict[str, Any]:
     found: dict[str, Any] = connection.must(200, "POST", f"/queues/{name}/dequeue", {"max_messages": 1})["messages"][0]
     return found
+
+
+class Load:
+    """Clients that publish to and consume from one queue each, until they are told to stop. What was confirmed and
+    what was received stands in order."""
+
+    def __init__(self, server: SeveralProcesses, name: str, *, survives: bool) -> None:
+        self.server = server
+        self.name = name
+        self.survives = survives  # errors of a connection are met with another one
+        self.sent: list[str] = []
+        self.doubtful: set[str] = set()  # it is not known whether they were published
+        self.received: list[str] = []
+        self.errors: list[BaseException] = []
+        self._is_over = threading.Event()
+        self._is_sent = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(one,)) for one in (self.produce, self.consume)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join(60)
+            assert not thread.is_alive(), f"a client of {self.name} hangs"
+
+    def _run(self, work: Callable[[], None]) -> None:
+        while True:
+            try:
+                work()
+                return
+            except Exception as trouble:
+                if not self.survives:
+                    self.errors.append(trouble)
+                    return
+                time.sleep(0.05)
+            finally:
+                if work == self.produce and (self._is_over.is_set() or not self.survives):
+                    self._is_sent.set()
+
+    def next_body(self) -> str:
+        body = f"{len(self.sent) + len(self.doubtful)} {self.name}"
+        self.doubtful.add(body)
+        return body
+
+    def confirmed(self, body: str) -> None:
+        self.doubtful.discard(body)
+        self.sent.append(body)
+
+    def is_done(self) -> bool:
+        return self._is_sent.is_set() and set(self.sent) <= set(self.received)
+
+    def produce(self) -> None:
+        raise NotImplementedError
+
+    def consume(self) -> None:
+        raise NotImplementedError
+
+    def check(self) -> None:
+        assert self.errors == []
+        received = [body for body in self.received if not body.startswith("before")]
+        first = list(dict.fromkeys(received))  # what a client was given again after a crash
+        assert set(self.sent) <= set(first) <= {*self.sent, *self.doubtful}, f"{self.name} lost messages"
+        if not self.survives:
+            assert received == self.sent, f"{self.name} has messages twice or out of order"
+        at = {body: place for place, body in enumerate(first)}
+        order = [at[body] for body in self.sent]
+        if not self.survives:
+            assert order == sorted(order)
+
+
+class HttpLoad(Load):
+    def produce(self) -> None:
+        connection = self.server.connect()
+        while not self._is_over.is_set():
+            body = self.next_body()
+            connection.must(201, "POST", f"/queues/{self.name}/messages", {"payload": body})
+            self.confirmed(body)
+
+    def consume(self) -> None:
+        connection = self.server.connect()
+        path = f"/queues/{self.name}"
+        while not self.is_done():
+            asked = {"max_messages": 10, "wait_seconds": 1}
+            found = connection.must(200, "POST", f"{path}/dequeue", asked)["messages"]
+            if found:
+                handles = [{"receipt_handle": one["receipt_handle"]} for one in found]
+                results = connection.must(200, "POST", f"{path}/ack", handles)
+                assert all("error" not in one for one in results), results
+                self.received += [one["payload"] for one in found]
+
+
+class AmqpLoad(Load):
+    """It holds up to ten messages unacked while queues move."""
+
+    def _channel(self) -> Any:
+        parameters = pika.ConnectionParameters("127.0.0.1", self.server.amqp_port, heartbeat=0)
+        return pika.BlockingConnection(parameters).channel()
+
+    def produce(self) -> None:
+        channel = self._channel()
+        channel.confirm_delivery()
+        while not self._is_over.is_set():
+            body = self.next_body()
+            channel.basic_publish("", self.name, json.dumps(body), pika.BasicProperties(delivery_mode=2), True)
+            self.confirmed(body)
+
+    def consume(self) -> None:
+        channel = self._channel()
+        channel.basic_qos(prefetch_count=10)
+        tags: list[int] = []
+        for method, _, body in channel.consume(self.name, inactivity_timeout=0.2):
+            if method is not None:
+                assert len(tags) < 10
+                tags.append(method.delivery_tag)
+                self.received.append(json.loads(body))
+            if len(tags) == 10 or (method is None and tags):
+                channel.basic_ack(tags[-1], multiple=True)
+                tags.clear()
+            if method is None and self.is_done():
+                break
+        channel.connection.close()
+
+
+class SqsLoad(Load):
+    def _client(self) -> Any:
+        return boto3.client(
+            "sqs",
+            endpoint_url=f"http://127.0.0.1:{self.server.port}",
+            region_name="us-east-1",
+            aws_access_key_id="guest",
+            aws_secret_access_key="guest",
+            config=Config(retries={"total_max_attempts": 1}, read_timeout=30),
+        )
+
+    def produce(self) -> None:
+        client = self._client()
+        url = client.get_queue_url(QueueName=self.name)["QueueUrl"]
+        while not self._is_over.is_set():
+            body = self.next_body()
+            client.send_message(QueueUrl=url, MessageBody=body)
+            self.confirmed(body)
+
+    def consume(self) -> None:
+        client = self._client()
+        url = client.get_queue_url(QueueName=self.name)["QueueUrl"]
+        while not self.is_done():
+            found = client.receive_message(QueueUrl=url, MaxNumberOfMessages=10, WaitTimeSeconds=1).get("Messages", [])
+            for one in found:
+                client.delete_message(QueueUrl=url, ReceiptHandle=one["ReceiptHandle"])
+                self.received.append(one["Body"])
+
+
+def loads(server: SeveralProcesses, *, survives: bool = False) -> list[Load]:
+    kinds = (HttpLoad, AmqpLoad, SqsLoad)
+    return [kinds[at % 3](server, name, survives=survives) for at, name in enumerate(AWAY[:6])]
+
+
+def clear(server: Server, **settings: Any) -> None:
+    """Loads find what they publish, and nothing else."""
+    connection = server.connect()
+    for name in QUEUES:
+        connection.must(200, "POST", f"/queues/{name}/purge")
+        if settings:
+            connection.must(200, "PATCH", f"/queues/{name}", settings)
+    connection.close()
+
+
+def test_clients_notice_nothing_but_a_pause(server: SeveralProcesses) -> None:
+    clear(server)
+    working = loads(server)
+    for load in working:
+        load.start()
+    try:
+        eventually("all work", lambda: all(len(load.received) > 5 for load in working) or _broken(working))
+        assert rebalance(server)[-1]["failed"] == []
+        for name in AWAY[:6]:
+            rebalance(server, "--queue", name, "--to", str((home("/", name, 4) + 1) % 4), "--every", "100ms")
+        seen = [len(load.received) for load in working]
+        eventually(
+            "they go on",
+            lambda: all(len(o.received) > n + 5 for o, n in zip(working, seen, strict=True)) or _broken(working),
+        )
+    finally:
+        for load in working:
+            load.stop()
+    for load in working:
+        load.check()
+    assert homes(server).keys() == set(AWAY[:6])
+
+
+def _have_gone_on(working: list[Load], seen: list[int]) -> bool:
+    return all(len(load.received) > count for load, count in zip(working, seen, strict=True))
+
+
+def _broken(working: list[Load]) -> bool:
+    return any(load.errors for load in working)

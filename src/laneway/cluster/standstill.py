@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterable
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.broker import interface as i
+from laneway.broker.values import Arrival
 from laneway.cluster.asking import size_of
 from laneway.cluster.overall import BY_NAME
 from laneway.cluster.spreading import PROBE
@@ -88,7 +90,7 @@ class Standstill:
         """Send it to where its queues are, or hold it back if one of them stands still."""
         queues = self._queues_of(request)
         if not self._renamed.keys().isdisjoint(queues):
-            request = self._readdressed(request)
+            request, done = self._readdressed(request, done)
             queues = self._queues_of(request)
         if self._still.isdisjoint(queues) and self._blocked.keys().isdisjoint(queues):
             return self._edge.dispatch(request, done)
@@ -130,8 +132,7 @@ class Standstill:
     def _queues_of(self, request: Any) -> set[i.QueueId]:
         kind = type(request)
         if kind is i.Publish:
-            given = request.targets
-            return set(chain.from_iterable(set(given))) if isinstance(given, list) else set(given)
+            return set(chain.from_iterable(_routes(request.targets)))
         if kind in _OF_ONE_QUEUE:
             return {request.queue}
         if kind is i.Transact:
@@ -152,18 +153,20 @@ class Standstill:
     def _route(self, route: i.Targets) -> i.Targets:
         return tuple(map(self._now, route))
 
-    def _readdressed(self, request: Any) -> Any:
+    def _readdressed(self, request: Any, done: Done) -> tuple[Any, Done]:
+        """A request with the ids that queues have now. Its answer has those that it came with."""
         kind = type(request)
         if kind in _OF_ONE_QUEUE:
-            return msgspec.structs.replace(request, queue=self._now(request.queue))
+            return msgspec.structs.replace(request, queue=self._now(request.queue)), done
         if kind is not i.Publish and kind is not i.Transact:
-            return request
+            return request, done
         given = request.targets
+        before = {self._now(queue): queue for route in _routes(given) for queue in route}
         now = list(map(self._route, given)) if isinstance(given, list) else self._route(given)
-        if kind is i.Publish:
-            return msgspec.structs.replace(request, targets=now)
-        settlements = [msgspec.structs.replace(s, queue=self._now(s.queue)) for s in request.settlements]
-        return msgspec.structs.replace(request, targets=now, settlements=settlements)
+        request = msgspec.structs.replace(request, targets=now)
+        if kind is i.Transact:
+            request.settlements = [msgspec.structs.replace(s, queue=self._now(s.queue)) for s in request.settlements]
+        return request, partial(_arrived, before, done)
 
     # Holding back
 
@@ -237,7 +240,7 @@ class Standstill:
             asyncio.get_running_loop().call_soon(self._release)
 
     def _send_held(self, held: _Held) -> None:
-        request, done = self._readdressed(held.request), held.done
+        request, done = self._readdressed(held.request, held.done)
         if not isinstance(request, i.Lease):
             self._edge.dispatch(request, done)
             return
@@ -296,6 +299,16 @@ class Standstill:
                 self._edge.subscribe_again(msgspec.structs.replace(request, queue=now, held=held))
         self._release()
         self.is_busy = bool(self._still or self._held or self._renamed)
+
+
+def _routes(targets: i.Targets | list[i.Targets]) -> Iterable[i.Targets]:
+    return set(targets) if isinstance(targets, list) else (targets,)
+
+
+def _arrived(before: dict[i.QueueId, i.QueueId], done: Done, answer: Any) -> None:
+    if isinstance(answer, list):
+        answer = [Arrival(before.get(a.queue, a.queue), a.places, a.result) for a in answer]
+    done(answer)
 
 
 def _not_answered(answer: Any) -> None:
