@@ -7,6 +7,7 @@ import hashlib
 from typing import Any
 from urllib.parse import quote
 
+import httpx
 import pika
 import pytest
 
@@ -134,6 +135,67 @@ def test_permissions_go_with_their_virtual_host(api: Api, name: str) -> None:
     assert api("PUT", f"/vhosts/{name}").status == 201
     assert all(row["user"] != name for row in api.get(f"/vhosts/{name}/permissions"))
     api("DELETE", f"/vhosts/{name}")
+
+
+def test_topic_permissions_say_which_routing_keys(api: Api, server: Laneway | RabbitMQ, name: str) -> None:
+    user = make_user(api, name)
+    permit(api, name, ".*", ".*", ".*")
+    assert api("PUT", f"/exchanges/%2F/{name}", {"type": "topic"}).status == 201
+    told = {"exchange": name, "write": r"^{username}\.", "read": "^open"}
+    path = f"/topic-permissions/%2F/{name}"
+    assert api("GET", path).status == 404
+    assert api("PUT", path, told).status == 201
+    assert api("PUT", path, told).status == 204
+    row = {"user": name, "vhost": "/", **told}
+    assert api.get(path) == [row] == api.get(f"/users/{name}/topic-permissions")
+    assert row in api.get("/topic-permissions") and row in api.get("/vhosts/%2F/topic-permissions")
+    connection = connect(server, name)
+    channel = connection.channel()
+    channel.confirm_delivery()
+    channel.queue_declare(name)
+    channel.queue_bind(name, name, "open.#")
+    for key in (f"{name}.a", f"{name}.b.c"):
+        channel.basic_publish(name, key, b"x")
+    channel.basic_publish("amq.topic", "anything", b"x")  # of which nothing is said
+    for refused in (
+        lambda ch: ch.basic_publish(name, "other", b"x"),
+        lambda ch: ch.queue_bind(name, name, "other"),
+    ):
+        with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
+            refused(channel)
+        assert closed.value.reply_code == 403
+        where = f"exchange '{name}' in vhost '/'"
+        assert f"access to topic 'other' in {where} refused for user '{name}'" in closed.value.reply_text
+        channel = connection.channel()
+        channel.confirm_delivery()
+    message = {"properties": {}, "routing_key": "other", "payload": "x", "payload_encoding": "string"}
+    refused_here = user("POST", f"/exchanges/%2F/{name}/publish", message)
+    assert refused_here.status in (400, 401)
+    assert user("POST", f"/exchanges/%2F/{name}/publish", {**message, "routing_key": f"{name}.a"}).status == 200
+    assert api("DELETE", path).status == 204
+    channel.basic_publish(name, "other", b"x")
+    connection.close()
+
+
+@pytest.mark.differs
+def test_topic_permissions_count_over_the_http_api_too(api: Api, server: Laneway, name: str) -> None:
+    make_user(api, name)
+    permit(api, name, ".*", ".*", ".*")
+    assert api("PUT", f"/exchanges/%2F/{name}", {"type": "topic"}).status == 201
+    assert api("PUT", f"/queues/%2F/{name}", {}).status == 201
+    assert api("PUT", f"/topic-permissions/%2F/{name}", {"exchange": name, "write": "^a$", "read": "^b$"}).status == 201
+    auth = (name, name)
+    root = f"http://127.0.0.1:{server.http_port}"
+    for key, status in (("a", 200), ("b", 403)):
+        told = {"routing_key": key, "payload": 1}
+        assert httpx.post(f"{root}/exchanges/%2F/{name}/publish", json=told, auth=auth).status_code == status
+        part = [{"exchange": name, "routing_key": key, "payload": 1}]
+        staged = httpx.put(f"{root}/producers/{name}/stages/s/parts/{key}", json=part, auth=auth)
+        assert staged.status_code == (201 if status == 200 else status), staged.text
+    for key, status in (("b", 201), ("a", 403)):
+        told = {"routing_key": key}
+        bound = httpx.post(f"{root}/bindings/%2F/e/{name}/q/{name}", json=told, auth=auth)
+        assert bound.status_code == status
 
 
 def test_what_is_no_regular_expression_is_refused(api: Api, name: str) -> None:

@@ -253,9 +253,7 @@ def test_a_definition_that_is_wrong_is_refused(api: Api) -> None:
 
 @pytest.mark.differs
 def test_what_is_not_there_is_refused_and_never_taken_silently(api: Api) -> None:
-    anything = {"exchange": "amq.topic", "write": "^a", "read": "^a"}
     for method, path, body in (
-        ("PUT", "/topic-permissions/%2F/guest", anything),
         ("PUT", "/vhost-limits/%2F/max-queues", {"value": 5}),
         ("PUT", "/user-limits/guest/max-connections", {"value": 5}),
         ("PUT", "/vhosts/traced", {"tracing": True}),

@@ -16,6 +16,7 @@ from laneway.access.accounts import (
     LoginKind,
     Need,
     Permission,
+    TopicPermission,
     VhostPermission,
 )
 from laneway.access.failures import Origin
@@ -41,6 +42,7 @@ __all__ = [
     "Origin",
     "Peer",
     "Permission",
+    "TopicPermission",
     "TrustedProxies",
     "VhostPermission",
     "is_loopback",

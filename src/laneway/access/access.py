@@ -13,6 +13,7 @@ import base64
 import hashlib
 import hmac
 import logging
+import re
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -38,6 +39,7 @@ from laneway.access.accounts import (
     Permission,
     StoredAccount,
     StoredKey,
+    TopicPermission,
     VhostPermission,
     check_label,
     check_name,
@@ -45,6 +47,7 @@ from laneway.access.accounts import (
     check_permissions,
     check_roles,
     check_tags,
+    check_topic_permission,
     check_vhost_permission,
     decode_account,
     decode_key,
@@ -109,7 +112,17 @@ class _Held:
     so whatever was decided about the old one is forgotten with it. That a password was verified is kept as long as
     the account has that password."""
 
-    __slots__ = ("account", "decisions", "every_count", "every_queue", "password", "regexes", "rules", "verified")
+    __slots__ = (
+        "account",
+        "decisions",
+        "every_count",
+        "every_queue",
+        "password",
+        "regexes",
+        "rules",
+        "topics",
+        "verified",
+    )
 
     def __init__(self, stored: StoredAccount, before: _Held | None = None) -> None:
         self.account = stored.account
@@ -125,6 +138,11 @@ class _Held:
             for p in stored.account.vhost_permissions
             for need in _NEEDS
             if p.pattern(need)
+        }
+        self.topics = {
+            (p.vhost, p.exchange, need): _topic_regex(pattern, stored.account.name, p.vhost)
+            for p in stored.account.topic_permissions
+            for need, pattern in (("write", p.write), ("read", p.read))
         }
         self.decisions: dict[tuple[str, str, str], bool] = {}
         # The keyed hash of the password, once it was found to be right.
@@ -417,6 +435,25 @@ class Access:
                 need=need,
             )
 
+    def topic_allowed(self, account: Account, vhost: str, exchange: str, routing_key: str, need: Need) -> bool:
+        """Whether it may publish to a topic exchange with this key, or bind with it. For those that have no permission
+        of that kind, and that is nearly everybody, nothing is looked at."""
+        held = self._current(account)
+        if held is None or not held.topics:
+            return held is not None
+        if (vhost, exchange, need) not in held.topics:
+            return True
+        regex = held.topics[vhost, exchange, need]
+        return regex is not None and regex.is_found_in(routing_key)
+
+    def check_topic(self, account: Account, vhost: str, exchange: str, routing_key: str, need: Need) -> None:
+        if not self.topic_allowed(account, vhost, exchange, routing_key, need):
+            raise Forbidden(
+                f"account {account.name!r} may not {'publish to' if need == 'write' else 'bind to'} exchange "
+                f"{exchange!r} with the routing key {routing_key[:80]!r}: an admin can allow it",
+                need=need,
+            )
+
     def may_see(self, account: Account, vhost: str, queue: str) -> bool:
         """Whether the account may know that there is a queue or exchange of this name."""
         return any(self.allowed(account, vhost, queue, need) for need in _SEEING)
@@ -518,24 +555,46 @@ class Access:
         """Give an account this permission in a virtual host, or none any more; whether it had one there."""
         if permission is not None:
             check_vhost_permission(permission, self._limits)
-        return await self._change(lambda: self._put_vhost_permission(name, vhost, permission, by))
+        added = [] if permission is None else [permission]
+        what = "vhost_permissions"
+        return await self._change(lambda: self._replace(name, what, lambda p: p.vhost == vhost, added, by))
 
-    async def _put_vhost_permission(self, name: str, vhost: str, permission: VhostPermission | None, by: str) -> bool:
+    async def put_topic_permission(
+        self, name: str, vhost: str, exchange: str | None, permission: TopicPermission | None, *, by: str = _NOBODY
+    ) -> bool:
+        """The same for the keys of an exchange, or (None) of all exchanges of the virtual host."""
+        if permission is not None:
+            check_topic_permission(permission, self._limits)
+        added = [] if permission is None else [permission]
+
+        def goes(p: TopicPermission) -> bool:
+            return p.vhost == vhost and exchange in (None, p.exchange)
+
+        return await self._change(lambda: self._replace(name, "topic_permissions", goes, added, by))
+
+    async def _replace(
+        self,
+        name: str,
+        what: str,
+        goes: Callable[[Any], bool],
+        added: Sequence[VhostPermission | TopicPermission],
+        by: str,
+    ) -> bool:
+        """Take some permissions of a kind away from an account and give it others; whether some were taken away."""
         held = self._known(name)
-        others = [p for p in held.account.vhost_permissions if p.vhost != vhost]
-        had_one = len(others) < len(held.account.vhost_permissions)
-        if permission is None and not had_one:
+        before = getattr(held.account, what)
+        kept = [permission for permission in before if not goes(permission)]
+        had_some = len(kept) < len(before)
+        if not added and not had_some:
             return False
-        if permission is not None and len(others) >= self._limits.permissions_per_account:
+        if added and len(kept) >= self._limits.permissions_per_account:
             most = self._limits.permissions_per_account
-            raise LimitExceeded(f"account {name!r} has permissions in {most} virtual hosts already", field="vhost")
-        wanted = (*others, *([] if permission is None else [permission]))
-        after = msgspec.structs.replace(held.account, vhost_permissions=wanted)
+            raise LimitExceeded(f"account {name!r} has {most} {what} already", field="vhost")
+        after = msgspec.structs.replace(held.account, **{what: (*kept, *added)})
         stored = StoredAccount(account=after, password=held.password)
         await self._store.put_document(ACCOUNTS, name, encode_document(stored), [self._seen(ACCOUNTS, name)])
-        what = "given a permission" if permission is not None else "left without a permission of its own"
-        log.info("account %r %s in virtual host %r by %s", name, what, vhost, by)
-        return had_one
+        log.info("%s of account %r %s by %s", what, name, "given" if added else "taken away", by)
+        return had_some
 
     def permission_in(self, account: Account, vhost: str) -> VhostPermission | None:
         """What an account may do in a virtual host, as RabbitMQ's tools say it; None if nothing. What was given so is
@@ -722,6 +781,12 @@ class Access:
 def _password_mark(stored: str | None) -> str:
     """Tells one password of an account from the next, and nothing else: stored hashes are salted."""
     return hashlib.sha256((stored or "").encode()).hexdigest()[:16]
+
+
+def _topic_regex(pattern: str, name: str, vhost: str) -> Regex | None:
+    """None: no key is allowed."""
+    pattern = pattern.replace("{username}", re.escape(name)).replace("{vhost}", re.escape(vhost))
+    return compile_regex(pattern, field="topic_permissions") if pattern else None
 
 
 def _stored_hash(key: StoredKey) -> bytes:

@@ -79,6 +79,17 @@ class VhostPermission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.read if need == "stats" else str(getattr(self, need))
 
 
+class TopicPermission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """With which routing keys an account may publish to a topic exchange (`write`) and bind to it (`read`): regular
+    expressions again, in which {username} and {vhost} stand for what they say. An exchange of which nothing is said
+    takes all keys."""
+
+    vhost: str
+    exchange: str
+    write: str = ""
+    read: str = ""
+
+
 class Account(msgspec.Struct, frozen=True):
     """Who is asking. Holds no secret, so it may be shown, kept and passed around."""
 
@@ -87,6 +98,7 @@ class Account(msgspec.Struct, frozen=True):
     permissions: tuple[Permission, ...] = ()
     created_at_ms: int = 0
     vhost_permissions: tuple[VhostPermission, ...] = ()  # what they allow is added to what the others do
+    topic_permissions: tuple[TopicPermission, ...] = ()
     tags: tuple[str, ...] | None = None  # as RabbitMQ's tools gave them; they count as long as they mean these roles
 
 
@@ -198,6 +210,14 @@ def check_tags(tags: Sequence[str], limits: AccessLimits) -> tuple[str, ...]:
 def check_vhost_permission(permission: VhostPermission, limits: AccessLimits) -> VhostPermission:
     _check_text(permission.vhost, "vhost", 1, limits.pattern_bytes)
     for need in ("configure", "write", "read"):
+        compile_regex(getattr(permission, need), field=need)
+    return permission
+
+
+def check_topic_permission(permission: TopicPermission, limits: AccessLimits) -> TopicPermission:
+    _check_text(permission.vhost, "vhost", 1, limits.pattern_bytes)
+    _check_text(permission.exchange, "exchange", 0, limits.pattern_bytes)
+    for need in ("write", "read"):
         compile_regex(getattr(permission, need), field=need)
     return permission
 

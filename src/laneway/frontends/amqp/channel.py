@@ -133,6 +133,13 @@ class Channel:
             where = resource(kind, shown, self.vhost)
             raise access_refused(f"access to {where} refused for user '{self.account.name}'")
 
+    def check_topic(self, exchange: str, key: str, need: Need) -> None:
+        if not self.shared.access.topic_allowed(self.account, self.vhost, exchange, key, need):
+            raise access_refused(
+                f"access to topic '{key}' in {resource('exchange', exchange, self.vhost)} refused for user "
+                f"'{self.account.name}'"
+            )
+
     def check_may_see(self, kind: str, name: str) -> None:
         """Whoever may do nothing with it is not told whether it is there."""
         if not self.shared.access.may_see(self.account, self.vhost, name):

@@ -130,6 +130,9 @@ def change_binding(
     _check_not_default(source)
     ch.check_access(kind, name, "write")
     ch.check_access("exchange", source, "read")
+    from_ = ch.broker.topology.exchange(ch.vhost, source)
+    if from_ is not None and from_.settings.type == "topic":
+        ch.check_topic(source, a.routing_key, "read")
     if kind == "queue" and ch.broker.topology.queue(ch.vhost, name) is not None:
         ch.queue(name)
     binding = Binding(source, kind, name, a.routing_key, a.arguments)  # type: ignore[arg-type]

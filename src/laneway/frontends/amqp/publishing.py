@@ -65,6 +65,7 @@ class Destination(msgspec.Struct):
     asks_headers: bool  # the exchange looks at them: `targets` is not the last word
     is_internal: bool  # a direct reply or an extension: it reaches no queue
     is_plain: bool  # `targets` are all that there is to know
+    is_topic: bool  # not everybody may use each routing key
 
 
 class Destinations:
@@ -115,6 +116,7 @@ def _destination(ch: Channel, method: bytes) -> Destination:
         asks_headers,
         is_internal,
         bool(targets) and not is_delayed and not asks_headers,
+        info.settings.type == "topic",
     )
 
 
@@ -196,6 +198,8 @@ def publish(ch: Channel, publishes: Sequence[tuple[bytes, bytes, bytes]]) -> int
                 if there.exchange not in exchanges:
                     ch.check_access("exchange", there.exchange, "write")
                     exchanges.add(there.exchange)
+                if there.is_topic:
+                    ch.check_topic(there.exchange, there.routing_key, "write")
                 is_late = monotonic() > end_s
             priority, expiration, reply_to, user_id = needed(raw)
             if user_id is None and expiration is None and reply_to != _REPLY_TO and there.is_plain and b"CC" not in raw:
@@ -247,6 +251,9 @@ def _add_unusual(ch: Channel, batch: Batch, there: Destination, raw: bytes, body
         raw = property_lists.change(raw, {"reply_to": replies.own_name(ch)})
     headers: dict[str, Any] = given.get("headers", {})
     copies = [*_copies(headers, "CC", raw), *_copies(headers, "BCC", raw)]
+    if there.is_topic:
+        for key in copies:
+            ch.check_topic(there.exchange, key, "write")
     ttl_ms = _ttl_ms(given["expiration"]) if "expiration" in given else None
     i = len(batch.bodies)
     targets, is_taken = there.targets, False

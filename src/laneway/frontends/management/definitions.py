@@ -22,7 +22,7 @@ from laneway.frontends.management.policies import PoliciesPart, policy_row
 from laneway.frontends.management.queues import QueuesPart
 from laneway.frontends.management.routing import at
 from laneway.frontends.management.scope import VERSION, Scope
-from laneway.frontends.management.users import UsersPart
+from laneway.frontends.management.users import UsersPart, topic_rows
 from laneway.frontends.management.vhosts import VhostsPart
 
 MAX_BYTES = 32 * 1024 * 1024  # of a file, in both directions
@@ -57,12 +57,13 @@ class DefinitionsPart:
     async def take_all(self, ask: ManagementAsk) -> ManagementReply:
         self._scope.check_admin(ask.account)
         vhosts = sorted(self._broker.topology.vhosts())
-        users, permissions = [], []
+        users, permissions, topics = list[_Row](), list[_Row](), list[_Row]()
         for at_, account in enumerate(self._scope.access.accounts()):
             if at_ % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)
             users.append(self._users.row(account, with_hash=True))
             permissions += [{"user": account.name, **msgspec.structs.asdict(one)} for one in account.vhost_permissions]
+            topics += topic_rows(account)
         head = {
             "rabbit_version": VERSION,
             "rabbitmq_version": VERSION,
@@ -71,7 +72,7 @@ class DefinitionsPart:
             "users": users,
             "vhosts": [{"name": name, "metadata": self._vhosts.metadata(name)} for name in vhosts],
             "permissions": permissions,
-            "topic_permissions": [],
+            "topic_permissions": topics,
             "global_parameters": self._policies.global_parameters(),
         }
         return ManagementReply(200, await self._file(head, vhosts, names_vhost=True))
@@ -156,11 +157,18 @@ class DefinitionsPart:
             elif row.get("value"):  # what RabbitMQ writes of limits that are none is empty
                 raise bad_request(f"component {str(row.get('component'))[:80]} not found")
 
+        async def topic_permission(row: _Row) -> None:
+            await self._users.permit_topic_one(ask, where(row), text(row, "user"), row)
+
         kinds: list[tuple[str, bool, Callable[[_Row], Coroutine[Any, Any, Any]]]] = [
             ("users", True, lambda row: self._users.put_one(ask, text(row, "name"), _user(row))),
             ("vhosts", True, lambda row: self._vhosts.put_one(text(row, "name"), row)),
             ("permissions", True, lambda row: self._users.permit_one(ask, where(row), text(row, "user"), row)),
-            ("topic_permissions", True, _no_topic_permission),
+            (
+                "topic_permissions",
+                True,
+                lambda row: self._users.permit_topic_one(ask, where(row), text(row, "user"), row),
+            ),
             ("parameters", False, parameter),
             ("global_parameters", True, lambda row: self._policies.keep_one(text(row, "name"), row.get("value"))),
             ("policies", False, lambda row: self._policies.put_one(where(row), "policy", text(row, "name"), row)),
@@ -206,7 +214,3 @@ def _binding(row: _Row) -> Binding:
         raise bad_request(f"destination_type is queue or exchange, not {kind[:80]!r}")
     ends = (text(row, "source"), kind, text(row, "destination"))
     return Binding(*ends, text(row, "routing_key"), table(row, "arguments"))  # type: ignore[arg-type]
-
-
-async def _no_topic_permission(row: _Row) -> None:
-    raise bad_request("topic_permissions are not there: leave them out of the file")

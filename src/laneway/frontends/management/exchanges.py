@@ -202,6 +202,9 @@ class ExchangesPart:
         for kind, named, need in ((binding.kind, destination, "write"), ("exchange", binding.source, "read")):
             if not self._access.allowed(ask.account, vhost, named, need):  # type: ignore[arg-type]
                 raise refused_for(ask.account, vhost, kind, named, need)
+        source = self._broker.topology.exchange(vhost, binding.source)
+        if source is not None and source.settings.type == "topic":
+            self._access.check_topic(ask.account, vhost, source.name, binding.routing_key, "read")
 
     def _kind(self, ask: ManagementAsk) -> str:
         kind = _KINDS.get(ask.names["kind"])

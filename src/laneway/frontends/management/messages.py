@@ -62,9 +62,11 @@ class MessagesPart:
             raw = property_lists.encode(properties)
         except UnicodeEncodeError:
             raise bad_request("text has no surrogates in it") from None
-        targets: dict[int, None] = {}
-        for way in (key, *_copies(headers, "CC"), *_copies(headers, "BCC")):
-            targets.update(dict.fromkeys(self._broker.topology.route(vhost, name, way, headers)))
+        copies = [*_copies(headers, "CC"), *_copies(headers, "BCC")]
+        if info.settings.type == "topic":
+            for way in (key, *copies):
+                self._access.check_topic(ask.account, vhost, name, way, "write")
+        targets = self._broker.topology.route(vhost, name, key, headers, more=copies)
         ttl_ms = _expiration_ms(properties["expiration"]) if "expiration" in properties else None
         delay_ms = message_delay_ms(headers) if info.settings.delayed else 0
         messages = Messages(

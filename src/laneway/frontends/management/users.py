@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from laneway.access import Account, VhostPermission
+import msgspec
+
+from laneway.access import Account, TopicPermission, VhostPermission
 from laneway.access.passwords import as_told, stored_form
 from laneway.errors import AccountNotFound, Conflict, InvalidInput
 from laneway.frontends.management.asking import CREATED, NO_CONTENT, ManagementAsk, ManagementReply, reply, shown, text
@@ -165,30 +167,55 @@ class UsersPart:
             raise not_there()
         return NO_CONTENT
 
-    # --- topic permissions: there are none, and whoever asks for one that forbids something is told so
+    # --- topic permissions
 
-    @at(
-        "GET /topic-permissions",
-        "GET /topic-permissions/{vhost}/{user}",
-        "GET /users/{user}/topic-permissions",
-        "GET /vhosts/{vhost}/topic-permissions",
-    )
+    @at("GET /topic-permissions")
     async def list_topic_permissions(self, ask: ManagementAsk) -> ManagementReply:
+        return reply([row for account in self._accounts(ask) for row in topic_rows(account)])
+
+    @at("GET /vhosts/{vhost}/topic-permissions")
+    async def list_topic_permissions_in(self, ask: ManagementAsk) -> ManagementReply:
+        accounts, vhost = self._accounts(ask), self._scope.vhost(ask)
+        return reply([row for account in accounts for row in topic_rows(account, vhost)])
+
+    @at("GET /users/{user}/topic-permissions")
+    async def list_topic_permissions_of(self, ask: ManagementAsk) -> ManagementReply:
         self._scope.check_admin(ask.account)
-        if "vhost" in ask.names:
-            self._scope.vhost(ask)
-        if "user" in ask.names:
-            self._account(ask)
-            if "vhost" in ask.names:
-                raise not_there()
-        return reply([])
+        return reply(topic_rows(self._account(ask)))
+
+    @at("GET /topic-permissions/{vhost}/{user}")
+    async def get_topic_permissions(self, ask: ManagementAsk) -> ManagementReply:
+        self._scope.check_admin(ask.account)
+        rows = topic_rows(self._account(ask), self._scope.vhost(ask))
+        if not rows:
+            raise not_there()
+        return reply(rows)
 
     @at("PUT /topic-permissions/{vhost}/{user}")
     async def put_topic_permission(self, ask: ManagementAsk) -> ManagementReply:
         self._scope.check_admin(ask.account)
-        raise bad_request(
-            "topic permissions are not there: what an account may publish and bind is said by exchange and queue alone"
-        )
+        given = ask.body(needed=("exchange", "write", "read"))
+        had_one = await self.permit_topic_one(ask, ask.names["vhost"] or "/", ask.names["user"], given)
+        return NO_CONTENT if had_one else CREATED
+
+    async def permit_topic_one(self, ask: ManagementAsk, vhost: str, user: str, given: dict[str, Any]) -> bool:
+        """Whether there was one. Also of a file of definitions."""
+        if not self._scope.broker.topology.has_vhost(vhost) or not self._exists(user):
+            raise bad_request("vhost_or_user_not_found")
+        exchange = text(given, "exchange")
+        permission = TopicPermission(vhost, exchange, text(given, "write"), text(given, "read"))
+        try:
+            return await self._access.put_topic_permission(user, vhost, exchange, permission, by=ask.call.who)
+        except InvalidInput as wrong:
+            raise bad_request(f"invalid_regexp: {wrong.message}") from None
+
+    @at("DELETE /topic-permissions/{vhost}/{user}", "DELETE /topic-permissions/{vhost}/{user}/{exchange}")
+    async def delete_topic_permission(self, ask: ManagementAsk) -> ManagementReply:
+        self._scope.check_admin(ask.account)
+        vhost, account, exchange = self._scope.vhost(ask), self._account(ask), ask.names.get("exchange")
+        if not await self._access.put_topic_permission(account.name, vhost, exchange, None, by=ask.call.who):
+            raise not_there()
+        return NO_CONTENT
 
     # --- limits: those of the server are the only ones
 
@@ -250,6 +277,11 @@ async def _rows(ask: ManagementAsk, rows: list[dict[str, Any]]) -> ManagementRep
         return list(some)
 
     return await answer(ask, rows, describe, lambda row: str(row["user"]))
+
+
+def topic_rows(account: Account, vhost: str | None = None) -> list[dict[str, Any]]:
+    given = [one for one in account.topic_permissions if vhost in (None, one.vhost)]
+    return [{"user": account.name, **msgspec.structs.asdict(one)} for one in given]
 
 
 def permission_row(user: str, given: VhostPermission) -> dict[str, Any]:

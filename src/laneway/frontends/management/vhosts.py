@@ -92,6 +92,8 @@ class VhostsPart:
         for account in access.accounts():
             if any(permission.vhost == name for permission in account.vhost_permissions):
                 await access.put_vhost_permission(account.name, name, None, by=ask.call.who)
+            if any(permission.vhost == name for permission in account.topic_permissions):
+                await access.put_topic_permission(account.name, name, None, None, by=ask.call.who)
         return NO_CONTENT
 
     def metadata(self, name: str) -> dict[str, Any]:

@@ -95,6 +95,9 @@ class Bindings:
     async def _bind(self, call: Call) -> Reply:
         plan = self._check_change(call)
         binding = self._asked(call, plan, "")
+        source = self._broker.topology.exchange(plan.vhost, binding.source)
+        if source is not None and source.settings.type == "topic":
+            self._access.check_topic(call.account, plan.vhost, source.name, binding.routing_key, "read")
         is_new = await self._broker.ask(Bind(plan.vhost, binding))
         return Reply(201 if is_new else 200, encode(_answer(binding)))
 

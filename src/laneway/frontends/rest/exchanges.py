@@ -185,7 +185,10 @@ class ExchangesApi:
         """Publish a message through an exchange to the queues it leads to."""
         plan, key = self._check(call, "write"), call.head.idempotency_key
         request = decode_routed(call.body)
-        names, messages = self._routed(plan.vhost, self._find(plan.vhost, exchange_of(plan.exchange)), request)
+        exchange = self._find(plan.vhost, exchange_of(plan.exchange))
+        if exchange.settings.type == "topic":
+            self._access.check_topic(call.account, plan.vhost, exchange.name, request.routing_key, "write")
+        names, messages = self._routed(plan.vhost, exchange, request)
         publish = Publish(tuple(names), messages, None if key is None else idempotency_of(call, key), HTTP)
         self._broker.send(publish, partial(self._arrived, call, names))
 

@@ -160,6 +160,13 @@ class ProducersApi:
         for vhost, noun, name in sorted(targets):
             self._access.check(call.account, vhost, name, "write", noun=noun)
 
+    def _check_topics(self, call: Call, messages: Iterable[Addressed]) -> None:
+        topology = self._broker.topology
+        for vhost, name, key in {(one.vhost, one.exchange, one.routing_key) for one in messages if one.queue is None}:
+            exchange = topology.exchange(vhost, name)
+            if exchange is not None and exchange.settings.type == "topic":
+                self._access.check_topic(call.account, vhost, name, key, "write")
+
     @ApiRoute(
         "PUT",
         "/producers/{producer}/stages/{stage}/parts/{part}",
@@ -185,6 +192,7 @@ class ProducersApi:
             raise InvalidInput("a part has at least one message; leave out the part that would have none")
         targets = targets_of(messages)
         self._check_targets(call, targets)
+        self._check_topics(call, messages)
         size = await self._broker.ask(i.StagePart(producer, stage, part, messages, list(targets), call.account.name))
         return Reply(201, a.encode(a.StagedAnswer(messages=len(messages), bytes=size)))
 
