@@ -189,7 +189,7 @@ def test_topic_permissions_count_over_the_http_api_too(api: Api, server: Laneway
     for key, status in (("a", 200), ("b", 403)):
         told = {"routing_key": key, "payload": 1}
         assert httpx.post(f"{root}/exchanges/%2F/{name}/publish", json=told, auth=auth).status_code == status
-        part = [{"exchange": name, "routing_key": key, "payload": 1}]
+        part = [{"vhost": "/", "exchange": name, "routing_key": key, "body": "eA=="}]
         staged = httpx.put(f"{root}/producers/{name}/stages/s/parts/{key}", json=part, auth=auth)
         assert staged.status_code == (201 if status == 200 else status), staged.text
     for key, status in (("b", 201), ("a", 403)):
