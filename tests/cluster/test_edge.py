@@ -152,25 +152,25 @@ def test_a_limit_holds_over_partitions_also_when_one_of_its_consumers_is_cancell
         session = edge.open_session(pushed.extend)
         edge.send(LimitPool(session, 1, 3), lambda answer: None)
         queues = [await declare(edge, name) for name in names]
-        for consumer, queue in enumerate(queues):
+        for consumer, queue in enumerate(queues, 1):
             await edge.ask(Subscribe(session, consumer, queue, pool=1))
         for queue in queues[:2]:  # the first one takes all that the limit allows
             await publish(edge, [queue], b"1", b"2", b"3")
         await until(lambda: len(edge._visitors[session]._pools[1].waiting) and pushed)
-        await edge.ask(Unsubscribe(session, 1))
-        assert edge._visitors[session].pooled.keys() == {0, 2}, "it holds nothing"
+        await edge.ask(Unsubscribe(session, 2))
+        assert edge._visitors[session].pooled.keys() == {1, 3}, "it holds nothing"
         await until(lambda: _ready(server, queues[1]) == 3)
         await publish(edge, [queues[2]], b"4", b"5", b"6")
         await until(lambda: edge._visitors[session]._pools[1].waiting)
-        assert [push.consumer for push in pushed] == [0]
+        assert [push.consumer for push in pushed] == [1]
         d = pushed[0].deliveries
-        edge.send(SettleHeld(session, d.queue, d.seqs[:2], d.leases[:2], "ack", 0), lambda answer: None)
+        edge.send(SettleHeld(session, d.queue, d.seqs[:2], d.leases[:2], "ack", 1), lambda answer: None)
         await until(lambda: sum(len(push.deliveries) for push in pushed) == 5)
-        assert {push.consumer for push in pushed[1:]} == {2}
-        await edge.ask(Unsubscribe(session, 0))
-        assert 0 in edge._visitors[session].pooled, "it holds one yet"
-        edge.send(SettleHeld(session, d.queue, d.seqs[2:], d.leases[2:], "ack", 0), lambda answer: None)
-        assert edge._visitors[session].pooled.keys() == {2}
+        assert {push.consumer for push in pushed[1:]} == {3}
+        await edge.ask(Unsubscribe(session, 1))
+        assert 1 in edge._visitors[session].pooled, "it holds one yet"
+        edge.send(SettleHeld(session, d.queue, d.seqs[2:], d.leases[2:], "ack", 1), lambda answer: None)
+        assert edge._visitors[session].pooled.keys() == {3}
 
     def _ready(server: SeveralPartitions, queue: int) -> int:
         return server.partitions[partition_of(queue)].engine.state.queues[local_number(queue)].ready

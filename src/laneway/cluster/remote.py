@@ -114,7 +114,8 @@ class RemoteBroker(LinkOwner):
         self.now = now_ms
         self._feed = feed or FollowedTopology().feeds[0]  # what it tells of the topology goes there
         self.topology: Topology = TopologyView(self._feed.topology)
-        self._link: Link | None = None  # one over which a welcome came
+        self._latest: Link | None = None
+        self._link: Link | None = None  # the same once a welcome came over it
         self._health: dict[str, object] = {"state": "starting"}
         self._asking = Asking(self._ask)
         self._again: dict[int, Subscribe] = {}  # by number: consumers that a new leader has not answered for yet
@@ -163,13 +164,17 @@ class RemoteBroker(LinkOwner):
                 await asyncio.sleep(RETRY_S[min(self._attempts, len(RETRY_S)) - 1])
             self._attempts += 1
             try:
-                await connect(lambda: Link(self), self._address)
+                await connect(self._new_link, self._address)
                 return
             except OSError as trouble:
                 if self._attempts == len(RETRY_S) + 1:
                     log.warning("the leader at %s is not there: %s; trying again", self._address, trouble)
 
     # The link
+
+    def _new_link(self) -> Link:
+        self._latest = Link(self)
+        return self._latest
 
     def link_made(self, link: Link) -> None:
         self._feed.expect_image()
@@ -181,6 +186,8 @@ class RemoteBroker(LinkOwner):
             log.error("what listens at %s is not the leader: %s; trying again", self._address, why)
 
     def parcel_came(self, link: Link, parcel: Parcel) -> None:
+        if link is not self._latest:
+            return  # it was given up
         kind = parcel[0]
         if kind == p.WELCOME:
             self._welcome(link, *parcel[1:])
@@ -213,6 +220,9 @@ class RemoteBroker(LinkOwner):
         self._asking.go_on()
 
     def link_lost(self, link: Link) -> None:
+        if link is not self._latest:
+            return
+        self._latest = None
         was_open = self._asking.is_open
         self._asking.close()
         if self._is_stopping:

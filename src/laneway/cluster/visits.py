@@ -130,11 +130,13 @@ class Visitor:
         pool = self.pooled.get(consumer)
         if pool is None:
             return
-        for pushed in pool.take(consumer):
+        waited = pool.take(consumer)
+        for pushed in waited:
+            pool.held += len(pushed.deliveries)  # until they are released, the next moment
+            self._note(pushed)
+        for pushed in waited:
             d = pushed.deliveries
             release = i.SettleHeld(self._number, d.queue, d.seqs, d.leases, "release", consumer)
-            pool.held += len(d)  # until it is released, the next moment
-            self._note(pushed)
             self._edge.send(release, _not_answered)  # its queue may be elsewhere by now
         self._leave_pool(consumer)
 
