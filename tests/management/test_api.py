@@ -8,6 +8,7 @@ import urllib.request
 from typing import Any
 from urllib.parse import unquote
 
+import httpx
 import pytest
 
 from .speaking import Api
@@ -265,3 +266,38 @@ def test_what_is_not_there_is_refused_and_never_taken_silently(api: Api) -> None
         told = api(method, path, body)
         assert told.status == 400 and len(told.json["reason"]) > 20, (path, told)
     assert api.get("/policies/%2F") == [] or all(row["name"] != "p" for row in api.get("/policies/%2F"))
+
+
+@pytest.mark.differs
+def test_a_page_of_another_site_may_not_ask_in_the_name_of_whoever_sits_at_the_browser(api: Api) -> None:
+    for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {"Host": "evil.example"}):
+        told = httpx.get(f"{api.root}/overview", auth=("guest", "guest"), headers=headers)
+        assert told.status_code == 401 and told.json()["error"] == "not_authorised", headers
+
+
+@pytest.mark.differs
+def test_only_a_name_and_a_password_are_taken(api: Api) -> None:
+    told = httpx.get(f"{api.root}/overview", headers={"Authorization": "Bearer lw_whatever"})
+    assert told.status_code == 401 and told.headers["WWW-Authenticate"].startswith("Basic")
+    assert httpx.get(f"{api.root}/overview").status_code == 401
+
+
+@pytest.mark.differs
+def test_the_port_of_http_serves_it_too(api: Api, server: Any) -> None:
+    assert Api(server.http_port).get("/whoami") == {"name": "guest", "tags": ["administrator"]}
+
+
+@pytest.mark.differs
+def test_a_long_list_is_refused_with_the_advice_to_ask_for_pages(api: Api, name: str, server: Any) -> None:
+    assert api("PUT", f"/vhosts/{name}").status == 201
+    long = {"x-what": "w" * 15_000}
+    queues = [
+        {"name": f"q{i}", "vhost": name, "durable": True, "auto_delete": False, "arguments": long} for i in range(2_300)
+    ]
+    for start in range(0, len(queues), 1_000):
+        assert api("POST", "/definitions", {"queues": queues[start : start + 1_000]}).status == 204
+    refused = api("GET", f"/queues/{name}")
+    assert refused.status == 400 and "ask for pages" in refused.json["reason"]
+    assert len(api.get(f"/queues/{name}?columns=name,messages")) == len(queues)
+    assert api.get(f"/queues/{name}?page=5&page_size=500&columns=name")["item_count"] == 300
+    assert api("DELETE", f"/vhosts/{name}").status == 204
