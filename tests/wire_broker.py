@@ -93,6 +93,9 @@ class WireTopology:
     def on_document(self, call: Callable[[str, str, bytes | None], None]) -> None:
         self._inner.on_document(lambda *told: call(*self._carried(told)))
 
+    def on_queue(self, call: Callable[[str, str, bool], None]) -> None:
+        self._inner.on_queue(lambda *told: call(*self._carried(told)))
+
     def __getattr__(self, name: str) -> Any:
         return partial(self._ask, getattr(self._inner, name))
 

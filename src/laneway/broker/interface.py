@@ -47,6 +47,7 @@ SeenDocument = tuple[str, str, bytes | None]  # collection, key, and the documen
 AMQP, HTTP, SQS = "amqp", "http", "sqs"
 
 OnDocument = Callable[[str, str, bytes | None], None]  # collection, key, document
+OnQueue = Callable[[str, str, bool], None]  # virtual host, name, whether it is there
 
 
 class Request(msgspec.Struct, gc=False):
@@ -669,6 +670,9 @@ class Topology(Protocol):
     def on_document(self, call: OnDocument) -> None:
         """Have this called with each document that is put, or removed (None), by whichever process: before whoever
         did it is answered. It is called amid other work: what it does is to note."""
+
+    def on_queue(self, call: OnQueue) -> None:
+        """Have this called with each queue that is made, changed or deleted; in the same way."""
 
 
 class Broker(Protocol):

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from laneway.broker.interface import OnDocument, QueueId, SessionId, Targets
+from laneway.broker.interface import OnDocument, OnQueue, QueueId, SessionId, Targets
 from laneway.broker.values import Binding, ExchangeInfo, QueueInfo, Route
 from laneway.core.commands import no_queue
-from laneway.core.events import DocumentPut, DocumentRemoved, Event
+from laneway.core.events import DocumentPut, DocumentRemoved, Event, QueueDeleted, QueuePut
 from laneway.core.exchanges import BUILT_IN, Exchange, RoutingTable, check_routing_key
 from laneway.core.settings import QueueSettings
-from laneway.core.state import HIDDEN
+from laneway.core.state import HIDDEN, QueueDocument
 from laneway.errors import VhostNotFound
 
 if TYPE_CHECKING:
@@ -89,6 +89,8 @@ class TopologyModel(Protocol):
 
     def on_document(self, call: OnDocument) -> None: ...
 
+    def on_queue(self, call: OnQueue) -> None: ...
+
 
 class PartitionModel:
     """The topology as the partition itself has it."""
@@ -141,6 +143,14 @@ class PartitionModel:
                 call(change.collection, change.key, change.document)
             elif isinstance(change, DocumentRemoved):
                 call(change.collection, change.key, None)
+
+        self._partition.engine.state.follow(tell)
+
+    def on_queue(self, call: OnQueue) -> None:
+        def tell(change: Event) -> None:
+            if isinstance(change, QueuePut | QueueDeleted):
+                document = msgspec.json.decode(change.document, type=QueueDocument)
+                call(document.vhost, document.name, isinstance(change, QueuePut))
 
         self._partition.engine.state.follow(tell)
 
@@ -291,6 +301,9 @@ class TopologyView:
 
     def on_document(self, call: OnDocument) -> None:
         self._model.on_document(call)
+
+    def on_queue(self, call: OnQueue) -> None:
+        self._model.on_queue(call)
 
 
 def queue_info(queue: ListedQueue, owners: Mapping[int, int]) -> QueueInfo:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from laneway.broker.interface import OnDocument
+from laneway.broker.interface import OnDocument, OnQueue
 from laneway.broker.topology import Change, ListedQueue, Owned, StandsStill, TopologyModel
 from laneway.core.events import (
     Bound,
@@ -266,6 +266,7 @@ class FollowedTopology:
         self._on_vhost_deleted: list[Callable[[str], None]] = []
         self._on_document: list[OnDocument] = []
         self._on_queue_gone: list[Callable[[int, str, str], None]] = []
+        self._on_queue: list[OnQueue] = []
         self._on_heard: list[Callable[[int], None]] = []
         self._on_still: list[Callable[[int, int | None], None]] = []
         self._on_moved: list[Callable[[int, int], None]] = []
@@ -318,6 +319,9 @@ class FollowedTopology:
 
     def on_document(self, call: OnDocument) -> None:
         self._on_document.append(call)
+
+    def on_queue(self, call: OnQueue) -> None:
+        self._on_queue.append(call)
 
     def on_queue_gone(self, call: Callable[[int, str, str], None]) -> None:
         """Have this called with id, virtual host and name of each queue that goes."""
@@ -375,6 +379,8 @@ class FollowedTopology:
             if name not in self.by_name:
                 added.append(name)
             self.queues[queue.number] = self.by_name[name] = queue
+            for call in self._on_queue:
+                call(*name, True)
             target = queue.settings.dead_letter_queue
             if target is not None:
                 self.senders.setdefault((queue.vhost, target), set()).add(queue.number)
@@ -445,6 +451,8 @@ class FollowedTopology:
         for queue in gone:
             for call in self._on_queue_gone:
                 call(queue.number, queue.vhost, queue.name)
+            for tell in self._on_queue:
+                tell(queue.vhost, queue.name, (queue.vhost, queue.name) in self.by_name)
         self.tell_changed()
 
     def _drop_names(self, names: list[tuple[str, str]]) -> None:

@@ -23,6 +23,7 @@ from laneway.frontends.management.api import management_api
 from laneway.frontends.management.overview import ServerFacts
 from laneway.frontends.rest.api import RestApi
 from laneway.frontends.rest.limits import RestLimits
+from laneway.frontends.rest.live import FindAlarms
 from laneway.frontends.rest.metrics import MetricsOptions
 from laneway.frontends.rest.processes import FindLoads
 from laneway.frontends.rest.settings import Reload
@@ -95,6 +96,7 @@ class FrontEnds:
         find_loads: FindLoads,
         find_stats: FindStats,
         find_history: FindHistory,
+        find_alarms: FindAlarms,
         memory_bytes: int,
         turns: LoopTurns,
     ) -> None:
@@ -109,6 +111,7 @@ class FrontEnds:
             find_loads=find_loads,
             find_stats=find_stats,
             find_history=find_history,
+            find_alarms=find_alarms,
             turns=turns,
             metrics=self.metrics,
         )

@@ -49,7 +49,7 @@ from laneway.reloading import Reloading, described
 from laneway.resources.memory import MemoryWatch, resident_bytes
 from laneway.telemetry.floods import FloodLog
 from laneway.telemetry.history import HistoryRow
-from laneway.telemetry.load import Choice, CpuMeter, Loads, ProcessLoad, QueueLoad, StatsQuery
+from laneway.telemetry.load import Choice, CpuMeter, Loads, ProcessLoad, QueueLoad, RaisedAlarm, StatsQuery
 from laneway.telemetry.turns import LoopTurns, TurnWatch
 
 log = logging.getLogger("laneway.node")
@@ -224,6 +224,7 @@ class Node:
             find_loads=self._find_loads,
             find_stats=self._find_stats,
             find_history=self._find_history,
+            find_alarms=self._find_alarms,
             memory_bytes=self._shares.memory_bytes * self.seat.process_count,
             turns=self.turns,
         )
@@ -261,6 +262,7 @@ class Node:
             "load": self._load_for_another,
             "stats": self._stats_for_another,
             "history": self._history,
+            "alarms": self._alarms,
         }
         seat = self.seat
         self._siblings = Siblings(seat.sockets, seat.process, seat.process_count, answerers)
@@ -330,6 +332,17 @@ class Node:
 
     async def _find_history(self) -> list[HistoryRow]:
         return await history_everywhere(await self._history(), self._siblings)
+
+    async def _alarms(self) -> list[RaisedAlarm]:
+        return [
+            RaisedAlarm(partition=number, name=a.name, level=a.level, message=a.message, since_ms=a.since_ms)
+            for number, partition in self.partitions.items()
+            for a in partition.cursors.alarms()
+        ]
+
+    async def _find_alarms(self) -> list[RaisedAlarm]:
+        theirs = await self._siblings.answers(list[RaisedAlarm], "alarms") if self._siblings is not None else []
+        return [*await self._alarms(), *(alarm for some in theirs for alarm in some)]
 
     async def stop_listening(self) -> None:
         """Take nobody any more, and let those who are there finish."""

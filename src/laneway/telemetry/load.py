@@ -55,6 +55,16 @@ class CursorLoad(msgspec.Struct, frozen=True, kw_only=True):
     is_lost: bool
 
 
+class RaisedAlarm(msgspec.Struct, frozen=True, kw_only=True):
+    """Something about a partition that somebody should look at."""
+
+    partition: int
+    name: str
+    level: str
+    message: str
+    since_ms: int
+
+
 class PartitionSurvey(msgspec.Struct, kw_only=True):
     """A partition: all its queues together."""
 

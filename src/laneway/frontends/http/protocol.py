@@ -22,7 +22,7 @@ from typing import Any, Protocol, cast
 import msgspec
 
 from laneway.access import Origin, Peer, TrustedProxies
-from laneway.errors import LanewayError
+from laneway.errors import InvalidInput, LanewayError
 from laneway.frontends.doors.directory import LocalDirectory, tls_version
 from laneway.frontends.http.chunks import ChunkedBody
 from laneway.frontends.http.errors import HttpError
@@ -39,6 +39,7 @@ log = logging.getLogger("laneway.http")
 _LINGER_TICKS = 3  # how long a refused client may go on sending before the connection is cut
 _SHORT_TICKS = 3  # for a client to take its answers while memory is short
 _STRANGERS_UNSENT_BYTES = 64 * 1024  # instead of HttpLimits.unsent_bytes, while nobody known has asked
+_STREAMS_UNSENT_BYTES = 256 * 1024  # of an answer in pieces, when the next piece is there
 _CRUMB_BYTES = 4096  # of a body: smaller pieces of it are joined as they come
 _LOOKS = 64  # at an incomplete head, whenever more of it comes
 _TURNED_AWAY_COUNT = 64  # connections beyond the limit that are given this time; further ones are cut at once
@@ -224,6 +225,16 @@ class Call(msgspec.Struct, eq=False):
         """Hot: an answer with its head in front of it, where that has nothing to say about the connection."""
         if self.response is None:
             self.connection.send(self, response)
+
+    def begin_stream(self, content_type: bytes) -> None:
+        """Answer with what comes little by little: the last answer of this connection."""
+        self.connection.begin_stream(self, self.connection.shared.framer.stream_head(content_type))
+
+    def stream(self, piece: bytes) -> None:
+        self.connection.stream(self, piece)
+
+    def end_stream(self) -> None:
+        self.connection.end_stream(self)
 
     def refuse(self, error: LanewayError) -> None:
         application: Application = self.head.application or self.connection.shared.applications[-1]
@@ -668,6 +679,30 @@ class HttpConnection(asyncio.Protocol):
             self._flush()
         elif slots[0] is call or self._is_reading_paused:
             self._plan_flush()  # its neighbours are probably answered in the same turn of the loop
+
+    # --- an answer in pieces
+
+    def begin_stream(self, call: Call, head: bytes) -> None:
+        if self._slots[0] is not call:
+            raise InvalidInput("ask for a stream on a connection of its own: others wait for their answers on this one")
+        self._is_usual = False
+        self._is_deaf = call.is_last = True
+        self._rest = b""
+        self._transport.write(head)
+
+    def stream(self, call: Call, piece: bytes) -> None:
+        """Nothing is kept for one who does not take it."""
+        if self.is_gone or self.is_closing():
+            return
+        if self._transport.get_write_buffer_size() > _STREAMS_UNSENT_BYTES:
+            self._transport.abort()
+        else:
+            self._transport.write(piece)
+
+    def end_stream(self, call: Call) -> None:
+        if not self.is_gone and call in self._slots:
+            self._slots.clear()
+            self._transport.close()
 
     def _plan_flush(self) -> None:
         if not self._is_flush_planned:

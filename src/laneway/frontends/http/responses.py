@@ -56,6 +56,13 @@ class Framer:
         head = b"%bContent-Length: %d\r\n\r\n" % (start, len(body))
         return head if omit_body else head + body
 
+    def stream_head(self, content_type: bytes) -> bytes:
+        """Of an answer that ends with its connection."""
+        if int(self._now()) != self._second:
+            self._new_second()
+        rest = b"Cache-Control: no-store\r\nX-Accel-Buffering: no\r\nConnection: close\r\n\r\n"
+        return b"%bContent-Type: %b\r\n%b" % (self._start(200), content_type, rest)
+
     def _start(self, status: int) -> bytes:
         return b"HTTP/1.1 %d %b\r\nDate: %b\r\n" % (status, HTTPStatus(status).phrase.encode(), self._date)
 

@@ -27,6 +27,7 @@ from laneway.frontends.rest.getting import Getting
 from laneway.frontends.rest.hot import PublishApi, SettleApi
 from laneway.frontends.rest.journal import JournalApi
 from laneway.frontends.rest.limits import RestLimits
+from laneway.frontends.rest.live import FindAlarms, LiveApi, LiveStream, no_alarms
 from laneway.frontends.rest.metrics import MetricsApi, MetricsOptions
 from laneway.frontends.rest.moves import MovesApi
 from laneway.frontends.rest.openapi import openapi_document
@@ -62,6 +63,7 @@ class RestApi:
         turns: LoopTurns | None = None,
         find_stats: FindStats = no_stats,
         find_history: FindHistory = no_history,
+        find_alarms: FindAlarms = no_alarms,
         metrics: MetricsOptions | None = None,
     ) -> None:
         self._broker = broker
@@ -75,6 +77,7 @@ class RestApi:
         self._one_message_heads, self._keyed_heads = OneMessageHeads(), KeyedHeads()
         writer = AnswerWriter(Timestamps())
         self._dequeuing = Dequeuing(broker, access, limits, writer)
+        self._live = LiveApi(broker, access, find_alarms)
         settling = SettleApi(broker, access, limits, writer)
         routes = (
             *routes_of(PublishApi(broker, access, limits, writer)),
@@ -95,6 +98,7 @@ class RestApi:
             *routes_of(SettingsApi(access, reload)),
             *routes_of(ProcessesApi(access, find_loads)),
             *routes_of(MetricsApi(access, metrics, find_loads)),
+            *routes_of(self._live),
             *routes_of(StatisticsApi(broker, access, writer.times, find_stats, find_history)),
             *routes_of(self),
         )
@@ -153,7 +157,10 @@ class RestApi:
         return plan.credentials.are_known(self._access, call)
 
     def end_wait(self, call: Call) -> None:
-        self._dequeuing.end_wait(call)
+        if isinstance(call.waiter, LiveStream):
+            self._live.end(call.waiter)
+        else:
+            self._dequeuing.end_wait(call)
 
     def recheck(self, call: Call) -> None:
         plan: HeadPlan = call.head.plan
@@ -161,8 +168,14 @@ class RestApi:
             account = plan.credentials.account_now(self._access, call)
             if account is None:  # its password was right before, and is no longer
                 raise Unauthenticated("the account was deleted, or its password changed")
+            if isinstance(call.waiter, LiveStream):
+                self._live.recheck(call.waiter)
+                return
             self._access.check(account, plan.vhost, plan.queue, "read")
         except LanewayError as error:
+            if isinstance(call.waiter, LiveStream):
+                self._live.end(call.waiter)
+                return
             self._broker.withdraw(call.waiter)
             call.waiter = None
             call.refuse(error)

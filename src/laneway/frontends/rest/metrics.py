@@ -9,7 +9,7 @@ from laneway.access import MONITOR, OPERATOR, Access
 from laneway.frontends.http.guests import cross_site_refusal, rebinding_refusal
 from laneway.frontends.http.protocol import Call
 from laneway.frontends.rest.processes import FindLoads
-from laneway.frontends.rest.routing import ApiRoute, Reply
+from laneway.frontends.rest.routing import ApiRoute, Reply, Text
 from laneway.telemetry.load import Choice, Ranking
 
 _RANKINGS: tuple[Ranking, ...] = ("depth", "age", "rate", "dead")
@@ -44,7 +44,7 @@ class MetricsApi:
         self._find_loads = find_loads
         self._under_way: dict[str, asyncio.Task[tuple[bytes, str]]] = {}  # by the form asked for
 
-    @ApiRoute("GET", "/metrics", for_scrapers=True, answers={200: str})
+    @ApiRoute("GET", "/metrics", for_scrapers=True, answers={200: Text()})
     async def metrics(self, call: Call) -> Reply:
         """Metrics of the whole server, in the form that Prometheus reads.
 

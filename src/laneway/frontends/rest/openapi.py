@@ -12,7 +12,7 @@ import msgspec
 
 from laneway.frontends.rest.answers import ErrorAnswer
 from laneway.frontends.rest.limits import RestLimits
-from laneway.frontends.rest.routing import ApiRoute, Each
+from laneway.frontends.rest.routing import ApiRoute, Each, Text
 
 _REF = "#/components/schemas/{name}"
 _JSON = "application/json"
@@ -44,7 +44,7 @@ def openapi_document(routes: Sequence[ApiRoute], limits: RestLimits, version: st
     types: list[Any] = [ErrorAnswer]
     for route in routes:
         for kind in (route.request, route.options, *route.answers.values()):
-            types += kind.kinds if isinstance(kind, Each) else () if kind is None else (kind,)
+            types += kind.kinds if isinstance(kind, Each) else () if kind is None or isinstance(kind, Text) else (kind,)
     found, components = msgspec.json.schema_components(types, ref_template=_REF)
     schemas = {id(kind): schema for kind, schema in zip(types, found, strict=True)}
     for schema in components.values():
@@ -141,8 +141,8 @@ def _responses(route: ApiRoute, schemas: dict[int, Any]) -> dict[str, Any]:
         elif kind is bytes:
             content = {"type": "string", "contentMediaType": "application/octet-stream"}
             responses[str(status)]["content"] = {"application/octet-stream": {"schema": content}}
-        elif kind is str:
-            responses[str(status)]["content"] = {"text/plain": {"schema": {"type": "string"}}}
+        elif isinstance(kind, Text):
+            responses[str(status)]["content"] = {kind.content_type: {"schema": {"type": "string"}}}
         elif kind is not None:
             responses[str(status)]["content"] = {_JSON: {"schema": schemas[id(kind)]}}
     refusals = {*_ALWAYS, *route.refusals, *(() if route.public else _WITH_ACCOUNT)}

@@ -59,6 +59,12 @@ class Each(msgspec.Struct, frozen=True):
     kinds: tuple[Any, ...]
 
 
+class Text(msgspec.Struct, frozen=True):
+    """A body that is text, for the OpenAPI document."""
+
+    content_type: str = "text/plain"
+
+
 #: Settings, arguments, permissions: whoever sends more of them is refused before any of it is looked at.
 SETTINGS_BYTES = 256 * 1024
 #: Names and ids of many things.
@@ -84,7 +90,7 @@ class ApiRoute(msgspec.Struct, frozen=True):
     takes_bytes: bool = False  # a body that is not JSON is fine
     takes_msgpack: bool = False  # the same as MessagePack is fine
     options: type[msgspec.Struct] | None = None  # of the query string
-    answers: dict[int, Any] = {}  # status -> type or Each; bytes or str: a body that is not JSON; None: no body
+    answers: dict[int, Any] = {}  # status -> type, Each or Text; bytes: a body that is not JSON; None: no body
     refusals: tuple[int, ...] = ()  # statuses of errors, beside those that every route has
     fast: FastHandler | None = None  # answers through callbacks
     slow: SlowHandler | None = None  # is awaited in a task
