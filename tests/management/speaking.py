@@ -7,9 +7,10 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,9 @@ _PLACES = [
     Path("/usr/bin/rabbitmqadmin"),
     *Path("/usr/lib/rabbitmq/lib").glob("*/plugins/rabbitmq_management-*/priv/www/cli/rabbitmqadmin"),
 ]
+
+
+WAIT_S = 30.0
 
 
 class Told(NamedTuple):
@@ -54,6 +58,13 @@ class Api:
 
 def _told(status: int, body: bytes, headers: Mapping[str, str]) -> Told:
     return Told(status, json.loads(body) if body else None, headers)
+
+
+def eventually(look: Callable[[], Any], wanted: Any) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while (seen := look()) != wanted:
+        assert time.monotonic() < deadline_s, f"{seen} never became {wanted}"
+        time.sleep(0.05)
 
 
 def rabbitmqadmin(port: int, *words: str) -> str:

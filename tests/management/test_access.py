@@ -11,6 +11,7 @@ import httpx
 import pika
 import pytest
 
+from laneway.cli.accounts import permissions_text
 from tests.amqp_clients.servers import Laneway, RabbitMQ
 
 from .speaking import Api
@@ -229,6 +230,21 @@ def test_accounts_of_laneway_are_told_in_rabbitmqs_words(api: Api, server: Lanew
     }
     refused = api("DELETE", "/permissions/%2F/limited")
     assert refused.status == 400 and "roles or patterns" in refused.json["reason"]
+
+
+@pytest.mark.differs
+def test_the_other_apis_show_what_was_given_here(api: Api, server: Laneway, name: str) -> None:
+    make_user(api, name)
+    permit(api, name, "^$", ".*", "")
+    told = {"exchange": "amq.topic", "write": "^a", "read": ""}
+    assert api("PUT", f"/topic-permissions/%2F/{name}", told).status == 201
+    root = f"http://127.0.0.1:{server.http_port}"
+    account = httpx.get(f"{root}/accounts/{name}", auth=("guest", "guest")).json()
+    assert account["vhost_permissions"] == [{"vhost": "/", "configure": "^$", "write": ".*", "read": ""}]
+    assert account["topic_permissions"] == [{"vhost": "/", **told}]
+    assert permissions_text(account) == (
+        "write /.*/ configure /^$/ in /; read keys // write keys /^a/ of amq.topic in /"
+    )
 
 
 @pytest.mark.differs

@@ -18,9 +18,8 @@ import pytest
 
 from tests.amqp_clients.servers import Laneway, RabbitMQ, end, free_port, url
 
-from .speaking import Api
+from .speaking import WAIT_S, Api, eventually
 
-WAIT_S = 60.0
 PAGE = Path(__file__).parents[2] / "docs" / "management-api.md"
 
 
@@ -64,10 +63,7 @@ def test_flower_shows_how_much_waits(server: Laneway | RabbitMQ, api: Api, flowe
         queues = json.loads(read(flower, "/api/queues/length"))["active_queues"]
         return next((queue for queue in queues if queue["name"] == "celery"), {})
 
-    deadline_s = time.monotonic() + WAIT_S
-    while length().get("messages") != 3:
-        assert time.monotonic() < deadline_s, length()
-        time.sleep(0.1)
+    eventually(lambda: length().get("messages"), 3)
     page = read(flower, "/broker").decode()
     row = page[page.index(">celery<") :]
     assert "3" in row[: row.index("</tr>")]

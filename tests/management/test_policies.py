@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,14 +11,7 @@ import pytest
 
 from tests.amqp_clients.servers import Laneway, RabbitMQ, url
 
-from .speaking import Api
-
-
-def eventually(look: Callable[[], Any], wanted: Any) -> None:
-    deadline_s = time.monotonic() + 20
-    while (seen := look()) != wanted:
-        assert time.monotonic() < deadline_s, f"{seen} never became {wanted}"
-        time.sleep(0.05)
+from .speaking import Api, eventually
 
 
 def put(api: Api, name: str, definition: dict[str, Any], **more: Any) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pika
 import pytest
 
 from tests.amqp_clients.servers import Laneway, url
 
-from .speaking import Api
+from .speaking import Api, eventually
 
 QUEUES = [f"spread.{i}" for i in range(12)]
 ASKED = 8  # times: connections of their own come to either process
@@ -23,13 +21,6 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laneway]:
     one.start()
     yield one
     one.stop()
-
-
-def eventually(look: Callable[[], Any], wanted: Any) -> None:
-    deadline_s = time.monotonic() + 20
-    while (seen := look()) != wanted:
-        assert time.monotonic() < deadline_s, f"{seen} never became {wanted}"
-        time.sleep(0.05)
 
 
 def test_a_policy_reaches_the_queues_of_all_partitions_and_stays(several: Laneway) -> None:

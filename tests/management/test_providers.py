@@ -7,8 +7,7 @@ import urllib.parse
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
-from .speaking import Api
-from .test_policies import eventually
+from .speaking import Api, eventually
 
 
 def test_terraform_creates_reads_and_deletes_its_resources(api: Api, name: str) -> None:

@@ -92,16 +92,23 @@ def list_accounts(session: CliSession) -> None:
         for one in accounts:
             print_json(one)
         return
-    rows = [(one["name"], " ".join(one["roles"]), _permissions_text(one["permissions"])) for one in accounts]
+    rows = [(one["name"], " ".join(one["roles"]), permissions_text(one)) for one in accounts]
     print_table(("account", "roles", "permissions"), rows)
 
 
-def _permissions_text(permissions: list[dict[str, Any]]) -> str:
+def permissions_text(account: dict[str, Any]) -> str:
+    """Those of RabbitMQ's kinds are regular expressions, between slashes."""
     shown = []
-    for one in permissions:
+    for one in account["permissions"]:
         needs = ",".join(need for need in NEEDS if one.get(need)) or "nothing"
         vhost = one.get("vhost", "*")
         shown.append(f"{needs} {one.get('queue', '*')}" + ("" if vhost == "*" else f" in {vhost}"))
+    for one in account.get("vhost_permissions", ()):
+        said = " ".join(f"{need} /{one[need]}/" for need in NEEDS if one[need]) or "nothing"
+        shown.append(f"{said} in {one['vhost']}")
+    for one in account.get("topic_permissions", ()):
+        said = " ".join(f"{need} keys /{one[need]}/" for need in ("read", "write"))
+        shown.append(f"{said} of {one['exchange']} in {one['vhost']}")
     return "; ".join(shown)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from laneway.access import Permission, VhostPermission
+from laneway.access import Permission, TopicPermission, VhostPermission
 
 Time = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 
@@ -354,6 +354,7 @@ class AccountAnswer(Answer):
     roles: list[str]
     permissions: list[Permission]
     vhost_permissions: list[VhostPermission]
+    topic_permissions: list[TopicPermission]
     created_at: Time | None
 
 

@@ -317,6 +317,7 @@ class AnswerWriter:
             roles=list(account.roles),
             permissions=list(account.permissions),
             vhost_permissions=list(account.vhost_permissions),
+            topic_permissions=list(account.topic_permissions),
             created_at=self._text(account.created_at_ms) if account.created_at_ms else None,
         )
 
