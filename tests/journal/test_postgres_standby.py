@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -12,7 +13,7 @@ import pytest
 
 from laneway.errors import JournalAway
 from laneway.journal.postgres import Acks, Database, PostgresJournal, writer
-from tests.crash.server import eventually
+from tests.crash.server import BROKEN, Server, eventually
 from tests.journal.contract import published, replayed
 from tests.postgres import PostgresServer, program, run
 
@@ -121,6 +122,34 @@ def test_with_acks_of_the_leader_nobody_waits_for_the_standby(pair: Pair) -> Non
         journal.close()
     finally:
         pair.standby.start()
+
+
+def test_server_stops_though_its_commit_waits_for_the_standby(pair: Pair, tmp_path: Path) -> None:
+    """What nobody was told is done is there or not, whole, at the next start."""
+    Database(url := pair.primary.new_database()).migrate()
+    options = ("--journal", url, "--shutdown-grace-seconds", "1")
+    with Server(tmp_path / "data", *options) as server:
+        connection = server.connect()
+        connection.must(201, "PUT", "/queues/a", {})
+        connection.must(201, "POST", "/queues/a/messages", {"payload": 1})
+        pair.standby.kill()
+        try:
+            publishing = threading.Thread(target=_ignoring, args=(server, {"payload": 2}), daemon=True)
+            publishing.start()
+            eventually("the commit waits", lambda: pair.primary.execute(WAITING))
+            assert server.stop() == 0
+        finally:
+            pair.standby.start()
+    with Server(tmp_path / "data", *options) as server:
+        found = server.connect().must(200, "POST", "/queues/a/dequeue", {"max_messages": 10})["messages"]
+        assert [one["payload"] for one in found] in ([1], [1, 2])
+
+
+def _ignoring(server: Server, message: dict[str, int]) -> None:
+    try:
+        server.connect().call("POST", "/queues/a/messages", message)
+    except BROKEN:
+        pass
 
 
 def test_confirmed_commits_survive_the_primary(pair: Pair) -> None:

@@ -61,6 +61,7 @@ from laneway.telemetry.turns import LoopTurns
 
 log = logging.getLogger("laneway.broker")
 
+STOP_PATIENCE_S = 10.0
 MAX_STAGED_BYTES = 256 * 1024 * 1024
 
 _T = TypeVar("_T")
@@ -153,8 +154,10 @@ class Partition:
         self.policies.start()
         return recovery
 
-    async def stop(self) -> None:
-        """Answer those who wait, make everything durable, keep a snapshot so that the next start is quick."""
+    async def stop(self, patience_s: float = STOP_PATIENCE_S) -> None:
+        """Answer those who wait, make everything durable, keep a snapshot so that the next start is quick. After so
+        long nobody waits for a journal that others hold, and what is under way there is left to the next start."""
+        impatience = asyncio.get_running_loop().call_later(patience_s, self.engine.journal.abandon)
         self.inbox.drain()
         self._phase = "stopping"
         self.crossing.stop()
@@ -169,6 +172,7 @@ class Partition:
         await self.upkeep.stop()
         await self.reader.close()
         await self.committer.close()
+        impatience.cancel()
         if self.committer.failed is None and not self.committer.stuck:
             await self.upkeep.final_snapshot()
             await asyncio.to_thread(self.engine.journal.close)

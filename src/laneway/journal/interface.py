@@ -188,5 +188,9 @@ class Journal(Protocol):
     def disk(self) -> DiskUse:
         """How much there is of it. It may wait for the disk."""
 
+    def abandon(self) -> None:
+        """Wait no longer for others, as whoever holds the journal elsewhere: what is being written there raises
+        JournalAway, and so does all that comes. Any thread may say so. Of a disk nothing is given up."""
+
     def close(self) -> None:
         """Leave a durable trace of a clean end and give up the lock."""

@@ -115,6 +115,9 @@ class StoredJournal:
         """False if it could not be removed; it does no harm where it is, and the next drop tries again."""
         raise NotImplementedError
 
+    def abandon(self) -> None:
+        """There is nobody to wait for."""
+
     # --- start ------------------------------------------------------------------------------------------------------
 
     def load_snapshot(self) -> tuple[int, Iterator[bytes]] | None:

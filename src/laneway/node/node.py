@@ -362,7 +362,7 @@ class Node:
         for server in self._servers.values():
             await server.stop()
         for partition in self.partitions.values():
-            await partition.stop()
+            await partition.stop(self.config.shutdown_grace_seconds)
         self._storage.close()
         self._unlock()
 

@@ -6,9 +6,12 @@ is ended by dropping the connection, and whoever wrote finds out later what beca
 
 from __future__ import annotations
 
+import os
 import secrets
+import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import resources
@@ -74,12 +77,16 @@ class Database:
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
         self._away: tuple[float, str] | None = None
+        self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._is_abandoned = False
 
     def __repr__(self) -> str:
         return self.name
 
     def connect(self, *, acks: Acks | None = None) -> Connection:
         """JournalAway if that cannot be done now."""
+        if self._is_abandoned:
+            raise JournalAway(f"{self.name} is not waited for any more")
         away = self._away
         if away is not None and time.monotonic() - away[0] < REMEMBERED_S:
             raise JournalAway(away[1])
@@ -96,7 +103,22 @@ class Database:
             self._away = time.monotonic(), message
             raise JournalAway(message) from trouble
         self._away = None
+        with self._lock:
+            self._open.add(connection)
         return connection
+
+    def abandon(self) -> None:
+        """End all connections, whatever is under way on them, and make no other one. A statement is not cancelled by
+        that: what it does is in doubt, and the next start finds out."""
+        self._is_abandoned = True
+        with self._lock:
+            connections = list(self._open)
+        for connection in connections:
+            try:
+                with socket.socket(fileno=os.dup(connection.fileno())) as one:
+                    one.shutdown(socket.SHUT_RDWR)  # which wakes the thread that waits for an answer
+            except (OSError, psycopg.Error):
+                pass  # it is closed
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:

@@ -67,6 +67,9 @@ class PostgresJournal(StoredJournal):
     def _open(self, found: Survey, replay: Replay, snapshot: Snapshot | None) -> None:
         self._writer.open(found, replay)
 
+    def abandon(self) -> None:
+        self._database.abandon()
+
     def close(self) -> None:
         self._writer.close()
         self._reader.close()
