@@ -83,6 +83,7 @@ class ModelQueue:
     name: str
     settings: QueueSettings
     dedup: dict[str, tuple[int, int]] = field(default_factory=dict)  # id -> (number, when)
+    turns: dict[str, int] = field(default_factory=dict)  # of a group: the next number when one of it last came back
     totals: Counter[str] = field(default_factory=Counter)
 
 
@@ -95,6 +96,7 @@ class ModelSettlement:
     backoff: bool = False
     reason: str = ""
     lease_ms: int | None = None
+    late: bool = False
 
 
 class Model:
@@ -137,6 +139,8 @@ class Model:
         gone = [m for m in self.messages if m.queue is queue and m.state in ("ready", "delayed")]
         held = [m for m in self.messages if m.queue is queue and m.state == "leased" and leased]
         self.forget(gone + held)
+        if leased:
+            queue.dedup.clear()
         queue.totals["purged"] += len(gone)
         queue.totals["deleted"] += len(held)
         return len(gone) + len(held)
@@ -262,15 +266,18 @@ class Model:
     def lease(self, name: str, limit: int, lease_ms: int | None, now_ms: int) -> list[ModelMessage]:
         queue = self.queues[name]
         here = [m for m in self.messages if m.queue is queue]
-        busy = {m.group for m in here if m.group and m.state == "leased"}
         taken: list[ModelMessage] = []
         while len(taken) < limit:
-            free = [m for m in here if m.state == "ready" and m not in taken and m.group not in busy]
-            free = [m for m in free if not m.group or not self._waits_for_another(m, here, taken)]
+            free = [m for m in here if m.state == "ready" and m not in taken]
             if not free:
                 break
             held = [*taken, *(m for m in here if m.state == "leased")]
-            best = min(free, key=lambda m: (-m.priority, self._is_noisy(m, held), m.number))
+            best_of = [self._best_of_groups([m for m in free if m.group], here, taken)]
+            best_of += [(-m.priority, self._is_noisy(m, held), m.number, m.number, m) for m in free if not m.group]
+            found = min((one for one in best_of if one is not None), key=lambda one: one[:4], default=None)
+            if found is None:
+                break
+            best = found[4]
             if taken and sum(m.size for m in taken) + best.size > lease_commands.MAX_LEASE_BYTES:
                 break
             taken.append(best)
@@ -291,6 +298,20 @@ class Model:
         own = sum(o.tenant == m.tenant for o in held)
         return own >= tenants.NOISY_LEASES and own / len(held) > tenants.NOISY_PERCENT / 100
 
+    def _best_of_groups(
+        self, free: list[ModelMessage], here: list[ModelMessage], taken: list[ModelMessage]
+    ) -> tuple[int, bool, int, int, ModelMessage] | None:
+        """Of equal priority those go first whose groups were taken from; the others by number, or, if they have come
+        back, by what was the next number then."""
+        begun = {m.group for m in taken}
+
+        def place(m: ModelMessage) -> tuple[int, bool, int, int, ModelMessage]:
+            came_back = m.receives and m.group not in begun
+            return -m.priority, False, max(m.number, m.queue.turns[m.group]) if came_back else m.number, m.number, m
+
+        places = [place(m) for m in free if not self._waits_for_another(m, here, taken)]
+        return min(places, key=lambda one: (one[0], one[4].group not in begun, *one[2:4]), default=None)
+
     def _waits_for_another(self, m: ModelMessage, here: list[ModelMessage], taken: list[ModelMessage]) -> bool:
         return any(o.group == m.group and o.number < m.number and o.state != "dead" and o not in taken for o in here)
 
@@ -307,9 +328,9 @@ class Model:
                 m is None
                 or m in settled
                 or m.queue is not queue
-                or m.state != "leased"
                 or m.delivery != e.delivery
-                or m.due_ms <= now_ms
+                or m.state not in (("leased", "ready", "delayed") if e.late else ("leased",))
+                or (m.due_ms <= now_ms and not e.late)
             ):
                 results.append("lease_stale")
                 continue
@@ -322,7 +343,7 @@ class Model:
                 to_bury.setdefault(("rejected", e.reason), []).append(m)
                 results.append(0)
             elif e.action == "extend" and e.lease_ms:
-                m.due_ms = now_ms + e.lease_ms
+                m.state, m.due_ms = "leased", now_ms + e.lease_ms
                 results.append(m.due_ms)
             else:  # release, or a lease set to 0
                 delay_ms = 0
@@ -332,6 +353,7 @@ class Model:
                 if reason is None:
                     results.append(now_ms + delay_ms)
                     m.state, m.due_ms = ("delayed", now_ms + delay_ms) if delay_ms else ("ready", 0)
+                    queue.turns[m.group] = self.next_number
                     queue.totals["released"] += 1
                     grown = [queue]
                 else:
@@ -494,6 +516,7 @@ class Model:
         assert m.state == "leased" and m.due_ms <= now_ms, f"the lease of {m} has not run out"
         assert self._end_of_tries(m) is None, f"{m} should have died"
         m.state, m.due_ms = "ready", 0
+        m.queue.turns[m.group] = self.next_number
         m.queue.totals["lease_expired"] += 1
         self.grown.append(m.queue)
 

@@ -333,7 +333,9 @@ def _dump_queue(state: State, q: Queue, now_ms: int) -> dict[str, Any]:
         "totals": totals,
         "rates": [tuple(r) for r in q.rates],
         "lanes": {p: list(lane.after(0, state.table)) for p, lane in sorted(q.lanes.items()) if lane.count},
-        "groups": {g.name: (list(g.members), g.outstanding) for _, g in sorted(q.groups.items())},
+        "groups": {
+            g.name: (list(g.members), g.turn, g.offered, g.offered and g.place) for _, g in sorted(q.groups.items())
+        },
         "grouped_ready": dict(sorted(q.grouped_ready.items())),
         "tenants": {
             t.name: (

@@ -55,9 +55,11 @@ drafts = st.fixed_dictionaries(
     },
 )
 settlements = st.one_of(
-    st.fixed_dictionaries({"action": st.just("ack")}),
+    st.fixed_dictionaries({"action": st.just("ack"), "late": st.booleans()}),
     st.fixed_dictionaries({"action": st.just("reject"), "reason": st.sampled_from(["", "bad"])}),
-    st.fixed_dictionaries({"action": st.just("extend"), "lease_ms": st.sampled_from([0, 100, 60_000])}),
+    st.fixed_dictionaries(
+        {"action": st.just("extend"), "lease_ms": st.sampled_from([0, 100, 60_000]), "late": st.booleans()}
+    ),
     st.fixed_dictionaries(
         {"action": st.just("release"), "delay_ms": st.sampled_from([0, 400, 20_000]), "backoff": st.booleans()}
     ),

@@ -1,4 +1,4 @@
-"""Groups: arrival order, one outstanding batch, and the priority of the head."""
+"""Groups: arrival order, the priority of the first member, and the turns that groups take."""
 
 from __future__ import annotations
 
@@ -33,6 +33,54 @@ def test_group_is_held_while_a_batch_is_outstanding() -> None:
     assert leased(core) == []
     core.ack(two)
     assert leased(core) == [3]
+
+
+def test_an_earlier_member_that_came_back_is_leased_while_a_later_one_is_out() -> None:
+    core = grouped(("g", 5), ("g", 5), ("g", 5))
+    (_, one), (_, two) = core.take(2)
+    core.settle(Settlement("release", one))
+    ((first, again),) = core.take(10)
+    assert first == 1
+    core.settle(Settlement("release", two))
+    assert leased(core) == []
+    core.ack(again)
+    assert leased(core) == [2, 3]
+
+
+def test_a_later_member_that_came_back_waits_for_an_earlier_one_that_is_out() -> None:
+    core = grouped(("g", 5), ("g", 5))
+    (_, one), (_, two) = core.take(2)
+    core.settle(Settlement("release", two))
+    assert leased(core) == []
+    core.ack(one)
+    assert leased(core) == [2]
+
+
+def test_a_lease_takes_as_many_of_a_group_as_it_can() -> None:
+    core = grouped(("g", 5), ("h", 5), ("g", 5), ("h", 9), ("g", 5))
+    assert leased(core, 3) == [1, 3, 5]
+    assert leased(core) == [2, 4]
+
+
+def test_a_group_that_came_back_lets_those_that_wait_go_first() -> None:
+    for recover in ("replay", "snapshot", ""):
+        core = grouped(("g", 5), ("g", 5), ("h", 5))
+        core.settle(*[Settlement("release", token) for _, token in core.take(2)])
+        core.publish(draft(group="i", priority=5))
+        if recover:
+            core.restart(recover)
+        assert leased(core) == [3, 1, 2, 4]
+
+
+def test_a_new_first_member_has_its_own_place_though_others_came_back() -> None:
+    core = grouped(("g", 5), ("g", 5), ("h", 5))
+    ((_, one),) = core.take(1)
+    core.settle(Settlement("release", one))
+    core.publish(draft(group="i", priority=5))
+    taken = core.take(2)
+    assert [seq for seq, _ in taken] == [3, 1]
+    core.ack(*[token for _, token in taken])
+    assert leased(core) == [2, 4]
 
 
 def test_groups_run_in_parallel_and_beside_messages_of_no_group() -> None:

@@ -54,7 +54,6 @@ DAMAGE: dict[str, Callable[[Core], object]] = {
     "the bitmap lacks a priority": lambda c: setattr(c["q"], "bitmap", 0),
     "the bitmap has a priority too many": lambda c: setattr(c["q"], "bitmap", c["q"].bitmap | 1 << 9),
     "a group is out of order": lambda c: c["q"].groups["g"].members.move_to_end(4),
-    "a group counts leases wrong": lambda c: setattr(c["q"].groups["g"], "outstanding", 1),
     "a group is not offered": lambda c: setattr(c["q"].groups["g"], "offered", 0),
     "a group lost its place among the heads": lambda c: c["q"].heads.clear(),
     "a member does not know its group": lambda c: c["q"].group_of.pop(4),

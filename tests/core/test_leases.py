@@ -10,6 +10,7 @@ from laneway.core.events import Acked, Cause, DeadLettered, Event, Extended, Lea
 from laneway.core.invariants import check_invariants
 from laneway.core.lease_commands import MAX_BACKOFF_MS, MAX_LEASE_MS, check_lease, parse_tokens, settle_held
 from laneway.core.message import Settlement, message_id
+from laneway.core.queue import ACKED
 from laneway.errors import InvalidInput
 from tests.core.runner import START_MS, TAG, Core, codes, draft
 
@@ -23,6 +24,31 @@ def one_queue(**settings: object) -> Core:
 
 
 # The order
+
+
+def test_a_late_ack_or_extension_counts_unless_the_message_was_leased_since() -> None:
+    core = Core()
+    core.put()
+    core.publish(*[draft() for _ in range(3)])
+    (_, one), (_, two), (_, three) = core.take(3)
+    core.tick(30_000)
+    assert (
+        codes(core.settle(Settlement("ack", one), Settlement("extend", two, lease_ms=1000))[1]) == ["lease_stale"] * 2
+    )
+    late = [Settlement("ack", one, late=True), Settlement("extend", two, lease_ms=1000, late=True)]
+    assert codes(core.settle(*late)[1]) == [0, core.now_ms + 1000]
+    ((again, _),) = core.take(10)
+    assert again == 3
+    assert codes(core.settle(Settlement("ack", three, late=True), Settlement("ack", one, late=True))[1]) == (
+        ["lease_stale"] * 2
+    )
+    for recover in ("replay", "snapshot"):
+        core.restart(recover)
+        assert core["q"].leased == 2
+    core.tick(1000)
+    ((second, _),) = core.take(10)
+    assert second == 2
+    assert core["q"].totals[ACKED] == 1
 
 
 def test_highest_priority_first_and_first_in_first_out_inside_it() -> None:

@@ -140,7 +140,7 @@ EVENTS: dict[Kind, st.SearchStrategy[Event]] = {
     Kind.OPENED: st.builds(Opened, u64, u64, u64),
     Kind.QUEUE_PUT: st.builds(QueuePut, u32, u64, blobs),
     Kind.QUEUE_DELETED: st.builds(QueueDeleted, u32, u64, blobs),
-    Kind.QUEUE_PURGED: st.builds(QueuePurged, u32, u64, u64),
+    Kind.QUEUE_PURGED: st.builds(QueuePurged, u32, u64, u64, st.booleans()),
     Kind.PUBLISHED: published(),
     Kind.LEASED: pairs(Leased),
     Kind.ACKED: pairs(Acked),

@@ -435,6 +435,8 @@ def random_settlement(rng: random.Random, recent: int, total: int) -> dict[str, 
         d["reason"] = rng.choice(["", "bad", "worse"])
     elif action == "extend":
         d["lease_ms"] = rng.choice([0, 0, 100, 3_000, 60_000])
+    if rng.random() < 0.2:
+        d["late"] = True
     return d
 
 

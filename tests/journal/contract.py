@@ -152,7 +152,7 @@ ONE_OF_EACH: list[Event] = [
     KeyRemembered(queue=7, at_ms=11, expires_ms=99_999, document=b"key", forget_ms=12),
     DocumentPut(at_ms=12, collection="accounts", key="ann", document=b"{}"),
     DocumentRemoved(at_ms=13, collection="accounts", key="ann"),
-    QueuePurged(queue=7, at_ms=14, before_seq=6),
+    QueuePurged(queue=7, at_ms=14, before_seq=6, forgets_dedups=True),
     QueueDeleted(queue=7, at_ms=15),
     ExchangePut(at_ms=16, document=b"put"),
     Bound(queue=7, at_ms=17, document=b"bound"),

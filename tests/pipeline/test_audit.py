@@ -345,15 +345,52 @@ CASES: dict[str, tuple[list[Row], list[tuple[str, int, int | None]]]] = {
         [published(0, 1, **GROUPED), published(0, 2, **GROUPED), leased(1, 1, 10), leased(2, 2, 11)],
         [("group_held", 4, 2)],
     ),
-    "a released member goes out while one of its batch is held": (
+    "a released member goes out while a later one of its batch is held": (
         [
             published(0, 1, **GROUPED),
             published(0, 2, **GROUPED),
             *batch(1, 3, 10, 1, 2),
             released(2, 1, position=4),
             leased(3, 1, 12, 2, position=5),
+            acked(4, 1, 12) | {"position": 6},
+            released(5, 2, position=7),
+            leased(6, 2, 13, 2, position=8),
         ],
-        [("group_held", 5, 1)],
+        [],
+    ),
+    "two that were released together go out together again": (
+        [
+            published(0, 1, **GROUPED),
+            published(0, 2, **GROUPED),
+            *batch(1, 3, 10, 1, 2),
+            released(2, 1, position=4),
+            released(2, 2, position=5),
+            leased(3, 1, 12, 2, position=6),
+            leased(3, 2, 13, 2, position=6, index=1),
+        ],
+        [],
+    ),
+    "a released member goes out while an earlier one of its batch is held": (
+        [
+            published(0, 1, **GROUPED),
+            published(0, 2, **GROUPED),
+            *batch(1, 3, 10, 1, 2),
+            released(2, 2, position=4),
+            leased(3, 2, 12, 2, position=5),
+        ],
+        [("group_held", 5, 2)],
+    ),
+    "a released member goes out while an earlier one of its batch is held again": (
+        [
+            published(0, 1, **GROUPED),
+            published(0, 2, **GROUPED),
+            *batch(1, 3, 10, 1, 2),
+            released(2, 1, position=4),
+            leased(3, 1, 12, 2, position=5),
+            released(4, 2, position=6),
+            leased(5, 2, 13, 2, position=7),
+        ],
+        [("group_held", 7, 2)],
     ),
     "a released member is passed over by a new one": (
         [
@@ -480,7 +517,7 @@ def test_words_say_what_is_wrong(judged: Judged) -> None:
     assert words("leased before it was visible") == "leased: 365 ms before it was visible"
     later = "leased: a later message of group 'g', while this one waited"
     assert words("a later one of a group first") == later
-    assert words("a group's next one while its elder is held") == "leased: 1 of group 'g' were held"
+    assert words("a group's next one while its elder is held") == "leased: an earlier message of group 'g' was held"
     assert words("a lower priority first") == "leased: priority 1 while 1 of a higher one waited"
 
 

@@ -458,20 +458,18 @@ class Inbox:
     def _ack(self, entries: list[Entry]) -> None:
         for number, group in _by_queue(entries).items():
             queue = self._partition.engine.state.queues.get(number)
-            tokens = [entry.request.tokens for entry in group]
             if queue is None:
-                results: list[Results] = [[_gone()] * len(part) for part in tokens]
+                results: list[Results] = [[_gone()] * len(entry.request.tokens) for entry in group]
                 self._count_refused(group, results)
             else:
-                results = self._ack_tokens(queue, group, tokens, min([entry.at_ms for entry in group]))
+                results = self._ack_tokens(queue, group, min([entry.at_ms for entry in group]))
             self._count(group, "ack", map(len, results))
             self._partition.committer.when_durable(_tell_all, (group, results))
 
-    def _ack_tokens(
-        self, queue: Queue, entries: list[Entry], parts: list[Sequence[str]], came_ms: int
-    ) -> list[Results]:
+    def _ack_tokens(self, queue: Queue, entries: list[Entry], came_ms: int) -> list[Results]:
         """All of them as one event, if every one is in order; else those of each request on their own."""
         partition = self._partition
+        parts = [entry.request.tokens for entry in entries]
         state, now_ms = partition.engine.state, partition.now()
         results: list[Results] = []
         events: list[Event] = []
@@ -483,9 +481,10 @@ class Inbox:
                     partition.meter.acked(acked.seqs)
                 results = [[0] * len(tokens) for tokens in parts]
             else:
-                for tokens in parts:
+                for entry in entries:
+                    request = entry.request
                     outcome: Results = []
-                    batch = [Settlement("ack", token) for token in tokens]
+                    batch = [Settlement("ack", token, late=request.late) for token in request.tokens]
                     settled = lease_commands.settle(state, queue, batch, now_ms, outcome, came_ms=came_ms)
                     events += partition.engine.run(settled)
                     results.append(outcome)

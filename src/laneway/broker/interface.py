@@ -116,6 +116,7 @@ class Ack(Request):
     tokens: Sequence[str]
     account: str = ""
     protocol: str = ""
+    late: bool = False  # as in Settlement
 
 
 class SettleHeld(Request):
@@ -271,7 +272,8 @@ class DeleteQueue(Request):
 
 
 class PurgeQueue(Request):
-    """Answer: how many messages went: those that wait, and with `leased` also those that consumers hold."""
+    """Answer: how many messages went: those that wait, and with `leased` also those that consumers hold; then
+    deduplication ids are forgotten too."""
 
     vhost: str
     name: str

@@ -67,7 +67,7 @@ def message_options(command: F) -> F:
             click.option("--content-type", metavar="TYPE", help="What the body is."),
             click.option("--correlation-id", metavar="TEXT", help="Handed on to whoever receives it."),
             click.option(
-                "--group", metavar="TEXT", help="Messages of one group are delivered in order, one batch at a time."
+                "--group", metavar="TEXT", help="Messages of one group are delivered in the order they were sent."
             ),
             click.option("--message-key", metavar="TEXT", help="The key of what the message is about."),
             click.option("--tenant", metavar="TEXT", help="Whose message it is."),

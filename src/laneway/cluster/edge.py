@@ -227,7 +227,9 @@ class Edge:
     def _ack(self, request: i.Ack, done: Done) -> int:
         partition = request.queue >> NUMBER_BITS
         if partition:
-            request = i.Ack(local_number(request.queue), request.tokens, request.account, request.protocol)
+            request = i.Ack(
+                local_number(request.queue), request.tokens, request.account, request.protocol, request.late
+            )
         return self._sends[partition](request, done)
 
     def _settle(self, request: i.Settle, done: Done) -> int:

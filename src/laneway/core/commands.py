@@ -138,11 +138,13 @@ def purge_queue(
     dead: bool = False,
     span: tuple[int, int] | None = None,
 ) -> Iterator[Event]:
-    """Delete what waits; with `leased`, also what consumers hold, who can no longer settle it; with `dead`, also the
-    dead letters. `span`: one step of a purge, from a number to the one behind the last; nothing is left below."""
+    """Delete what waits; with `leased`, also what consumers hold, who can no longer settle it, and the deduplication
+    ids of all; with `dead`, also the dead letters. `span`: one step of a purge, from a number to the one behind the
+    last; nothing is left below."""
     first, end = span or (0, state.table.next_seq)
-    if queue.ready or queue.delayed:
-        yield QueuePurged(queue.number, now_ms, end)
+    forgets = leased and first == 0 and bool(queue.dedup)
+    if queue.ready or queue.delayed or forgets:
+        yield QueuePurged(queue.number, now_ms, end, forgets)
     others = (LEASED,) * leased + (DEAD,) * dead
     found = (state.table.find(queue.number, other, max(first - 1, 0), end - 1) for other in others)
     gone = [seq for seq in chain.from_iterable(found) if seq < end]

@@ -107,6 +107,7 @@ class QueuePurged(msgspec.Struct, gc=False):
     queue: int
     at_ms: int
     before_seq: int
+    forgets_dedups: bool = False  # and with it all deduplication ids
 
 
 class QueueDeparted(msgspec.Struct, gc=False):
@@ -205,6 +206,8 @@ class Released(msgspec.Struct, gc=False):
 
 
 class Extended(msgspec.Struct, gc=False):
+    """The leases go on until then; also those that had run out, of messages that nobody has leased since."""
+
     kind: ClassVar[Kind] = Kind.EXTENDED
     queue: int
     at_ms: int

@@ -199,11 +199,7 @@ def _lease_goes_on(state: State, queue: Queue, slab: Slab, e: Resumed, said: Bag
         slab.widen()
     slab.state[i], slab.lease[i], slab.due_ms[i] = LEASED, e.lease, e.due_ms
     queue.leased += 1
-    if slab.flags[i] & GROUPED:
-        group = queue.group_of[e.seq]
-        group.outstanding += 1
-        group.offered = 0
-    elif slab.flags[i] & TENANTED:
+    if slab.flags[i] & TENANTED:
         assert queue.tenants is not None
         queue.tenants.lease(slab.tenant[i])
     if said.consumer:

@@ -30,7 +30,7 @@ from laneway.core.queue import Queue
 from laneway.core.runs import Seqs, as_array, joined, runs
 from laneway.core.settings import RANGES, SECOND_MS
 from laneway.core.state import SESSION_LEASE, State
-from laneway.core.table import LEASED, OVERDUE, SLAB_BITS, SLAB_MASK
+from laneway.core.table import DELAYED, LEASED, OVERDUE, READY, SLAB_BITS, SLAB_MASK
 from laneway.errors import (
     InvalidInput,
     LanewayError,
@@ -44,6 +44,8 @@ MAX_LEASE_BYTES = 16 * 1024 * 1024
 MAX_BACKOFF_MS = 900 * SECOND_MS
 MAX_REASON_BYTES = 1024
 MAX_CONSUMER_BYTES = 256
+_HELD = (LEASED,)
+_HELD_OR_BACK = (LEASED, READY, DELAYED)
 
 
 def lease(
@@ -129,6 +131,7 @@ class _Settling:
 
     def __init__(self) -> None:
         self.seen: set[int] = set()
+        self.again: list[int] = []  # those whose leases had ended, and go on
         self.acked: list[int] = []
         self.leases: list[int] = []
         self.released: list[int] = []
@@ -157,9 +160,11 @@ def settle(
     seen = batch.seen
     for s in rest:
         try:
-            seq, lease_id = _held(state, queue, s, came_ms)
+            seq, lease_id, is_held = _held(state, queue, s, came_ms)
             if seq in seen:
                 raise LeaseStale("this receipt handle was settled earlier in the same batch", field="token")
+            if not (is_held or (s.action == "extend" and s.lease_ms)):
+                batch.again.append(seq)
             if s.action == "ack":
                 batch.acked.append(seq)
                 batch.leases.append(lease_id)
@@ -169,6 +174,8 @@ def settle(
             seen.add(seq)
         except LanewayError as wrong:
             results.append(wrong)
+    if batch.again:
+        yield Extended(queue.number, now_ms, batch.again, now_ms)
     if batch.acked:
         yield Acked(queue.number, now_ms, batch.acked, batch.leases)
     if batch.released:
@@ -439,8 +446,8 @@ def _ack_plain(
     return ()
 
 
-def _held(state: State, queue: Queue, s: Settlement, now_ms: int) -> tuple[int, int]:
-    """(message number, lease id) of a token whose lease still holds."""
+def _held(state: State, queue: Queue, s: Settlement, now_ms: int) -> tuple[int, int, bool]:
+    """(message number, lease id, whether it is leased) of a token whose lease still holds, or may have ended."""
     text = s.token
     try:
         if len(text) != TOKEN_CHARS:
@@ -455,10 +462,10 @@ def _held(state: State, queue: Queue, s: Settlement, now_ms: int) -> tuple[int, 
         slab is None
         or not slab.lease
         or i >= len(slab.state)
-        or slab.state[i] != LEASED
         or slab.lease[i] != lease_id
         or slab.queue[i] != queue.number
-        or slab.due_ms[i] <= now_ms
+        or slab.state[i] not in (_HELD_OR_BACK if s.late else _HELD)
+        or (slab.due_ms[i] <= now_ms and not s.late)
     ):
         raise LeaseStale(
             "the lease of this receipt handle has ended: it expired, or the message was settled or delivered again; or "
@@ -470,7 +477,7 @@ def _held(state: State, queue: Queue, s: Settlement, now_ms: int) -> tuple[int, 
         record_seq = told.record_seq if told else seq
         if len(s.message_id) != 36 or s.message_id[-12:].lower() != f"{record_seq:012x}":
             raise ReceiptInvalid(f"the receipt handle is not of message {s.message_id[:40]!r}", field="token")
-    return seq, lease_id
+    return seq, lease_id, slab.state[i] == LEASED
 
 
 def _settle_otherwise(state: State, queue: Queue, s: Settlement, seq: int, batch: _Settling, now_ms: int) -> int:

@@ -313,6 +313,7 @@ class Settlement(msgspec.Struct, gc=False):
     backoff: bool = False  # release: 2^receives seconds, at most 900, instead of delay_ms
     reason: str = ""  # reject
     lease_ms: int | None = None  # extend: the new deadline is so far from now; 0 gives it back at once
+    late: bool = False  # the lease may have ended, unless somebody else has leased the message since
 
 
 def encode_record(seq: int, enqueued_at_ms: int, props: bytes, body: bytes) -> bytes:

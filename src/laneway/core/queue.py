@@ -70,18 +70,25 @@ def _alike(priorities: Sequence[int]) -> Sequence[tuple[int, int]]:
 
 
 class Group:
-    """Messages that are delivered in arrival order, one outstanding batch at a time."""
+    """Messages that are delivered in arrival order: a member can be leased when all before it are gone, or are leased
+    together with it. Among groups of equal priority the place is that of the first member: its number, or, once it was
+    leased before, that which was next when one of the group last came back. So a group whose messages come back again
+    and again lets the others have their turn."""
 
-    __slots__ = ("members", "name", "offered", "outstanding")
+    __slots__ = ("members", "name", "offered", "place", "turn")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.members: OrderedDict[int, None] = OrderedDict()  # waiting, delayed and leased ones, by number
-        self.outstanding = 0
+        self.turn = 0  # the number that was next when a member last came back
         self.offered = 0  # the member now standing in Queue.heads, 0 if none
+        self.place = (0, 0, 0)  # … and with which priority and place: it may have stood there before with others
 
     def __lt__(self, other: Group) -> bool:
         return False  # equal entries of a heap are offers of the same head: either may come first
+
+
+Offer = tuple[int, int, int, Group]  # -priority, place, number of its first member
 
 
 class Queue:
@@ -137,7 +144,7 @@ class Queue:
         self.dead_elsewhere = 0  # died here, kept in another queue
         self.groups: dict[str, Group] = {}
         self.group_of: dict[int, Group] = {}
-        self.heads: list[tuple[int, int, Group]] = []  # a heap of (-priority, number, group): groups free to be leased
+        self.heads: list[Offer] = []  # a heap: the first members of groups, as far as they may be leased
         self.grouped_ready: dict[int, int] = {}
         self.tenants: Tenants | None = None  # of messages that came while the queue was fair; None if there are none
         self.dedup: OrderedDict[str, tuple[str, int]] = OrderedDict()  # id -> (message id, when)
@@ -215,14 +222,14 @@ class Queue:
     def oldest_ms(self, table: Table) -> int | None:
         """Since when the message waits that waits longest, of those that may be next; None if none is ready."""
         heads = [lane.peek(table) for lane in self.lanes.values() if lane.count]
-        heads += [seq for _, seq, group in self.heads if group.offered == seq and not group.outstanding]
+        heads += self.offered()
         if self.tenants is not None:
             heads += [head[0] for p in self.tenants.ready if (head := self.tenants.first(p, table)) is not None]
         return min((table.slabs[seq >> SLAB_BITS].since_ms[seq & SLAB_MASK] for seq in heads if seq), default=None)
 
     def offer(self, group: Group, table: Table) -> None:
-        """Let a group compete with the priority of its head, if nothing of it is outstanding and the head is ready."""
-        if group.outstanding or not group.members:
+        """Let a group compete with the priority of its first member, if that is ready."""
+        if not group.members:
             return
         head = next(iter(group.members))
         if group.offered == head:
@@ -230,18 +237,27 @@ class Queue:
         slab = table.slabs[head >> SLAB_BITS]
         if slab.state[head & SLAB_MASK] == READY:
             group.offered = head
-            heappush(self.heads, (-slab.priority[head & SLAB_MASK], head, group))
+            place = max(head, group.turn) if slab.receives[head & SLAB_MASK] else head
+            group.place = (-slab.priority[head & SLAB_MASK], place, head)
+            heappush(self.heads, (*group.place, group))
             if len(self.heads) > 2 * len(self.groups) + STALE_OFFERS:  # heads that died one after the other
-                self.heads = list({e[1]: e for e in self.heads if e[2].offered == e[1]}.values())
+                self.heads = list({e[2]: e for e in self.heads if self._holds(e)}.values())
                 heapify(self.heads)
 
-    def best_head(self) -> tuple[int, int, Group] | None:
+    @staticmethod
+    def _holds(offer: Offer) -> bool:
+        group = offer[3]
+        return group.offered != 0 and group.place == offer[:3]
+
+    def offered(self) -> Iterator[int]:
+        """The first members of groups that may be leased."""
+        return (offer[2] for offer in self.heads if self._holds(offer))
+
+    def best_offer(self) -> Offer | None:
         """The best group that may be leased from; drops offers that no longer hold."""
         while self.heads:
-            entry = self.heads[0]
-            group = entry[2]
-            if group.offered == entry[1] and not group.outstanding:
-                return entry
+            if self._holds(self.heads[0]):
+                return self.heads[0]
             heappop(self.heads)
         return None
 
@@ -294,12 +310,13 @@ class Queue:
 
     def _select_one_by_one(self, limit: int, table: Table, below: int) -> list[int]:
         """As select, where a group's next member competes with its own priority as soon as its head was taken, and a
-        tenant is noisy as soon as it has taken too much."""
+        tenant is noisy as soon as it has taken too much. Among groups of equal priority those already taken from go
+        first: the more of one group a consumer gets, the more groups are left for others."""
         out: list[int] = []
         turns = Turns(self.tenants, self.settings.fair, table, below) if self.tenants is not None else None
         opened: list[tuple[int, int, Group, Iterator[int]]] = []  # a heap: next members of groups already taken from
         while len(out) < limit:
-            best: tuple[int, int] | None = None
+            best: tuple[int, int, int] | None = None  # -priority, place, number
             source = 0
             if self.bitmap:
                 priority = self.bitmap.bit_length() - 1
@@ -308,11 +325,13 @@ class Queue:
                     priority = (self.bitmap & ((1 << priority) - 1)).bit_length() - 1
                     found = self.lanes[priority].peek(table) if priority >= 0 else 0
                 if found:
-                    best, source = (-priority, found), 1
-            if (head := self.best_head()) and (best is None or head[:2] < best):
-                best, source = head[:2], 2
-            if opened and (best is None or opened[0][:2] < best):
-                best, source = opened[0][:2], 3
+                    best, source = (-priority, found, found), 1
+            offer = self.best_offer()
+            if opened and (offer is None or opened[0][0] <= offer[0]):
+                if best is None or opened[0][:2] < best[:2]:
+                    best, source = (*opened[0][:2], opened[0][1]), 3
+            elif offer is not None and (best is None or offer[:3] < best):
+                best, source = offer[:3], 2
             turn = turns.best(self.leased + len(out)) if turns is not None else None
             if turns is not None and turn is not None and (best is None or turn[:3] < (best[0], False, best[1])):
                 turns.take(turn[2], turn[3])
@@ -320,12 +339,12 @@ class Queue:
                 continue
             if best is None:
                 break
-            out.append(best[1])
+            out.append(best[2])
             if source == 1:
-                self.lanes[-best[0]].take(best[1])
+                self.lanes[-best[0]].take(best[2])
                 continue
             if source == 2:
-                group = heappop(self.heads)[2]
+                group = heappop(self.heads)[3]
                 group.offered = 0
                 members = iter(group.members)
                 next(members)

@@ -5,7 +5,8 @@ without a Python loop. What does not fit in a row (records, names, documents) st
                 1 u8  cause         events.Cause: why it was released, dead-lettered, moved, copied or removed
                 2 u8  priority      published · that it was published with (arrived; moved and copied, with flag 16) ·
                                     its state, as in table.py (resumed)
-                3 u8  flags         1 continues the event of the row before · 2 has a group · 4 has a dedup id ·
+                3 u8  flags         1 continues the event of the row before · 2 has a group · 4 has a dedup id
+                                    (published), dedup ids are forgotten (purged) ·
                                     8 came through an exchange (moved, copied) · 16 has a priority (moved, copied) ·
                                     32 its id has another number than its own (leased to removed, relocated, see
                                     below) ·
@@ -147,6 +148,7 @@ def decode(
 def _one(
     kind: Kind,
     *,
+    flags: int = 0,
     queue: int = 0,
     seq: int = 0,
     at_ms: int,
@@ -155,7 +157,7 @@ def _one(
     offset: int = 0,
     size: int = 0,
 ) -> bytes:
-    return _pack(kind, 0, 0, 0, queue, seq, at_ms, 0, lease, expires, 0, 0, offset, size)
+    return _pack(kind, 0, 0, flags, queue, seq, at_ms, 0, lease, expires, 0, 0, offset, size)
 
 
 def _birth(births: Births | None) -> tuple[int, int, int]:
@@ -199,7 +201,8 @@ def _encode_queue_deleted(e: QueueDeleted, offset: int) -> tuple[bytes, Sequence
 
 
 def _encode_queue_purged(e: QueuePurged, offset: int) -> tuple[bytes, Sequence[bytes]]:
-    return _one(e.kind, queue=e.queue, seq=e.before_seq, at_ms=e.at_ms), ()
+    flags = HAS_DEDUP if e.forgets_dedups else 0
+    return _one(e.kind, flags=flags, queue=e.queue, seq=e.before_seq, at_ms=e.at_ms), ()
 
 
 def _table(count: int, kind: int, queue: int, at_ms: int, queues: Queues = ()) -> array[int]:
@@ -581,7 +584,7 @@ _DECODERS: dict[int, Callable[[list[Row], Blob, Location], Event]] = {
     Kind.OPENED: lambda r, b, at: Opened(r[0][6], r[0][5], r[0][8]),
     Kind.QUEUE_PUT: lambda r, b, at: QueuePut(r[0][4], r[0][6], b(r[0][12], r[0][13])),
     Kind.QUEUE_DELETED: lambda r, b, at: QueueDeleted(r[0][4], r[0][6], b(r[0][12], r[0][13])),
-    Kind.QUEUE_PURGED: lambda r, b, at: QueuePurged(r[0][4], r[0][6], r[0][5]),
+    Kind.QUEUE_PURGED: lambda r, b, at: QueuePurged(r[0][4], r[0][6], r[0][5], bool(r[0][3] & HAS_DEDUP)),
     Kind.QUEUE_DEPARTED: lambda r, b, at: QueueDeparted(r[0][4], r[0][6], r[0][8], b(r[0][12], r[0][13])),
     Kind.QUEUE_TOLD: lambda r, b, at: QueueTold(r[0][4], r[0][6], b(r[0][12], r[0][13])),
     Kind.PUBLISHED: _decode_published,

@@ -134,7 +134,7 @@ def _freeze_contents(queue: Queue) -> dict[str, Any]:
     return {
         "dead": array("Q", queue.dead).tobytes(),
         "grouped_ready": dict(queue.grouped_ready),
-        "groups": [(g.name, g.outstanding, array("Q", g.members).tobytes()) for g in queue.groups.values()],
+        "groups": [(g.name, g.turn, array("Q", g.members).tobytes()) for g in queue.groups.values()],
         "dedup": list(queue.dedup.items()),
         "lanes": _freeze_lanes(queue.lanes),
         "tenants": [
@@ -321,9 +321,9 @@ def _thaw_queue(state: State, q: _QueueHead) -> None:
         queue.bitmap |= 1 << frozen[0]
     if q.tenants:
         queue.tenants = _thaw_tenants(state, q)
-    for name, outstanding, members in q.groups:
+    for name, turn, members in q.groups:
         group = queue.groups[name] = Group(name)
-        group.outstanding = outstanding
+        group.turn = turn  # in a snapshot of before, how many were leased: less than any number that counts
         for seq in array("Q", members):
             group.members[seq] = None
             queue.group_of[seq] = group

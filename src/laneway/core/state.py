@@ -352,6 +352,9 @@ class State:
     def _queue_purged(self, e: QueuePurged) -> None:
         queue = self.queues[e.queue]
         queue.totals[q_.PURGED] += self._purge(queue, e.before_seq)
+        if e.forgets_dedups:
+            self.dedup_count -= len(queue.dedup)
+            queue.dedup.clear()
 
     def _purge(self, queue: Queue, before_seq: int) -> int:
         """What waits below a number goes. It is taken off the front of what is in order, so that several purges over
@@ -582,8 +585,8 @@ class State:
             slab.widen()
         if slab.flags[i] & GROUPED:
             group = queue.group_of[seq]
-            group.outstanding += 1
-            group.offered = 0
+            if group.offered == seq:
+                group.offered = 0
         elif slab.flags[i] & TENANTED:
             _tenants(queue).lease(slab.tenant[i])
         slab.state[i] = LEASED
@@ -638,17 +641,38 @@ class State:
         for seq, due_ms in zip(e.seqs, e.due_ms, strict=True):
             self.leave(queue, seq)
             slab = self.table.owned(seq)
+            group = queue.group_of[seq] if slab.flags[seq & SLAB_MASK] & GROUPED else None
+            if group is not None:
+                group.turn, group.offered = self.table.next_seq, 0
             if due_ms > e.at_ms:
                 self.delay(queue, slab, seq, due_ms)
             else:
                 self.make_ready(queue, slab, seq, slab.priority[seq & SLAB_MASK])
+            if group is not None:
+                queue.offer(group, self.table)
             queue.bytes_waiting += slab.size[seq & SLAB_MASK]
         queue.totals[q_.LEASE_EXPIRED if e.cause == Cause.LEASE_EXPIRED else q_.RELEASED] += len(e.seqs)
 
     def _extended(self, e: Extended) -> None:
         for seq in e.seqs:
-            self.table.owned(seq).due_ms[seq & SLAB_MASK] = e.deadline_ms
+            slab = self.table.owned(seq)
+            if slab.state[seq & SLAB_MASK] != LEASED:
+                slab = self._lease_on(seq)
+            slab.due_ms[seq & SLAB_MASK] = e.deadline_ms
         self.deadlines.add(e.deadline_ms, LEASE, 0, e.seqs)
+
+    def _lease_on(self, seq: int) -> Slab:
+        """A message that came back and waits is leased again, by the lease it had: nobody received it once more."""
+        slab, i = self.table.owned(seq), seq & SLAB_MASK
+        queue = self.queues[slab.queue[i]]
+        self.leave(queue, seq)
+        slab.state[i] = LEASED
+        queue.leased += 1
+        if slab.flags[i] & GROUPED and queue.group_of[seq].offered == seq:
+            queue.group_of[seq].offered = 0
+        elif slab.flags[i] & TENANTED:
+            _tenants(queue).lease(slab.tenant[i])
+        return slab
 
     def _reserved(self, e: Reserved) -> None:
         for lease, seq in enumerate(e.seqs, e.first_lease):
@@ -760,11 +784,7 @@ class State:
             slab.flags[i] = flags & ~HAS_CONSUMER
         if self.carried:
             self.carried.pop(slab.lease[i], None)
-        if flags & GROUPED:
-            queue.group_of[seq].outstanding -= 1
-            slab.state[i] = FREE  # so that offer() does not see it as leased or ready
-            queue.offer(queue.group_of[seq], self.table)
-        elif flags & TENANTED:
+        if flags & TENANTED:
             _tenants(queue).unlease(slab.tenant[i])
 
     def leave_group(self, queue: Queue, slab: Slab, seq: int) -> None:

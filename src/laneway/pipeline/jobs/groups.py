@@ -1,10 +1,11 @@
-"""Whether the messages of a group were leased in the order they came, one batch at a time.
+"""Whether the messages of a group were leased in the order they came.
 
 The rule (core/queue.py, Group): members stand in the order of their numbers, whatever their priorities. A member is in
 its group while it waits, delayed or not, and while it is leased; it leaves when it is acked, dies, is moved or removed.
-While one is leased nothing of the group is, but what was leased with it; and what is leased are always the first ones,
-so a member that is delayed or was released holds up those behind it. A dead letter takes its group along to the queue
-that it is moved to, and joins it there, and when it is redriven, under its new number: last.
+One is leased only if all before it have left, or are leased in the same event: so a member that is leased, delayed or
+was released holds up those behind it, and one that came back goes out again whatever is behind it. A dead letter takes
+its group along to the queue that it is moved to, and joins it there, and when it is redriven, under its new number:
+last.
 
 Time alone changes nothing in this, so no waiting time needs to be guessed. Looked at are all members whose publish is
 in the history.
@@ -37,6 +38,7 @@ def out_of_order(members: DataFrame, *, block_rows: int = BLOCK_ROWS) -> DataFra
         _passed_over(members, block_rows)
         .unionByName(_passed_over_by_its_batch(members))
         .unionByName(_beside_another_batch(members))
+        .unionByName(_beside_an_elder(members))
     )
 
 
@@ -73,7 +75,8 @@ def _passed_over_by_its_batch(members: DataFrame) -> DataFrame:
 
 
 def _beside_another_batch(members: DataFrame) -> DataFrame:
-    """Leases of a group of which something was leased already, in another batch."""
+    """First leases of members while something of their group was leased already, in another batch: all before them have
+    been leased, so it is an elder, or one that should have come later."""
     history = Window.partitionBy(*GROUP).orderBy("at", "step")
     is_held = F.coalesce(F.col("previous").isin(LEASED, EXTENDED), F.lit(False))
     becomes_held = F.col("step").isin(LEASED, EXTENDED)
@@ -84,13 +87,33 @@ def _beside_another_batch(members: DataFrame) -> DataFrame:
             "batch_before": F.lag("batch").over(history),
         }
     )
-    return told.where("batch is not null and held > 0 and not batch <=> batch_before").select(
+    is_first = F.coalesce(F.col("previous") != RELEASED, F.lit(True))
+    return _held(told.where(is_first).where("batch is not null and held > 0 and not batch <=> batch_before"))
+
+
+def _beside_an_elder(members: DataFrame) -> DataFrame:
+    """Members that came back, and were leased again while an elder was leased that had once been leased with them."""
+    behind = Window.partitionBy(*GROUP, "together").orderBy(F.desc("message"))
+    is_again = (F.col("previous") == RELEASED) & (F.col("together") == F.col("last_batch"))
+    again = F.min(F.when(is_again, F.struct("at", "message", "batch")))
+    return _held(
+        members.where(F.col("step").isin(LEASED, EXTENDED))
+        .withColumn("together", F.explode(F.array_compact(F.array("batch", "last_batch"))))
+        .withColumns({"again": again.over(behind.rowsBetween(Window.unboundedPreceding, -1)), "left_at": left_at()})
+        .where("again.at > at and again.at < left_at and again.batch != coalesce(batch, last_batch)")
+        .select(*GROUP, "again.*")
+        .distinct()
+    )
+
+
+def _held(leased: DataFrame) -> DataFrame:
+    return leased.select(
         "partition",
         "at",
         F.lit("group_held").alias("type"),
         "queue_number",
         "message",
-        F.concat(F.lit("leased: "), "held", F.lit(" of group '"), "group", F.lit("' were held")).alias("words"),
+        F.concat(F.lit("leased: an earlier message of group '"), "group", F.lit("' was held")).alias("words"),
     )
 
 

@@ -113,7 +113,7 @@ def lives(events: DataFrame) -> DataFrame:
 
     `is_plain`: from this step on it waits, visible at once, in no group, under the number it was published with;
     `was_plain`: so it did before this step.
-    `batch`, `last_batch`: in groups, what is leased in one event has the same, this time or the last time.
+    `batch`, `last_batch`: in groups, what is leased in one event has the same, this time or the time before.
 
     These are null unless the step is wrong, for columns of nulls cost next to nothing to write and to read:
     `early_ms`: leased so long before it was visible. `stale_lease`: acked with this lease, though the last one was
@@ -142,8 +142,7 @@ def lives(events: DataFrame) -> DataFrame:
             "was_plain": F.lag(is_ready).over(life),
             "early_ms": F.when((step == LEASED) & (visible_before > F.col("ms")), visible_before - F.col("ms")),
             "batch": batch,
-            # An ack and a release are no lease: so far is before them.
-            "last_batch": F.last(batch, ignorenulls=True).over(so_far),
+            "last_batch": F.last(batch, ignorenulls=True).over(before),
             "last_lease": F.last(F.when(_is_held(step), F.col("lease")), ignorenulls=True).over(so_far),
             "last_count": F.last("receive_count", ignorenulls=True).over(before),
         }
@@ -243,7 +242,8 @@ def impossible_steps(lives: DataFrame, whole: Sequence[int], *, has_ends: bool) 
         ("delivered_dead", (step == LEASED) & (previous == DEAD), F.lit("it was dead")),
         (
             "not_leased",
-            step.isin(ACKED, RELEASED, EXTENDED) & (_waits(previous) | (previous == DEAD)),
+            (step.isin(ACKED, RELEASED) & (_waits(previous) | (previous == DEAD)))
+            | ((step == EXTENDED) & (previous.isin(PUBLISHED, MOVED_IN, COPIED_IN, DEAD))),
             F.lit("nobody held it"),
         ),
         (
