@@ -212,6 +212,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     sqs_region: Annotated[
         str, Meta(description="the region whose queues are those of the virtual host /; others have one each")
     ] = "us-east-1"
+    sqs_waiting_periods: Annotated[
+        bool,
+        Meta(
+            description="as AWS: for 60 seconds no queue of a deleted one's name, no second purge, and the earlier "
+            "scope of deduplication"
+        ),
+    ] = True
 
     # Limits
     max_message_bytes: Annotated[

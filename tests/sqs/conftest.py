@@ -19,6 +19,13 @@ def shared_serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqsServ
         yield serving
 
 
+@pytest.fixture(scope="session")
+def aging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqsServing]:
+    """Another one, whose clock tests move; timers of what waits for it are not moved."""
+    with SqsServing(tmp_path_factory.mktemp("aging")) as serving:
+        yield serving
+
+
 @pytest.fixture
 def serving(shared_serving: SqsServing) -> SqsServing:
     return shared_serving

@@ -52,9 +52,9 @@ def attribute(sqs: Any, queue: str, name: str) -> str:
 class SqsServing(Serving):
     """`key` is the access key of an admin called root."""
 
-    def __init__(self, folder: Path, *, anonymous: bool = False) -> None:
+    def __init__(self, folder: Path, *, anonymous: bool = False, waiting_periods: bool = True) -> None:
         super().__init__(folder)
-        self._options = SqsOptions(account_id=ACCOUNT_ID, region=REGION)
+        self._options = SqsOptions(account_id=ACCOUNT_ID, region=REGION, waiting_periods=waiting_periods)
         self._has_root = not anonymous
         self.signing_ahead_s = 0  # how far the clock that signatures are judged by is ahead
         self.key: tuple[str, str] = ("none", "none")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +30,11 @@ def source(sqs: Any, new_queue: NewQueue, dead: str) -> str:
     return new_queue(RedrivePolicy=policy(sqs, dead, 2))
 
 
+def task_handle(arn: str) -> str:
+    told = {"taskId": "10f57157-fc38-4da9-a113-4de7e12d05dd", "sourceArn": arn}
+    return base64.b64encode(json.dumps(told).encode()).decode()
+
+
 def exhaust(sqs: Any, queue: str) -> None:
     for _ in range(2):
         assert sqs.receive_message(QueueUrl=queue, VisibilityTimeout=0)["Messages"]
@@ -40,6 +47,7 @@ def test_a_message_received_too_often_is_moved(sqs: Any, source: str, dead: str)
     (message,) = sqs.receive_message(QueueUrl=dead, AttributeNames=["All"])["Messages"]
     assert (message["Body"], message["MessageId"]) == ("poison", sent["MessageId"])
     assert message["Attributes"]["DeadLetterQueueSourceArn"] == attribute(sqs, source, "QueueArn")
+    assert message["Attributes"]["ApproximateReceiveCount"] == "3"
 
 
 def test_the_policy_is_told_and_taken_away(sqs: Any, source: str, dead: str) -> None:
@@ -55,10 +63,11 @@ def test_the_policy_is_told_and_taken_away(sqs: Any, source: str, dead: str) -> 
     ("text", "reason"),
     [
         ("[]", "Redrive policy is not a valid JSON map."),
-        ("{}", "Redrive policy must contain"),
+        ("{}", "Redrive policy does not contain mandatory attribute: deadLetterTargetArn."),
+        ('{"deadLetterTargetArn": "DEAD"}', "Redrive policy does not contain mandatory attribute: maxReceiveCount."),
         ('{"deadLetterTargetArn": "DEAD", "maxReceiveCount": 0}', "Invalid value for maxReceiveCount"),
         ('{"deadLetterTargetArn": "DEAD", "maxReceiveCount": "x"}', "Invalid value for maxReceiveCount"),
-        ('{"deadLetterTargetArn": "nonsense", "maxReceiveCount": 1}', "Dead letter target must be"),
+        ('{"deadLetterTargetArn": "nonsense", "maxReceiveCount": 1}', "Invalid value for deadLetterTargetArn."),
         (
             '{"deadLetterTargetArn": "arn:aws:sqs:us-east-1:123456789012:none", "maxReceiveCount": 1}',
             "Dead letter target does not exist.",
@@ -72,7 +81,8 @@ def test_the_policy_is_told_and_taken_away(sqs: Any, source: str, dead: str) -> 
 def test_policies_that_are_refused(sqs: Any, queue: str, dead: str, text: str, reason: str) -> None:
     text = text.replace("DEAD", attribute(sqs, dead, "QueueArn"))
     code, said = refusal(sqs.set_queue_attributes, QueueUrl=queue, Attributes={"RedrivePolicy": text})
-    assert code == "InvalidParameterValue" and f"Reason: {reason}" in said
+    assert code == "InvalidParameterValue"
+    assert said.startswith(f"Value {text} for parameter RedrivePolicy is invalid. Reason: {reason}")
 
 
 def test_a_dead_letter_queue_may_refuse_sources(sqs: Any, queue: str, new_queue: NewQueue, dead: str) -> None:
@@ -127,8 +137,10 @@ def test_a_move_goes_slowly_elsewhere_and_is_cancelled(sqs: Any, source: str, de
     started = sqs.start_message_move_task(
         SourceArn=arn, DestinationArn=attribute(sqs, target, "QueueArn"), MaxNumberOfMessagesPerSecond=1
     )
-    again = refusal(sqs.start_message_move_task, SourceArn=arn)
-    assert again[0] == "AWS.SimpleQueueService.UnsupportedOperation"
+    assert refusal(sqs.start_message_move_task, SourceArn=arn) == (
+        "InvalidParameterValue",
+        "There is already a task running. Only one active task is allowed for a source queue arn at a given time.",
+    )
 
     def moved_count() -> int:
         return int(sqs.list_message_move_tasks(SourceArn=arn)["Results"][0]["ApproximateNumberOfMessagesMoved"])
@@ -138,6 +150,8 @@ def test_a_move_goes_slowly_elsewhere_and_is_cancelled(sqs: Any, source: str, de
     assert (task["Status"], task["TaskHandle"]) == ("RUNNING", started["TaskHandle"])
     moved = sqs.cancel_message_move_task(TaskHandle=started["TaskHandle"])["ApproximateNumberOfMessagesMoved"]
     assert 1 <= moved < 5
+    told = json.loads(base64.b64decode(started["TaskHandle"]))
+    assert uuid.UUID(told["taskId"]) and told["sourceArn"] == arn
     assert int(attribute(sqs, target, "ApproximateNumberOfMessages")) == moved
 
 
@@ -152,4 +166,21 @@ def test_moves_that_cannot_be(sqs: Any, queue: str, dead: str, source: str) -> N
     assert refusal(sqs.start_message_move_task, SourceArn=arn, DestinationArn=none)[0] == "ResourceNotFoundException"
     said = refusal(sqs.start_message_move_task, SourceArn=arn, MaxNumberOfMessagesPerSecond=501)
     assert said[0] == "InvalidParameterValue"
-    assert refusal(sqs.cancel_message_move_task, TaskHandle="nonsense")[0] == "ResourceNotFoundException"
+    assert refusal(sqs.cancel_message_move_task, TaskHandle="nonsense") == (
+        "InvalidParameterValue",
+        "Value for parameter TaskHandle is invalid.",
+    )
+    assert refusal(sqs.cancel_message_move_task, TaskHandle=task_handle(none)) == (
+        "ResourceNotFoundException",
+        "The resource that you specified for the SourceArn parameter doesn't exist.",
+    )
+    assert refusal(sqs.cancel_message_move_task, TaskHandle=task_handle(arn)) == (
+        "ResourceNotFoundException",
+        "Task does not exist.",
+    )
+    assert (
+        "Results" not in sqs.list_message_move_tasks(SourceArn=arn)
+        or not sqs.list_message_move_tasks(SourceArn=arn)["Results"]
+    )
+    code, text = refusal(sqs.list_message_move_tasks, SourceArn="nonsense")
+    assert code == "InvalidParameterValue" and text.startswith("You must use this format to specify the SourceArn: ")

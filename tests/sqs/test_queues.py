@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +29,8 @@ def test_a_queue_is_created_found_and_deleted(sqs: Any, serving: SqsServing, new
         sqs.get_queue_url(QueueName=name)
     error = caught.value.response["Error"]
     assert error["Code"] == "AWS.SimpleQueueService.NonExistentQueue"
-    assert error["Message"] == "The specified queue does not exist."
+    words = "The specified queue does not exist"
+    assert error["Message"] == (f"{words}." if is_json else f"{words} for this wsdl version.")
     assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
     for call in (sqs.delete_queue, sqs.receive_message, sqs.purge_queue, sqs.list_queue_tags):
         assert refusal(call, QueueUrl=url)[0] == "AWS.SimpleQueueService.NonExistentQueue"
@@ -81,11 +83,69 @@ def test_attributes_have_their_defaults(sqs: Any, queue: str) -> None:
         "MessageRetentionPeriod": "345600",
         "QueueArn": f"arn:aws:sqs:{REGION}:{ACCOUNT_ID}:{queue.rsplit('/', 1)[1]}",
         "ReceiveMessageWaitTimeSeconds": "0",
-        "SqsManagedSseEnabled": "false",
+        "SqsManagedSseEnabled": "true",
         "VisibilityTimeout": "30",
     }
     assert "Attributes" not in sqs.get_queue_attributes(QueueUrl=queue)
     assert refusal(sqs.get_queue_attributes, QueueUrl=queue, AttributeNames=["Colour"])[0] == "InvalidAttributeName"
+
+
+def test_booleans_may_be_written_as_python_writes_them(sqs: Any, new_name: NewName) -> None:
+    name = new_name(".fifo")
+    given = {"FifoQueue": "True", "ContentBasedDeduplication": "TRUE", "SqsManagedSseEnabled": "False"}
+    url = sqs.create_queue(QueueName=name, Attributes=given)["QueueUrl"]
+    told = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=list(given))["Attributes"]
+    assert told == {"FifoQueue": "true", "ContentBasedDeduplication": "true", "SqsManagedSseEnabled": "false"}
+    lower = {attribute: value.lower() for attribute, value in given.items()}
+    for same in (given, lower):
+        assert sqs.create_queue(QueueName=name, Attributes=same)["QueueUrl"] == url
+    sqs.set_queue_attributes(QueueUrl=url, Attributes={"ContentBasedDeduplication": "False", "FifoQueue": "True"})
+    assert attribute(sqs, url, "ContentBasedDeduplication") == "false"
+    assert refusal(sqs.create_queue, QueueName=new_name(), Attributes={"FifoQueue": "True"})[0] == (
+        "InvalidParameterValue"
+    )
+
+
+def test_the_kind_of_a_queue_does_not_change(sqs: Any, queue: str, new_queue: NewQueue) -> None:
+    for value in ("true", "false"):
+        assert refusal(sqs.set_queue_attributes, QueueUrl=queue, Attributes={"FifoQueue": value}) == (
+            "InvalidAttributeName",
+            "Unknown Attribute FifoQueue.",
+        )
+    fifo = new_queue(".fifo")
+    sqs.set_queue_attributes(QueueUrl=fifo, Attributes={"FifoQueue": "true"})
+    assert refusal(sqs.set_queue_attributes, QueueUrl=fifo, Attributes={"FifoQueue": "false"}) == (
+        "InvalidAttributeValue",
+        "Invalid value for the parameter FifoQueue. Reason: Modifying queue type is not supported.",
+    )
+    for name in ("DeduplicationScope", "FifoThroughputLimit"):
+        assert refusal(sqs.set_queue_attributes, QueueUrl=queue, Attributes={name: "queue"}) == (
+            "InvalidAttributeName",
+            f"You can specify the {name} only when FifoQueue is set to true.",
+        )
+
+
+def test_one_kind_of_encryption_takes_the_place_of_the_other(sqs: Any, queue: str) -> None:
+    names = ["KmsMasterKeyId", "KmsDataKeyReusePeriodSeconds", "SqsManagedSseEnabled"]
+
+    def told() -> dict[str, str]:
+        attributes: dict[str, str] = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=names)["Attributes"]
+        return attributes
+
+    assert told() == {"SqsManagedSseEnabled": "true"}
+    sqs.set_queue_attributes(QueueUrl=queue, Attributes={"KmsMasterKeyId": "k", "KmsDataKeyReusePeriodSeconds": "600"})
+    assert told() == {
+        "KmsMasterKeyId": "k",
+        "KmsDataKeyReusePeriodSeconds": "600",
+        "SqsManagedSseEnabled": "false",
+    }
+    both = {"KmsMasterKeyId": "k", "SqsManagedSseEnabled": "true"}
+    assert refusal(sqs.set_queue_attributes, QueueUrl=queue, Attributes=both) == (
+        "InvalidAttributeName",
+        "You can use one type of server-side encryption (SSE) at one time. You can either enable KMS SSE or SQS SSE.",
+    )
+    sqs.set_queue_attributes(QueueUrl=queue, Attributes={"SqsManagedSseEnabled": "true"})
+    assert "KmsMasterKeyId" not in told() and told()["SqsManagedSseEnabled"] == "true"
 
 
 def test_attributes_are_set_and_told(sqs: Any, queue: str, serving: SqsServing) -> None:
@@ -99,7 +159,7 @@ def test_attributes_are_set_and_told(sqs: Any, queue: str, serving: SqsServing) 
         "Policy": policy,
         "ReceiveMessageWaitTimeSeconds": "2",
         "RedriveAllowPolicy": '{"redrivePermission":"denyAll"}',
-        "SqsManagedSseEnabled": "true",
+        "SqsManagedSseEnabled": "false",
         "VisibilityTimeout": "0",
     }
     sqs.set_queue_attributes(QueueUrl=queue, Attributes=given)
@@ -153,7 +213,19 @@ def test_tags(sqs: Any, new_name: NewName) -> None:
     sqs.untag_queue(QueueUrl=url, TagKeys=["team", "stage"])
     assert "Tags" not in sqs.list_queue_tags(QueueUrl=url)
     many = {f"t{n}": "x" for n in range(51)}
-    assert refusal(sqs.tag_queue, QueueUrl=url, Tags=many)[0] == "InvalidParameterValue"
+    name = url.rsplit("/", 1)[1]
+    assert refusal(sqs.tag_queue, QueueUrl=url, Tags=many) == (
+        "InvalidParameterValue",
+        f"Too many tags added for queue {name}.",
+    )
+    assert refusal(sqs.tag_queue, QueueUrl=url, Tags={}) == (
+        "MissingParameter",
+        "The request must contain the parameter Tags.",
+    )
+    assert refusal(sqs.untag_queue, QueueUrl=url, TagKeys=[]) == (
+        "InvalidParameterValue",
+        "Tag keys must be between 1 and 128 characters in length.",
+    )
 
 
 def test_permissions_are_kept_in_the_policy(sqs: Any, queue: str) -> None:
@@ -163,12 +235,73 @@ def test_permissions_are_kept_in_the_policy(sqs: Any, queue: str) -> None:
     policy = json.loads(attribute(sqs, queue, "Policy"))
     (statement,) = policy["Statement"]
     assert statement["Sid"] == "share" and statement["Action"] == ["SQS:SendMessage", "SQS:ReceiveMessage"]
-    assert statement["Principal"] == {"AWS": ["arn:aws:iam::111122223333:root"]}
-    again = {"QueueUrl": queue, "Label": "share", "AWSAccountIds": ["111122223333"], "Actions": ["*"]}
-    assert refusal(sqs.add_permission, **again)[0] == "InvalidParameterValue"
-    assert refusal(sqs.add_permission, **{**again, "Label": "b", "Actions": ["Fly"]})[0] == "InvalidParameterValue"
+    assert statement["Principal"] == {"AWS": "arn:aws:iam::111122223333:root"}
+    arn = attribute(sqs, queue, "QueueArn")
+    assert (policy["Version"], policy["Id"]) == ("2008-10-17", f"{arn}/SQSDefaultPolicy")
+    assert (statement["Effect"], statement["Resource"]) == ("Allow", arn)
+    two = ["111122223333", "444455556666"]
+    sqs.add_permission(QueueUrl=queue, Label="two", AWSAccountIds=two, Actions=["ReceiveMessage"])
+    first, second = json.loads(attribute(sqs, queue, "Policy"))["Statement"]
+    assert first == statement and second["Action"] == "SQS:ReceiveMessage"
+    assert second["Principal"] == {"AWS": [f"arn:aws:iam::{account}:root" for account in two]}
+    sqs.remove_permission(QueueUrl=queue, Label="two")
+    assert json.loads(attribute(sqs, queue, "Policy")) == policy
+    assert refusal(sqs.remove_permission, QueueUrl=queue, Label="none") == (
+        "InvalidParameterValue",
+        "Value none for parameter Label is invalid. Reason: can't find label on existing policy.",
+    )
     sqs.remove_permission(QueueUrl=queue, Label="share")
-    assert refusal(sqs.remove_permission, QueueUrl=queue, Label="share")[0] == "InvalidParameterValue"
+    assert "Attributes" not in sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["Policy"])
+    assert refusal(sqs.remove_permission, QueueUrl=queue, Label="share") == (
+        "InvalidParameterValue",
+        "Value share for parameter Label is invalid. Reason: can't find label.",
+    )
+
+
+def test_a_permission_goes_into_the_policy_that_is_there(sqs: Any, queue: str) -> None:
+    own = {"Sid": "own", "Effect": "Deny", "Principal": "*", "Action": "sqs:*", "Resource": "*"}
+    given = {"Version": "2012-10-17", "Id": "mine", "Statement": own}
+    sqs.set_queue_attributes(QueueUrl=queue, Attributes={"Policy": json.dumps(given)})
+    sqs.add_permission(QueueUrl=queue, Label="more", AWSAccountIds=["111122223333"], Actions=["*"])
+    policy = json.loads(attribute(sqs, queue, "Policy"))
+    assert (policy["Version"], policy["Id"], policy["Statement"][0]) == ("2012-10-17", "mine", own)
+    assert policy["Statement"][1]["Action"] == "SQS:*"
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "text"),
+    [
+        ({}, "InvalidParameterValue", "Value share for parameter Label is invalid. Reason: Already exists."),
+        (
+            {"Actions": ["Fly"]},
+            "InvalidParameterValue",
+            "Value SQS:Fly for parameter ActionName is invalid. Reason: Please refer to the appropriate WSDL for a "
+            "list of valid actions. ",
+        ),
+        (
+            {"Actions": ["RemovePermission"]},
+            "InvalidParameterValue",
+            "Value SQS:RemovePermission for parameter ActionName is invalid. Reason: Only the queue owner is allowed "
+            "to invoke this action.",
+        ),
+        ({"Actions": []}, "MissingParameter", "The request must contain the parameter Actions."),
+        ({"Actions": ["*"] * 8}, "OverLimit", "8 Actions were found, maximum allowed is 7."),
+        (
+            {"AWSAccountIds": []},
+            "InvalidParameterValue",
+            "Value [] for parameter PrincipalId is invalid. Reason: Unable to verify.",
+        ),
+        (
+            {"AWSAccountIds": ["12"]},
+            "InvalidParameterValue",
+            "Value 12 for parameter PrincipalId is invalid. Reason: Unable to verify.",
+        ),
+    ],
+)
+def test_permissions_that_are_refused(sqs: Any, queue: str, changes: dict[str, Any], code: str, text: str) -> None:
+    given = {"QueueUrl": queue, "Label": "share", "AWSAccountIds": ["111122223333"], "Actions": ["SendMessage"]}
+    sqs.add_permission(**given)
+    assert refusal(sqs.add_permission, **{**given, **changes}) == (code, text)
 
 
 def test_a_queue_is_purged(sqs: Any, queue: str) -> None:
@@ -179,7 +312,11 @@ def test_a_queue_is_purged(sqs: Any, queue: str) -> None:
     assert bodies(sqs.receive_message(QueueUrl=queue)) == []
     assert attribute(sqs, queue, "ApproximateNumberOfMessagesNotVisible") == "0", "those in flight are gone too"
     late = {"QueueUrl": queue, "ReceiptHandle": held["ReceiptHandle"]}
-    assert refusal(sqs.change_message_visibility, **late, VisibilityTimeout=0)[0].endswith("MessageNotInflight")
+    assert refusal(sqs.change_message_visibility, **late, VisibilityTimeout=0) == (
+        "InvalidParameterValue",
+        f"Value {held['ReceiptHandle']} for parameter ReceiptHandle is invalid. Reason: Message does not exist or is "
+        "not available for visibility timeout change.",
+    )
     sqs.delete_message(**late)  # too late, which is no error on a standard queue
 
 
@@ -262,13 +399,15 @@ def test_a_body_that_is_no_json(serving: SqsServing) -> None:
     assert caught.value.response["Error"]["Code"] == "MalformedInput"
 
 
-def test_a_queue_that_is_created_again_is_another_one(sqs: Any, new_name: Any) -> None:
-    name = new_name()
-    url = sqs.create_queue(QueueName=name)["QueueUrl"]
-    sqs.send_message(QueueUrl=url, MessageBody="old")
-    sqs.delete_queue(QueueUrl=url)
-    assert refusal(sqs.send_message, QueueUrl=url, MessageBody="x")[0] == "AWS.SimpleQueueService.NonExistentQueue"
-    sqs.create_queue(QueueName=name, Attributes={"MaximumMessageSize": "1024"})
-    assert refusal(sqs.send_message, QueueUrl=url, MessageBody="x" * 1025)[0] == "InvalidParameterValue"
-    sqs.send_message(QueueUrl=url, MessageBody="new")
-    assert bodies(sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10)) == ["new"]
+def test_a_queue_that_is_created_again_is_another_one(tmp_path: Path) -> None:
+    with SqsServing(tmp_path, waiting_periods=False) as serving:
+        sqs = serving.sqs()
+        name = "again"
+        url = sqs.create_queue(QueueName=name)["QueueUrl"]
+        sqs.send_message(QueueUrl=url, MessageBody="old")
+        sqs.delete_queue(QueueUrl=url)
+        assert refusal(sqs.send_message, QueueUrl=url, MessageBody="x")[0] == "AWS.SimpleQueueService.NonExistentQueue"
+        sqs.create_queue(QueueName=name, Attributes={"MaximumMessageSize": "1024"})
+        assert refusal(sqs.send_message, QueueUrl=url, MessageBody="x" * 1025)[0] == "InvalidParameterValue"
+        sqs.send_message(QueueUrl=url, MessageBody="new")
+        assert bodies(sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10)) == ["new"]

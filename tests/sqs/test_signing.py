@@ -268,14 +268,16 @@ def test_a_permission_that_is_taken_away_counts_at_once(serving: SqsServing, sqs
     client.send_message(QueueUrl=url, MessageBody="x")
 
 
-def test_a_queue_that_was_deleted_and_made_again_is_another(sqs: Any, new_name: NewName) -> None:
-    name = new_name()
-    url = sqs.create_queue(QueueName=name)["QueueUrl"]
-    sqs.send_message(QueueUrl=url, MessageBody="x" * 2000)
-    sqs.delete_queue(QueueUrl=url)
-    assert refusal(sqs.send_message, QueueUrl=url, MessageBody="x")[0].endswith("NonExistentQueue")
-    sqs.create_queue(QueueName=name, Attributes={"MaximumMessageSize": "1024"})
-    assert refusal(sqs.send_message, QueueUrl=url, MessageBody="x" * 2000)[0].endswith("InvalidParameterValue")
+def test_a_queue_that_was_deleted_and_made_again_is_another(tmp_path: Path) -> None:
+    with SqsServing(tmp_path, waiting_periods=False) as serving:
+        sqs = serving.sqs()
+        name = "again"
+        url = sqs.create_queue(QueueName=name)["QueueUrl"]
+        sqs.send_message(QueueUrl=url, MessageBody="x" * 2000)
+        sqs.delete_queue(QueueUrl=url)
+        assert refusal(sqs.send_message, QueueUrl=url, MessageBody="x")[0].endswith("NonExistentQueue")
+        sqs.create_queue(QueueName=name, Attributes={"MaximumMessageSize": "1024"})
+        assert refusal(sqs.send_message, QueueUrl=url, MessageBody="x" * 2000)[0].endswith("InvalidParameterValue")
 
 
 class TestAnonymous:

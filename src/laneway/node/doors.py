@@ -72,7 +72,9 @@ class FrontEnds:
     def __init__(self, config: Config, shares: Shares, floods: FloodLog) -> None:
         self._config = config
         self._floods = floods
-        self.sqs = SqsOptions(account_id=config.sqs_account_id, region=config.sqs_region)
+        self.sqs = SqsOptions(
+            account_id=config.sqs_account_id, region=config.sqs_region, waiting_periods=config.sqs_waiting_periods
+        )
         self.tls = tls_door(config, shares.handshake_count, floods)
         self._proxied = proxied_settings(config)
         self._plain = _door(config, None, shares.handshake_count, floods) if self._proxied else None

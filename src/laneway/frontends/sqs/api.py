@@ -21,12 +21,12 @@ from laneway.frontends.sqs import wire as w
 from laneway.frontends.sqs.alike import Shapes, signature_of
 from laneway.frontends.sqs.ask import Action, Ask, Form, refuse
 from laneway.frontends.sqs.callers import Caller, Callers
-from laneway.frontends.sqs.errors import SqsError, sqs_error
+from laneway.frontends.sqs.errors import KINDS, SqsError, sqs_error
 from laneway.frontends.sqs.json_form import TARGET_PREFIX, JsonForm
 from laneway.frontends.sqs.messages import FrequentActions
 from laneway.frontends.sqs.moving import Moving
 from laneway.frontends.sqs.names import Names, SqsOptions
-from laneway.frontends.sqs.query_form import QueryForm
+from laneway.frontends.sqs.query_form import QueryForm, QueryJsonForm
 from laneway.frontends.sqs.queues import QueueActions
 from laneway.frontends.sqs.signing import Signature, SigningKey, is_signed, normal_path, read_signature
 
@@ -35,6 +35,8 @@ _QUEUE_PATH = re.compile(rb"/[0-9]{12}/[^/]+/?")
 #: needs far less. Looked at before anything is decoded.
 MOST_BYTES = 16 * 1024 * 1024
 MOST_BYTES_OF_RARE = 256 * 1024
+#: What is not asked at a queue's URL.
+_OF_NO_QUEUE = frozenset({"CreateQueue", "ListQueues"})
 _SLOW_COUNT = 256  # rare actions worked on at once, over all connections
 _WAY = "an SQS signature"
 _FORM_TYPE = b"application/x-www-form-urlencoded"
@@ -53,18 +55,25 @@ class RequestPlan:
     """What can be said about a request from its head alone, and about others that differ in their signatures; the
     Signature is the head's own."""
 
-    __slots__ = ("action", "path", "query", "refusal", "region")
+    __slots__ = ("action", "query", "queue_path", "refusal", "region", "trace", "wants_json")
 
     def __init__(self, head: Head, options: SqsOptions) -> None:
         path, self.query = _target(head)
-        self.path = normal_path(path)
+        path = normal_path(path)
+        self.queue_path = path.decode("latin-1") if _QUEUE_PATH.fullmatch(path) else ""
         self.action = (head.x_amz_target or b"").removeprefix(TARGET_PREFIX).decode("latin-1")
         self.refusal: SqsError | None = None
         self.region = options.region
+        self.trace, self.wants_json = "", False
+        for name, value in head.headers:
+            if name == b"x-amzn-trace-id":
+                self.trace = value.strip().decode("latin-1")
+            elif name == b"accept":
+                self.wants_json = value.strip().lower() == b"application/json"
         try:
             if is_signed(head, self.query):
                 head.is_repeated = False
-                head.own = signature = read_signature(head, self.path, self.query)
+                head.own = signature = read_signature(head, path, self.query)
                 self.region = signature.credential.region
         except SqsError as error:
             # A copy, and a copy of that whenever it is raised: its traceback would lead back here, and such a circle
@@ -87,10 +96,11 @@ class SqsApi:
         self._failures = access.failures
         self._callers = Callers(access, Names(self._options))
         self._now_s = now_s
-        self._json, self._query = JsonForm(), QueryForm()
+        self._json, self._query, self._query_json = JsonForm(), QueryForm(), QueryJsonForm()
         self._shapes = Shapes()
         self._messages = FrequentActions(broker)
-        self._actions = _actions(self._messages, QueueActions(broker), Moving(broker))
+        queues = QueueActions(broker, waiting_periods=self._options.waiting_periods)
+        self._actions = _actions(self._messages, queues, Moving(broker))
         self._tasks: set[asyncio.Task[None]] = set()
         stem = secrets.token_hex(10)
         form = f"{stem[:8]}-{stem[8:12]}-{stem[12:16]}-{stem[16:]}-%012x"
@@ -130,7 +140,7 @@ class SqsApi:
     def handle(self, call: Call) -> None:
         plan: RequestPlan = call.head.plan
         request_id = next(self._request_ids)
-        form: Form = self._json if plan.action else self._query
+        form: Form = self._json if plan.action else self._query_json if plan.wants_json else self._query
         try:
             if plan.refusal is not None:
                 raise copy(plan.refusal)
@@ -142,7 +152,8 @@ class SqsApi:
             else:
                 self._start(ask, action, asked)
         except Exception as error:
-            refuse(call, form, request_id, error)
+            is_unknown = isinstance(error, SqsError) and error.kind is KINDS["UnknownOperation"]
+            refuse(call, self._query if is_unknown else form, request_id, error)
 
     def knows(self, call: Call) -> bool:
         """A key that is known is enough: the signature is of the body too, so it cannot be checked before."""
@@ -174,22 +185,24 @@ class SqsApi:
             action = self._action(plan.action)
             if action.slow is not None:
                 _check_size(call, MOST_BYTES_OF_RARE)
-            return plan.action, action, self._json.decode(action.request, call.body)
+            return plan.action, action, self._json.decode(action.request, call.body, plan.queue_path)
         parameters = self._query.parameters(plan.query, call.body)
         name = parameters.pop("Action", "")
         if not name:
-            raise SqsError("MissingParameter", "The request must contain the parameter Action.")
+            raise SqsError("UnknownOperation", "The request names no action.")
+        if plan.queue_path and name in _OF_NO_QUEUE:
+            raise _no_action(name)
         action = self._action(name)
         if action.slow is not None:
             _check_size(call, MOST_BYTES_OF_RARE)
-        if "QueueUrl" not in parameters and _QUEUE_PATH.fullmatch(plan.path):
-            parameters["QueueUrl"] = plan.path.decode("latin-1")
+        if plan.queue_path:
+            parameters.setdefault("QueueUrl", plan.queue_path)
         return name, action, self._query.decode(action.request, parameters)
 
     def _action(self, name: str) -> Action:
         action = self._actions.get(name)
         if action is None:
-            raise SqsError("InvalidAction", f"The action {name[:80]} is not valid for this endpoint.")
+            raise _no_action(name)
         return action
 
     # --- who asks
@@ -242,6 +255,10 @@ class SqsApi:
         task = asyncio.get_running_loop().create_task(_run(ask, action, asked))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _no_action(name: str) -> SqsError:
+    return SqsError("InvalidAction", f"The action {name[:80]} is not valid for this endpoint.")
 
 
 def _check_size(call: Call, most: int) -> None:

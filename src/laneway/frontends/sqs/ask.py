@@ -75,6 +75,10 @@ class Ask(msgspec.Struct, eq=False):
     def queue_of_arn(self, arn: str) -> str | None:
         return self.caller.names.queue_of_arn(arn, self.caller.region)
 
+    def trace(self) -> str:
+        """The X-Ray trace that the request is a part of, as its header says; "" if there is none."""
+        return self.call.head.plan.trace  # type: ignore[no-any-return]
+
     def is_allowed(self) -> bool:
         return self.form.is_allowed(self.call.body)
 

@@ -36,12 +36,12 @@ class ErrorKind(NamedTuple):
     is_senders: bool = True
 
 
-def _plain(name: str) -> ErrorKind:
-    return ErrorKind(_SQS + name, name)
+def _plain(name: str, status: int = 400) -> ErrorKind:
+    return ErrorKind(_SQS + name, name, status)
 
 
-def _prefixed(name: str, code: str = "") -> ErrorKind:
-    return ErrorKind(_SQS + name, _QUERY + (code or name))
+def _prefixed(name: str, code: str = "", status: int = 400) -> ErrorKind:
+    return ErrorKind(_SQS + name, _QUERY + (code or name), status)
 
 
 #: By the names that AWS's models use.
@@ -49,19 +49,21 @@ KINDS: dict[str, ErrorKind] = {
     "BatchEntryIdsNotDistinct": _prefixed("BatchEntryIdsNotDistinct"),
     "BatchRequestTooLong": _prefixed("BatchRequestTooLong"),
     "EmptyBatchRequest": _prefixed("EmptyBatchRequest"),
-    "InvalidAddress": _plain("InvalidAddress"),
+    "InvalidAddress": _plain("InvalidAddress", 404),
     "InvalidAttributeName": _plain("InvalidAttributeName"),
     "InvalidAttributeValue": _plain("InvalidAttributeValue"),
     "InvalidBatchEntryId": _prefixed("InvalidBatchEntryId"),
     "InvalidMessageContents": _plain("InvalidMessageContents"),
-    "InvalidSecurity": _plain("InvalidSecurity"),
+    "InvalidSecurity": _plain("InvalidSecurity", 403),
     "MessageNotInflight": _prefixed("MessageNotInflight"),
-    "OverLimit": ErrorKind(_SQS + "OverLimit", "OverLimit", 403),
+    "OverLimit": _plain("OverLimit", 403),
+    "PurgeQueueInProgress": _prefixed("PurgeQueueInProgress", status=403),
+    "QueueDeletedRecently": _prefixed("QueueDeletedRecently"),
     "QueueDoesNotExist": _prefixed("QueueDoesNotExist", "NonExistentQueue"),
     "QueueNameExists": ErrorKind(_SQS + "QueueNameExists", "QueueAlreadyExists"),
-    "ReceiptHandleIsInvalid": _plain("ReceiptHandleIsInvalid"),
-    "RequestThrottled": _plain("RequestThrottled"),
-    "ResourceNotFoundException": _plain("ResourceNotFoundException"),
+    "ReceiptHandleIsInvalid": _plain("ReceiptHandleIsInvalid", 404),
+    "RequestThrottled": _plain("RequestThrottled", 403),
+    "ResourceNotFoundException": _plain("ResourceNotFoundException", 404),
     "TooManyEntriesInBatchRequest": _prefixed("TooManyEntriesInBatchRequest"),
     "UnsupportedOperation": _prefixed("UnsupportedOperation"),
     # Of no one service.
@@ -78,6 +80,7 @@ KINDS: dict[str, ErrorKind] = {
     "RequestExpired": ErrorKind(_CORAL + "RequestExpired", "RequestExpired"),
     "SerializationException": ErrorKind(_CORAL + "SerializationException", "MalformedInput"),
     "ServiceUnavailable": ErrorKind(_CORAL + "ServiceUnavailableException", "ServiceUnavailable", 503, False),
+    "UnknownOperation": ErrorKind(_CORAL + "UnknownOperationException", "UnknownOperationException", 404),
     "SignatureDoesNotMatch": ErrorKind(_CORAL + "InvalidSignatureException", "SignatureDoesNotMatch", 403),
 }
 

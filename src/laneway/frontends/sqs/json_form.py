@@ -21,11 +21,15 @@ class JsonForm:
     def __init__(self) -> None:
         self._decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
 
-    def decode(self, kind: type[Any], body: bytes) -> Any:
+    def decode(self, kind: type[Any], body: bytes, queue_path: str = "") -> Any:
+        """`queue_path`: that of a queue's URL, if it was asked there: then the request need not name the queue."""
         decoder = self._decoders.get(kind)
         if decoder is None:
             decoder = self._decoders[kind] = msgspec.json.Decoder(kind)
         try:
+            if queue_path and b'"QueueUrl"' not in body:
+                members = msgspec.json.decode(body or b"{}", type=dict[str, msgspec.Raw])
+                body = _encode({**members, "QueueUrl": queue_path})
             return decoder.decode(body or b"{}")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise decode_error(error) from None

@@ -19,9 +19,14 @@ from laneway.frontends.sqs.errors import SqsError, invalid
 from laneway.frontends.sqs.wire import AttributeValues, MessageAttributeValue
 
 MAX_COUNT = 10
-_NAME = re.compile(r"(?!(?i:aws|amazon)\.)[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
+_NAME = re.compile(r"[A-Za-z0-9_.\u00c0-\u017f-]+")  # AWS documents the ASCII ones
+_RESERVED = re.compile(r"(?i:aws|amazon)\.|\.")  # what a name does not begin with
 _TYPE = re.compile(r"(String|Number|Binary)(\..+)?", re.DOTALL)
-_MAX_CHARS = 256  # of a name, and of a type
+_MAX_BYTES = 256  # of a name, and of a type
+NOT_ALLOWED = (
+    "Invalid characters found. Valid unicode characters are "
+    "#x9 | #xA | #xD | #x20 to #xD7FF | #xE000 to #xFFFD | #x10000 to #x10FFFF"
+)
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _NOT_ALLOWED = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _CONTROL = bytes(code for code in range(32) if code not in (9, 10, 13))
@@ -79,8 +84,7 @@ def read_attributes(
         if not content or given.StringListValues or given.BinaryListValues:
             raise _no_value(name, given)
         if not is_allowed and isinstance(value, str) and not has_only_allowed(value, content):
-            text = f"The value of message attribute '{name}' has characters not allowed."
-            raise SqsError("InvalidMessageContents", text)
+            raise invalid(f"The value of message (user) attribute '{name}': {NOT_ALLOWED}")
         values[name] = value
         hashed += (head, _pack_length(len(content)), content)
     whole = b"".join(hashed)
@@ -90,17 +94,28 @@ def read_attributes(
 @lru_cache(maxsize=4096)
 def _checked_head(name: str, kind: str) -> bytes:
     """The head for the MD5; raises unless name and type are as AWS wants them."""
-    if not _NAME.fullmatch(name) or len(name) > _MAX_CHARS:
+    if not name:
+        raise invalid("The request must contain non-empty message (user) attribute names.")
+    if len(name.encode()) > _MAX_BYTES:
+        raise invalid(f"Message (user) attribute names must be shorter than {_MAX_BYTES} Bytes")
+    if not _NAME.fullmatch(name):
         raise invalid(
-            f"The message attribute name '{name[:260]}' is invalid. Attribute name can contain A-Z, a-z, 0-9, "
-            "underscore (_), hyphen (-), and period (.) characters, and must not start with AWS. or Amazon."
+            "Message (user) attributes name can only contain upper and lower score characters, digits, periods, "
+            "hyphens and underscores."
+        )
+    if _RESERVED.match(name) or name.endswith(".") or ".." in name:
+        raise invalid(
+            "You can't use message attribute names beginning with 'AWS.' or 'Amazon.'. These strings are reserved for "
+            "internal use. Additionally, they cannot start or end with '.'."
         )
     if not kind:
-        raise invalid(f"The message attribute '{name}' must contain non-empty message attribute type.")
-    if not _TYPE.fullmatch(kind) or len(kind) > _MAX_CHARS:
+        raise invalid(f"Message (user) attribute '{name}' must contain a non-empty message attribute type.")
+    if len(kind.encode()) > _MAX_BYTES:
+        raise invalid(f"Message (user) attribute types must be shorter than {_MAX_BYTES} Bytes")
+    if not _TYPE.fullmatch(kind):
         raise invalid(
-            f"The message attribute '{name}' has an invalid message attribute type, the set of supported type "
-            "prefixes is Binary, Number, and String."
+            f"The type of message (user) attribute '{name}' is invalid. You must use only the following supported type "
+            "prefixes: Binary, Number, String."
         )
     return _md5_head(name, kind)
 
@@ -123,10 +138,8 @@ def _no_value(name: str, given: MessageAttributeValue) -> SqsError:
     if given.StringListValues or given.BinaryListValues:
         text = f"Message attribute list values in SendMessage operation are not supported: {name}."
         return SqsError("UnsupportedOperation", text)
-    return invalid(
-        f"The message attribute '{name}' must contain non-empty message attribute value for message attribute type "
-        f"'{given.DataType}'."
-    )
+    kind = given.DataType.partition(".")[0]
+    return invalid(f"Message (user) attribute '{name}' must contain a non-empty value of type '{kind}'.")
 
 
 def _usual_type(value: Any) -> str:
@@ -158,7 +171,7 @@ def show_attributes(properties: Properties, wanted: Wanted) -> tuple[str | None,
             one = MessageAttributeValue(kind, text)
         if content:
             shown[name] = one
-            head = _known_head(name, kind) if len(name) <= _MAX_CHARS else _md5_head(name, kind)
+            head = _known_head(name, kind) if len(name) <= _MAX_BYTES else _md5_head(name, kind)
             hashed += (head, _pack_length(len(content)), content)
     return (md5_text(b"".join(hashed)) if shown else None), shown
 
@@ -172,12 +185,13 @@ def _text(value: Any) -> str:
 
 
 class Wanted:
-    """Which attributes a receiver asked for: names, All, or the beginning of names followed by .*"""
+    """Which attributes a receiver asked for: names, "All" or "*", or the beginning of names followed by ".*": bar.* is
+    what begins with bar."""
 
     def __init__(self, names: list[str]) -> None:
-        self.all = "All" in names or ".*" in names
+        self.all = "All" in names or ".*" in names or "*" in names
         self._names = frozenset(names)
-        self._beginnings = tuple(name[:-1] for name in names if name.endswith(".*"))
+        self._beginnings = tuple(name[:-2] for name in names if name.endswith(".*"))
 
     def __bool__(self) -> bool:
         return bool(self._names)

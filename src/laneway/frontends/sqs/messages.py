@@ -14,15 +14,15 @@ from itertools import repeat
 from laneway.broker.interface import SQS, Ack, Broker, Publish, Settle
 from laneway.broker.values import Arrival, Receipts, Settlement
 from laneway.core.message import message_ids
-from laneway.errors import LanewayError, LeaseStale
+from laneway.errors import LanewayError, LeaseStale, ReceiptInvalid
 from laneway.frontends.sqs import wire as w
 from laneway.frontends.sqs.ask import Ask, answering
-from laneway.frontends.sqs.errors import SqsError, no_such_queue, sqs_error, value_invalid
+from laneway.frontends.sqs.errors import SqsError, invalid, missing, no_such_queue, sqs_error, value_invalid
 from laneway.frontends.sqs.message_attributes import sequence_number
 from laneway.frontends.sqs.queue_attributes import MAX_MESSAGE_BYTES, View, visibility_ms
 from laneway.frontends.sqs.receiving import Receiving
 from laneway.frontends.sqs.recent import Recent
-from laneway.frontends.sqs.sending import Outgoing
+from laneway.frontends.sqs.sending import Outgoing, no_dedup_id
 from laneway.frontends.sqs.views import Views
 
 BATCH_COUNT = 10
@@ -44,11 +44,16 @@ class FrequentActions:
 
     def send(self, ask: Ask, asked: w.SendMessage) -> None:
         view = self._views.view(ask, asked.QueueUrl, "write")
-        outgoing = Outgoing((asked,), view, ask.caller.account.name, is_allowed=ask.is_allowed())
+        outgoing = self._outgoing(ask, (asked,), view)
         if outgoing.refused:
             raise outgoing.refused[0]
         publish = Publish((view.queue,), outgoing.messages, None, SQS)
         self._broker.send(publish, partial(self._sent, ask, view, outgoing))
+
+    def _outgoing(self, ask: Ask, entries: Sequence[w.MessageEntry], view: View) -> Outgoing:
+        return Outgoing(
+            entries, view, ask.caller.account.name, ask.trace(), self._broker.now, is_allowed=ask.is_allowed()
+        )
 
     @answering
     def _sent(self, ask: Ask, view: View, outgoing: Outgoing, arrivals: list[Arrival]) -> None:
@@ -59,8 +64,10 @@ class FrequentActions:
 
     def send_batch(self, ask: Ask, asked: w.SendMessageBatch) -> None:
         view = self._views.view(ask, asked.QueueUrl, "write")
-        ids = _checked_ids(asked.Entries)
-        outgoing = Outgoing(asked.Entries, view, ask.caller.account.name, is_allowed=ask.is_allowed())
+        ids = _checked_ids(ask, asked.Entries)
+        if view.is_fifo:
+            _check_fifo_ids(view, asked.Entries)
+        outgoing = self._outgoing(ask, asked.Entries, view)
         if outgoing.size_bytes > MAX_MESSAGE_BYTES:
             raise SqsError(
                 "BatchRequestTooLong",
@@ -103,7 +110,8 @@ class FrequentActions:
     def delete(self, ask: Ask, asked: w.DeleteMessage) -> None:
         view = self._views.view(ask, asked.QueueUrl, "read")
         handles = (asked.ReceiptHandle,)
-        request = Ack(view.queue, handles, ask.caller.account.name, SQS)
+        # Whoever deletes too late is done with it all the same, unless somebody else has it by now.
+        request = Ack(view.queue, handles, ask.caller.account.name, SQS, not view.is_fifo)
         self._broker.send(request, partial(self._deleted, ask, view, handles))
 
     @answering
@@ -114,8 +122,8 @@ class FrequentActions:
 
     def delete_batch(self, ask: Ask, asked: w.DeleteMessageBatch) -> None:
         view = self._views.view(ask, asked.QueueUrl, "read")
-        ids, handles = _checked_ids(asked.Entries), [entry.ReceiptHandle for entry in asked.Entries]
-        request = Ack(view.queue, handles, ask.caller.account.name, SQS)
+        ids, handles = _checked_ids(ask, asked.Entries), [entry.ReceiptHandle for entry in asked.Entries]
+        request = Ack(view.queue, handles, ask.caller.account.name, SQS, not view.is_fifo)
         self._broker.send(request, partial(self._deleted_batch, ask, view, handles, ids))
 
     @answering
@@ -126,29 +134,30 @@ class FrequentActions:
 
     def change_visibility(self, ask: Ask, asked: w.ChangeMessageVisibility) -> None:
         view = self._views.view(ask, asked.QueueUrl, "read")
-        settlement = Settlement("extend", asked.ReceiptHandle, lease_ms=visibility_ms(asked.VisibilityTimeout))
+        lease_ms = visibility_ms(asked.VisibilityTimeout)
+        settlement = Settlement("extend", asked.ReceiptHandle, lease_ms=lease_ms, late=not view.is_fifo)
         request = Settle(view.queue, (settlement,), ask.caller.account.name, SQS)
-        self._broker.send(request, partial(self._changed, ask))
+        self._broker.send(request, partial(self._changed, ask, (asked.ReceiptHandle,)))
 
     @answering
-    def _changed(self, ask: Ask, results: list[int | LanewayError]) -> None:
-        for error in _errors(results).values():
+    def _changed(self, ask: Ask, handles: Sequence[str], results: list[int | LanewayError]) -> None:
+        for error in _change_errors(handles, results).values():
             raise error
         ask.answer(None)
 
     def change_visibility_batch(self, ask: Ask, asked: w.ChangeMessageVisibilityBatch) -> None:
         view = self._views.view(ask, asked.QueueUrl, "read")
-        ids = _checked_ids(asked.Entries)
+        ids, handles = _checked_ids(ask, asked.Entries), [entry.ReceiptHandle for entry in asked.Entries]
         refused: dict[int, LanewayError] = {}
         settlements: list[Settlement] = []
         for i, entry in enumerate(asked.Entries):
             try:
                 seconds = entry.VisibilityTimeout
                 lease_ms = view.lease_ms if seconds is None else visibility_ms(seconds)
-                settlements.append(Settlement("extend", entry.ReceiptHandle, lease_ms=lease_ms))
+                settlements.append(Settlement("extend", entry.ReceiptHandle, lease_ms=lease_ms, late=not view.is_fifo))
             except LanewayError as error:
                 refused[i] = error
-        done = partial(self._changed_batch, ask, ids, refused)
+        done = partial(self._changed_batch, ask, ids, handles, refused)
         if settlements:
             self._broker.send(Settle(view.queue, settlements, ask.caller.account.name, SQS), done)
         else:
@@ -156,15 +165,25 @@ class FrequentActions:
 
     @answering
     def _changed_batch(
-        self, ask: Ask, ids: list[str], refused: dict[int, LanewayError], results: list[int | LanewayError]
+        self,
+        ask: Ask,
+        ids: list[str],
+        handles: list[str],
+        refused: dict[int, LanewayError],
+        results: list[int | LanewayError],
     ) -> None:
         rest = iter(results)
         ends = [refused[i] if i in refused else next(rest) for i in range(len(ids))]
-        _answer_settled(ask, ids, _errors(ends))
+        _answer_settled(ask, ids, _change_errors(handles, ends))
 
 
-def _errors(results: Sequence[int | LanewayError]) -> dict[int, LanewayError]:
-    return {i: result for i, result in enumerate(results) if isinstance(result, LanewayError)}
+def _errors(handles: Sequence[str], results: Sequence[int | LanewayError]) -> dict[int, LanewayError]:
+    errors = {i: result for i, result in enumerate(results) if isinstance(result, LanewayError)}
+    for i, error in errors.items():
+        if isinstance(error, ReceiptInvalid):
+            text = f'The input receipt handle "{handles[i]}" is not a valid receipt handle.'
+            errors[i] = SqsError("ReceiptHandleIsInvalid", text)
+    return errors
 
 
 def _delete_errors(
@@ -172,7 +191,7 @@ def _delete_errors(
 ) -> dict[int, LanewayError]:
     """A message that is no longer held counts as deleted on a standard queue: it may be gone already, and a client that
     repeats a delete is right to. On a FIFO queue the holder must hear that others may have it."""
-    errors = _errors(results)
+    errors = _errors(handles, results)
     for i, error in list(errors.items()):
         if isinstance(error, LeaseStale):
             if view.is_fifo:
@@ -182,10 +201,29 @@ def _delete_errors(
     return errors
 
 
-def _checked_ids(entries: Sequence[w.HandleEntry | w.SendMessageBatchEntry]) -> list[str]:
+def _change_errors(handles: Sequence[str], results: Sequence[int | LanewayError]) -> dict[int, LanewayError]:
+    errors = _errors(handles, results)
+    for i, error in errors.items():
+        if isinstance(error, LeaseStale):
+            reason = "Message does not exist or is not available for visibility timeout change."
+            errors[i] = value_invalid(handles[i], "ReceiptHandle", reason)
+    return errors
+
+
+def _check_fifo_ids(view: View, entries: Sequence[w.SendMessageBatchEntry]) -> None:
+    """An entry without its ids fails the whole batch; any other fault fails its entry alone."""
+    for entry in entries:
+        if not (view.dedups_content or entry.MessageDeduplicationId):
+            raise no_dedup_id()
+        if not entry.MessageGroupId:
+            raise invalid(missing("MessageGroupId").message)
+
+
+def _checked_ids(ask: Ask, entries: Sequence[w.HandleEntry | w.SendMessageBatchEntry]) -> list[str]:
     """The ids of a batch's entries, if it is one as AWS wants it."""
     if not entries:
-        raise SqsError("EmptyBatchRequest", "There should be at least one entry in the request.")
+        text = f"There should be at least one {ask.action}RequestEntry in the request."
+        raise SqsError("EmptyBatchRequest", text)
     if len(entries) > BATCH_COUNT:
         raise SqsError(
             "TooManyEntriesInBatchRequest",

@@ -27,6 +27,7 @@ class SqsOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     account_id: str = "000000000000"
     region: str = "us-east-1"  # its queues are those of the virtual host "/"
+    waiting_periods: bool = True  # 60 s: after a deletion, between purges, until another scope counts
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[0-9]{12}", self.account_id):
@@ -88,6 +89,11 @@ class Names:
         if found is None or found["account"] != self.account_id or found["region"] != region:
             return None
         return found["name"]
+
+
+def is_arn(text: str) -> bool:
+    """Whether it has the form of an ARN, whatever it names."""
+    return text.count(":") >= 5 and text.startswith("arn:")
 
 
 def check_new_name(name: str, is_fifo: bool) -> str:

@@ -15,10 +15,11 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from laneway.frontends.sqs.errors import SqsError, decode_error
+from laneway.frontends.sqs.errors import KINDS, SqsError, decode_error
 
 _NAMESPACE = "http://queue.amazonaws.com/doc/2012-11-05/"
 _MAX_PARTS = 2000
+_encode = msgspec.json.Encoder().encode
 _MAX_DEPTH = 8  # deeper than any parameter goes
 
 #: member on the wire -> the list it is of
@@ -51,6 +52,12 @@ _MEMBERS = {
     "Tags": "Tag",
     "queueUrls": "QueueUrl",
 }
+_MAP_PLURALS = {plural for plural, _ in _MAPS.values()}
+_PLURALS = {*_LISTS.values(), *_MAP_PLURALS}
+#: What the JSON of the Query form calls otherwise.
+_JSON_NAMES = {"Messages": "messages", "QueueUrls": "queueUrls"}
+_NO_QUEUE = KINDS["QueueDoesNotExist"]
+_UNKNOWN = KINDS["UnknownOperation"]
 _NOT_XML = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[&<>]")
 _ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "\r": "&#13;"}
 
@@ -93,7 +100,10 @@ class QueryForm:
             raise decode_error(error) from None
 
     def result(self, action: str, result: Any, request_id: str) -> bytes:
-        inner = "" if result is None else f"<{action}Result>{_struct(result, action)}</{action}Result>"
+        inner = ""
+        if result is not None:
+            members = _struct(result, action)
+            inner = f"<{action}Result>{members}</{action}Result>" if members else f"<{action}Result/>"
         return (
             f'<?xml version="1.0"?><{action}Response xmlns="{_NAMESPACE}">{inner}<ResponseMetadata><RequestId>'
             f"{request_id}</RequestId></ResponseMetadata></{action}Response>"
@@ -101,19 +111,63 @@ class QueryForm:
 
     def failure(self, error: SqsError, request_id: str) -> tuple[bytes, bytes]:
         kind = error.kind
+        if kind is _UNKNOWN:
+            return b"<UnknownOperationException/>\n", b""
         body = (
             f'<?xml version="1.0"?><ErrorResponse xmlns="{_NAMESPACE}"><Error><Type>'
             f"{'Sender' if kind.is_senders else 'Receiver'}</Type><Code>{kind.code}</Code><Message>"
-            f"{_text(error.message)}</Message><Detail/></Error><RequestId>{request_id}</RequestId></ErrorResponse>"
+            f"{_text(_message(error))}</Message><Detail/></Error><RequestId>{request_id}</RequestId></ErrorResponse>"
         )
         return body.encode(), b""
+
+
+class QueryJsonForm(QueryForm):
+    """The Query form for those who ask for JSON with Accept: the same answers, with lists of pairs for maps."""
+
+    content_type = b"application/json"
+
+    def result(self, action: str, result: Any, request_id: str) -> bytes:
+        inner = {} if result is None else {f"{action}Result": _plain(result)}
+        return _encode({f"{action}Response": {**inner, "ResponseMetadata": {"RequestId": request_id}}})
+
+    def failure(self, error: SqsError, request_id: str) -> tuple[bytes, bytes]:
+        kind = error.kind
+        fault = "Sender" if kind.is_senders else "Receiver"
+        told = {"Type": fault, "Code": kind.code, "Message": _message(error)}
+        return _encode({"Error": told, "RequestId": request_id}), b""
+
+
+def _message(error: SqsError) -> str:
+    return "The specified queue does not exist for this wsdl version." if error.kind is _NO_QUEUE else error.message
+
+
+def _plain(value: Any) -> Any:
+    """A result as JSON says it here: what is missing is null."""
+    if isinstance(value, msgspec.Struct):
+        members = {name: getattr(value, name) for name in value.__struct_fields__}
+        return {
+            _JSON_NAMES.get(name, name): _pairs(name, one) if isinstance(one, dict) else _plain(one)
+            for name, one in members.items()
+        }
+    return [_plain(one) for one in value] if isinstance(value, list) else value
+
+
+def _pairs(name: str, given: dict[str, Any]) -> list[dict[str, Any]] | None:
+    key = "Key" if name == "Tags" else "Name"
+    return [{key: one, "Value": _plain(value)} for one, value in given.items()] or None
 
 
 def _joined(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Numbered members as lists and maps, under the names that the requests have."""
     members: dict[str, Any] = {}
     for name, value in tree.items():
-        if name in _LISTS and isinstance(value, dict):
+        if name in _PLURALS and value == "":  # how an empty list is said
+            members[name] = {} if name in _MAP_PLURALS else []
+        elif name in _LISTS and isinstance(value, str):  # one of it, without a number
+            members[_LISTS[name]] = [value] if value else []
+        elif name in _MAPS and isinstance(value, dict) and _MAPS[name][1] in value:
+            members[_MAPS[name][0]] = {str(value[_MAPS[name][1]]): value.get("Value", "")}
+        elif name in _LISTS and isinstance(value, dict):
             members[_LISTS[name]] = [_joined(one) if isinstance(one, dict) else one for one in _in_order(value)]
         elif name in _MAPS and isinstance(value, dict):
             plural, key = _MAPS[name]

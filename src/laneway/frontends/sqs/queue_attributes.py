@@ -38,7 +38,12 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "FifoThroughputLimit": ("perQueue", "perMessageGroupId"),
     "SqsManagedSseEnabled": ("true", "false"),
 }
-_FIFO_ONLY = ("ContentBasedDeduplication", "DeduplicationScope", "FifoThroughputLimit")
+_BOOLEANS = ("ContentBasedDeduplication", "FifoQueue", "SqsManagedSseEnabled")
+_HIGH_THROUGHPUT = ("DeduplicationScope", "FifoThroughputLimit")
+_SCOPE = "DeduplicationScope"
+_EARLIER_SCOPE = "earlier_scope"  # what counts until another one takes effect, and until when
+#: What a change of an attribute may take at AWS until it takes effect.
+SETTLING_MS = 60_000
 _TEXTS = ("KmsMasterKeyId", "Policy", "RedriveAllowPolicy")
 SETTABLE = frozenset({*_WHOLE, *_WORDS, *_TEXTS, "RedrivePolicy", "FifoQueue"})
 _KEPT = frozenset({*_WORDS, *_TEXTS, *_WHOLE} - {"DelaySeconds", "MessageRetentionPeriod", "VisibilityTimeout"})
@@ -67,32 +72,52 @@ NameOf = Callable[[str], str | None]  # and back; None if it is none of this acc
 class View:
     """What the frequent actions want to know about a queue, worked out once for its settings."""
 
-    __slots__ = ("dedups_content", "dedups_group", "is_fifo", "lease_ms", "max_bytes", "queue", "wait_ms")
+    __slots__ = ("_earlier", "_scope", "dedups_content", "is_fifo", "lease_ms", "max_bytes", "queue", "wait_ms")
 
     def __init__(self, info: QueueInfo) -> None:
         settings = info.settings
-        own: dict[str, str] = own_of(settings).get("attributes", {})
+        kept = own_of(settings)
+        own: dict[str, str] = kept.get("attributes", {})
         self.queue = info.queue
         self.lease_ms = settings.lease_ms
         self.is_fifo = is_fifo(info.name)
         self.dedups_content = own.get("ContentBasedDeduplication") == "true"
-        self.dedups_group = own.get("DeduplicationScope") == "messageGroup"
+        self._scope = own.get(_SCOPE)
+        self._earlier: tuple[str, int] = kept.get(_EARLIER_SCOPE, ("", 0))
         default = MAX_MESSAGE_BYTES if SQS in settings.arguments else settings.max_message_bytes
         self.max_bytes = min(int(own.get("MaximumMessageSize", default)), settings.max_message_bytes)
         self.wait_ms = int(own.get("ReceiveMessageWaitTimeSeconds", 0)) * 1000
 
+    def dedups_group(self, now_ms: int) -> bool:
+        """Whether deduplication ids are those of their groups, or of the whole queue."""
+        scope, until_ms = self._earlier
+        return (scope if now_ms < until_ms else self._scope) == "messageGroup"
+
 
 def own_of(settings: QueueSettings) -> dict[str, Any]:
-    """What SQS keeps of a queue: {"attributes": {…}, "tags": {…}}, to be read only. An argument of that name may also
-    be what an AMQP client made up: what SQS would not have kept does not count."""
+    """What SQS keeps of a queue: {"attributes": {…}, "tags": {…}, …}, to be read only. An argument of that name may
+    also be what an AMQP client made up: what SQS would not have kept does not count."""
     kept = settings.arguments.get(SQS)
     if not isinstance(kept, dict):
         return {}
     attributes, tags = _texts(kept.get("attributes")), _texts(kept.get("tags"))
-    return {
+    own: dict[str, Any] = {
         "attributes": {name: text for name, text in attributes.items() if name in _KEPT and not _is_bad(name, text)},
         "tags": tags,
     }
+    match kept.get(_EARLIER_SCOPE):
+        case [str(scope), int(until_ms)]:
+            own[_EARLIER_SCOPE] = [scope, until_ms]
+    return own
+
+
+def with_earlier_scope(settings: QueueSettings, before: QueueSettings, now_ms: int) -> QueueSettings:
+    """Another scope of deduplication takes effect later, if there was one that counts until then."""
+    scope = own_of(before).get("attributes", {}).get(_SCOPE, "queue")
+    own = own_of(settings)
+    if own["attributes"].get(_SCOPE, "queue") == scope:
+        return settings
+    return with_own(settings, {**own, _EARLIER_SCOPE: [scope, now_ms + SETTLING_MS]})
 
 
 def _texts(given: Any) -> dict[str, str]:
@@ -108,7 +133,10 @@ def changed(name: str, settings: QueueSettings, given: Mapping[str, str], name_o
     own = own_of(settings)
     attributes: dict[str, str] = dict(own.get("attributes", {}))
     changes: dict[str, Any] = {}
+    _check_encryption(given)
     for attribute, value in given.items():
+        if attribute in _BOOLEANS:
+            value = value.lower()
         _check(name, attribute, value)
         if attribute in _MS:
             changes[_MS[attribute]] = int(value) * 1000
@@ -122,26 +150,44 @@ def changed(name: str, settings: QueueSettings, given: Mapping[str, str], name_o
             attributes[attribute] = value
             if attribute == "MaximumMessageSize":
                 changes["max_message_bytes"] = int(value) + PROPERTIES_ROOM_BYTES
+            elif attribute == "KmsMasterKeyId":  # one kind of encryption takes the place of the other
+                attributes["SqsManagedSseEnabled"] = "false"
+            elif attribute == "SqsManagedSseEnabled" and value == "true":
+                attributes.pop("KmsMasterKeyId", None)
     if attributes.get("FifoThroughputLimit") == "perMessageGroupId" and (
         attributes.get("DeduplicationScope") != "messageGroup"
     ):
         raise SqsError(
             "InvalidAttributeValue",
-            "The perMessageGroupId value for FifoThroughputLimit is allowed only when DeduplicationScope is "
-            "messageGroup.",
+            "The perMessageGroupId value for FifoThroughputLimit is allowed only when the value for "
+            "DeduplicationScope is messageGroup.",
         )
     return with_own(msgspec.structs.replace(settings, **changes), {**own, "attributes": attributes})
 
 
 def _check(name: str, attribute: str, value: str) -> None:
-    if attribute not in SETTABLE or (attribute in _FIFO_ONLY and not is_fifo(name)):
+    if attribute in _HIGH_THROUGHPUT and not is_fifo(name):
+        text = f"You can specify the {attribute} only when FifoQueue is set to true."
+        raise SqsError("InvalidAttributeName", text)
+    only_fifo = ("ContentBasedDeduplication", "FifoQueue")
+    if attribute not in SETTABLE or (attribute in only_fifo and not is_fifo(name)):
         raise SqsError("InvalidAttributeName", f"Unknown Attribute {attribute}.")
-    if attribute == "FifoQueue" and not is_fifo(name):
-        raise SqsError("InvalidAttributeName", f"Unknown Attribute {attribute}.")
+    if attribute == "FifoQueue" and value == "false":
+        text = "Invalid value for the parameter FifoQueue. Reason: Modifying queue type is not supported."
+        raise SqsError("InvalidAttributeValue", text)
     if _is_bad(attribute, value):
         raise SqsError("InvalidAttributeValue", f"Invalid value for the parameter {attribute}.")
     if attribute == "RedriveAllowPolicy" and value:
         _check_allow_policy(value)
+
+
+def _check_encryption(given: Mapping[str, str]) -> None:
+    if given.get("KmsMasterKeyId") and given.get("SqsManagedSseEnabled", "").lower() == "true":
+        raise SqsError(
+            "InvalidAttributeName",
+            "You can use one type of server-side encryption (SSE) at one time. You can either enable KMS SSE or SQS "
+            "SSE.",
+        )
 
 
 def _is_bad(attribute: str, value: str) -> bool:
@@ -193,14 +239,17 @@ def _redrive_changes(name: str, text: str, name_of: NameOf) -> dict[str, Any]:
     policy = _json(text)
     if not isinstance(policy, dict):
         raise wrong("Redrive policy is not a valid JSON map.")
-    arn, count = policy.get("deadLetterTargetArn"), policy.get("maxReceiveCount")
-    if arn is None or count is None or set(policy) - {"deadLetterTargetArn", "maxReceiveCount"}:
-        raise wrong("Redrive policy must contain deadLetterTargetArn and maxReceiveCount, and nothing else.")
+    if set(policy) - {"deadLetterTargetArn", "maxReceiveCount"}:
+        raise wrong("Only following attributes are supported: [deadLetterTargetArn, maxReceiveCount].")
+    for attribute in ("deadLetterTargetArn", "maxReceiveCount"):
+        if policy.get(attribute) is None:
+            raise wrong(f"Redrive policy does not contain mandatory attribute: {attribute}.")
+    arn, count = policy["deadLetterTargetArn"], policy["maxReceiveCount"]
     if not re.fullmatch(r"[0-9]{1,4}", str(count)) or not 1 <= int(count) <= 1000:
-        raise wrong("Invalid value for maxReceiveCount: it must be an integer from 1 to 1000.")
+        raise wrong(f"Invalid value for maxReceiveCount: {count}, valid values are from 1 to 1000 both inclusive.")
     target = name_of(str(arn))
     if target is None:
-        raise wrong("Dead letter target must be a queue of the same account and region.")
+        raise wrong("Invalid value for deadLetterTargetArn.")
     if is_fifo(target) != is_fifo(name):
         raise wrong("Dead-letter queue must be same type of queue as the source.")
     return {"dead_letter_queue": target, "dead_letter_exchange": None, "max_receives": int(count)}
@@ -225,7 +274,7 @@ def _everything(info: QueueInfo, stats: QueueStats, arn_of: ArnOf) -> dict[str, 
         "LastModifiedTimestamp": str(info.changed_at_ms // 1000),
         "ReceiveMessageWaitTimeSeconds": "0",
         "MaximumMessageSize": str(View(info).max_bytes),
-        "SqsManagedSseEnabled": "false",
+        "SqsManagedSseEnabled": "true",
     }
     attributes |= {name: str(getattr(stats, count)) for name, count in _COUNTS.items()}
     for name, field in _MS.items():
@@ -262,7 +311,7 @@ def difference(info: QueueInfo, wanted: QueueSettings, given: Mapping[str, str])
         elif attribute == "MaximumMessageSize":
             same = View(info).max_bytes == int(given[attribute])
         else:
-            default = {"ContentBasedDeduplication": "false", "SqsManagedSseEnabled": "false"}.get(attribute, "")
+            default = {"ContentBasedDeduplication": "false", "SqsManagedSseEnabled": "true"}.get(attribute, "")
             default = {"DeduplicationScope": "queue", "FifoThroughputLimit": "perQueue"}.get(attribute, default)
             same = own.get(attribute, default) == new.get(attribute, default)
         if not same:

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import binascii
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import msgspec
@@ -27,13 +27,16 @@ from laneway.errors import Forbidden
 from laneway.frontends.sqs import queue_attributes as qa
 from laneway.frontends.sqs import wire as w
 from laneway.frontends.sqs.ask import Ask
-from laneway.frontends.sqs.errors import SqsError, invalid, no_such_queue, value_invalid
+from laneway.frontends.sqs.errors import SqsError, invalid, missing, no_such_queue, value_invalid
 from laneway.frontends.sqs.names import check_new_name
+from laneway.frontends.sqs.waits import DELETED, PURGED, Waits
 
 MOST_LISTED = 1000
 _LOOKED_AT = 1000  # queues, in one turn of the loop
 MOST_TAGS = 50
 MOST_STATEMENTS = 20
+MOST_ACTIONS = 7
+_NO_LABEL = "can't find label."
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _ACTIONS = frozenset(
     {
@@ -50,10 +53,31 @@ _ACTIONS = frozenset(
 )
 
 
+#: What no policy can let others do.
+_OWNERS = frozenset(
+    {
+        "AddPermission",
+        "CancelMessageMoveTask",
+        "CreateQueue",
+        "DeleteQueue",
+        "ListMessageMoveTasks",
+        "ListQueueTags",
+        "ListQueues",
+        "RemovePermission",
+        "SetQueueAttributes",
+        "StartMessageMoveTask",
+        "TagQueue",
+        "UntagQueue",
+    }
+)
+
+
 class QueueActions:
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, *, waiting_periods: bool) -> None:
         self._broker = broker
         self._topology = broker.topology
+        self._waiting_periods = waiting_periods
+        self._waits = Waits(broker, is_on=waiting_periods)
 
     def _info(self, ask: Ask, name: str) -> QueueInfo:
         info = self._topology.queue(ask.caller.vhost, name)
@@ -77,14 +101,19 @@ class QueueActions:
 
     async def create(self, ask: Ask, asked: w.CreateQueue) -> w.QueueUrlResult:
         name, given = asked.QueueName, asked.Attributes
-        check_new_name(name, given.get("FifoQueue") == "true")
+        check_new_name(name, given.get("FifoQueue", "").lower() == "true")
         ask.check(name, "configure")
         found = self._topology.queue(ask.caller.vhost, name)
         if found is None:
             settings = qa.changed(name, qa.new_queue(name), given, ask.queue_of_arn)
-            self._check_target(ask, name, settings)
+            self._check_target(ask, name, settings, given)
             if asked.tags:
-                settings = qa.with_own(settings, {**qa.own_of(settings), "tags": _check_tags(asked.tags)})
+                settings = qa.with_own(settings, {**qa.own_of(settings), "tags": _check_tags(name, asked.tags)})
+            if self._waits.is_waiting(DELETED, ask.caller.vhost, name):
+                raise SqsError(
+                    "QueueDeletedRecently",
+                    "You must wait 60 seconds after deleting a queue before you can create another with the same name.",
+                )
             await self._create_region(ask)
             request = DeclareQueue(ask.caller.vhost, name, self._within_limits(settings))
             declared: QueueDeclared = await self._broker.ask(request)
@@ -111,13 +140,13 @@ class QueueActions:
                 ) from None
             await self._broker.ask(CreateVhost(ask.caller.vhost))
 
-    def _check_target(self, ask: Ask, name: str, settings: QueueSettings) -> None:
+    def _check_target(self, ask: Ask, name: str, settings: QueueSettings, given: Mapping[str, str]) -> None:
         target = settings.dead_letter_queue
         if target is None:
             return
         ask.check(target, "write")
         info = self._topology.queue(ask.caller.vhost, target)
-        policy = ask.arn(target)
+        policy = given["RedrivePolicy"]
         if info is None:
             raise value_invalid(policy, "RedrivePolicy", "Dead letter target does not exist.")
         if target == name:
@@ -169,19 +198,23 @@ class QueueActions:
     async def set_attributes(self, ask: Ask, asked: w.SetQueueAttributes) -> None:
         name = ask.queue(asked.QueueUrl, "configure")
         info = self._info(ask, name)
-        if "FifoQueue" in asked.Attributes:
-            raise SqsError("InvalidAttributeName", "Unknown Attribute FifoQueue.")
         settings = qa.changed(name, info.settings, asked.Attributes, ask.queue_of_arn)
         if settings.dead_letter_queue != info.settings.dead_letter_queue:
-            self._check_target(ask, name, settings)
+            self._check_target(ask, name, settings, asked.Attributes)
+        if self._waiting_periods:
+            settings = qa.with_earlier_scope(settings, info.settings, self._broker.now())
         await self._change(ask, name, settings)
 
     # --- the end of messages, and of queues
 
     async def purge(self, ask: Ask, asked: w.QueueRequest) -> None:
         """AWS deletes those in flight as well."""
-        name = ask.queue(asked.QueueUrl, "configure")
-        await self._broker.ask(PurgeQueue(ask.caller.vhost, name, leased=True))
+        name, vhost = ask.queue(asked.QueueUrl, "configure"), ask.caller.vhost
+        self._info(ask, name)
+        if self._waits.is_waiting(PURGED, vhost, name) or not await self._waits.begin(PURGED, vhost, name):
+            text = f"Only one PurgeQueue operation on {name} is allowed every 60 seconds."
+            raise SqsError("PurgeQueueInProgress", text)
+        await self._broker.ask(PurgeQueue(vhost, name, leased=True))
 
     async def delete(self, ask: Ask, asked: w.QueueRequest) -> None:
         """AWS deletes a dead-letter queue whoever uses it; its sources then keep their messages. That changes them, so
@@ -202,20 +235,24 @@ class QueueActions:
             keep = {"dead_letter_queue": None, "max_receives": None}
             await self._broker.ask(ChangeQueue(vhost, source, keep))
         await self._broker.ask(DeleteQueue(vhost, name))
+        await self._waits.begin(DELETED, vhost, name)
 
     # --- tags and permissions: kept, and shown again
 
     async def tag(self, ask: Ask, asked: w.TagQueue) -> None:
         name = ask.queue(asked.QueueUrl, "configure")
         settings = self._info(ask, name).settings
+        if not asked.Tags:
+            raise missing("Tags")
         own = qa.own_of(settings)
-        await self._change(
-            ask, name, qa.with_own(settings, {**own, "tags": _check_tags({**own.get("tags", {}), **asked.Tags})})
-        )
+        tags = _check_tags(name, {**own.get("tags", {}), **asked.Tags})
+        await self._change(ask, name, qa.with_own(settings, {**own, "tags": tags}))
 
     async def untag(self, ask: Ask, asked: w.UntagQueue) -> None:
         name = ask.queue(asked.QueueUrl, "configure")
         settings = self._info(ask, name).settings
+        if not asked.TagKeys or not all(1 <= len(key) <= 128 for key in asked.TagKeys):
+            raise invalid("Tag keys must be between 1 and 128 characters in length.")
         own = qa.own_of(settings)
         tags = {key: value for key, value in own.get("tags", {}).items() if key not in asked.TagKeys}
         await self._change(ask, name, qa.with_own(settings, {**own, "tags": tags}))
@@ -231,23 +268,22 @@ class QueueActions:
             raise value_invalid(
                 asked.Label, "Label", "Must be 1 to 80 alphanumeric characters, hyphens or underscores."
             )
-        for action in asked.Actions:
-            if action not in _ACTIONS:
-                raise value_invalid(
-                    action, "ActionName", "Please refer to the appropriate documentation for valid values."
-                )
+        _check_actions(asked.Actions)
+        if not asked.AWSAccountIds:
+            raise value_invalid([], "PrincipalId", "Unable to verify.")
         for account in asked.AWSAccountIds:
             if not re.fullmatch(r"[0-9]{12}", account):
                 raise value_invalid(account, "PrincipalId", "Unable to verify.")
-        statements = _statements(settings)
+        policy = _policy(settings, ask.arn(name))
+        statements = policy["Statement"]
         if any(statement.get("Sid") == asked.Label for statement in statements):
             raise value_invalid(asked.Label, "Label", "Already exists.")
         statements.append(
             {
                 "Sid": asked.Label,
                 "Effect": "Allow",
-                "Principal": {"AWS": [f"arn:aws:iam::{account}:root" for account in asked.AWSAccountIds]},
-                "Action": [f"SQS:{action}" for action in asked.Actions],
+                "Principal": {"AWS": _one_or_all([f"arn:aws:iam::{account}:root" for account in asked.AWSAccountIds])},
+                "Action": _one_or_all([f"SQS:{action}" for action in asked.Actions]),
                 "Resource": ask.arn(name),
             }
         )
@@ -255,36 +291,60 @@ class QueueActions:
             raise SqsError(
                 "OverLimit", f"{len(statements)} statements were found, maximum allowed is {MOST_STATEMENTS}."
             )
-        await self._change(ask, name, _with_statements(settings, ask.arn(name), statements))
+        await self._change(ask, name, _with_policy(settings, policy))
 
     async def remove_permission(self, ask: Ask, asked: w.RemovePermission) -> None:
         name = ask.queue(asked.QueueUrl, "configure")
         settings = self._info(ask, name).settings
-        statements = _statements(settings)
-        kept = [statement for statement in statements if statement.get("Sid") != asked.Label]
-        if len(kept) == len(statements):
-            raise value_invalid(asked.Label, "Label", "can't find label.")
-        await self._change(ask, name, _with_statements(settings, ask.arn(name), kept))
+        policy = _policy(settings, ask.arn(name))
+        kept = [statement for statement in policy["Statement"] if statement.get("Sid") != asked.Label]
+        if len(kept) == len(policy["Statement"]):
+            raise value_invalid(asked.Label, "Label", "can't find label on existing policy." if kept else _NO_LABEL)
+        await self._change(ask, name, _with_policy(settings, {**policy, "Statement": kept}))
 
 
-def _statements(settings: QueueSettings) -> list[dict[str, Any]]:
-    policy = qa.own_of(settings).get("attributes", {}).get("Policy")
-    statements = msgspec.json.decode(policy).get("Statement", []) if policy else []
-    return [one for one in statements if isinstance(one, dict)] if isinstance(statements, list) else []
+def _check_actions(actions: list[str]) -> None:
+    if not actions:
+        raise missing("Actions")
+    for action in actions:
+        if action in _OWNERS:
+            reason = "Only the queue owner is allowed to invoke this action."
+            raise value_invalid(f"SQS:{action}", "ActionName", reason)
+        if action not in _ACTIONS:
+            reason = "Please refer to the appropriate WSDL for a list of valid actions. "
+            raise value_invalid(f"SQS:{action}", "ActionName", reason)
+    if len(actions) > MOST_ACTIONS:
+        raise SqsError("OverLimit", f"{len(actions)} Actions were found, maximum allowed is {MOST_ACTIONS}.")
 
 
-def _with_statements(settings: QueueSettings, arn: str, statements: list[dict[str, Any]]) -> QueueSettings:
+def _one_or_all(texts: list[str]) -> str | list[str]:
+    """As AWS writes lists in policies."""
+    return texts[0] if len(texts) == 1 else texts
+
+
+def _policy(settings: QueueSettings, arn: str) -> dict[str, Any]:
+    """That of a queue, to be changed; one without statements if it has none."""
+    text = qa.own_of(settings).get("attributes", {}).get("Policy")
+    policy: dict[str, Any] = (
+        msgspec.json.decode(text) if text else {"Version": "2008-10-17", "Id": f"{arn}/SQSDefaultPolicy"}
+    )
+    statements = policy.get("Statement", [])
+    statements = [statements] if isinstance(statements, dict) else statements
+    policy["Statement"] = [one for one in statements if isinstance(one, dict)] if isinstance(statements, list) else []
+    return policy
+
+
+def _with_policy(settings: QueueSettings, policy: dict[str, Any]) -> QueueSettings:
     own = qa.own_of(settings)
     attributes = {name: value for name, value in own.get("attributes", {}).items() if name != "Policy"}
-    if statements:
-        policy = {"Version": "2012-10-17", "Id": f"{arn}/SQSDefaultPolicy", "Statement": statements}
+    if policy["Statement"]:
         attributes["Policy"] = msgspec.json.encode(policy).decode()
     return qa.with_own(settings, {**own, "attributes": attributes})
 
 
-def _check_tags(tags: dict[str, str]) -> dict[str, str]:
+def _check_tags(queue: str, tags: dict[str, str]) -> dict[str, str]:
     if len(tags) > MOST_TAGS:
-        raise invalid(f"A queue can have at most {MOST_TAGS} tags.")
+        raise invalid(f"Too many tags added for queue {queue}.")
     for key, value in tags.items():
         if not 1 <= len(key) <= 128 or len(value) > 256 or key.lower().startswith("aws:"):
             raise value_invalid(

@@ -198,10 +198,14 @@ class Receiving:
         first_received_ms = self._first_received_ms.get(d.tag, d.seqs)
         for i, p in enumerate(properties):
             own: dict[str, Any] = p.extra.get("sqs", {})  # what this front end kept of it, if it was sent here
+            story = d.stories.get(d.seqs[i])
+            receives = d.receives[i]
+            if story is not None:  # it goes on being counted where it was moved to; a redrive begins anew
+                receives += sum([death.receives for death in story.deaths[story.redriven :]])
             attributes = {
                 "SenderId": own.get("sender", "laneway"),
                 "SentTimestamp": str(d.enqueued_at_ms[i]),
-                "ApproximateReceiveCount": str(d.receives[i]),
+                "ApproximateReceiveCount": str(receives),
                 "ApproximateFirstReceiveTimestamp": str(first_received_ms[i] or now_ms),
             }
             if one.view.is_fifo:
@@ -212,7 +216,6 @@ class Receiving:
                 attributes["MessageGroupId"] = p.tenant
             if "trace" in own:
                 attributes["AWSTraceHeader"] = own["trace"]
-            story = d.stories.get(d.seqs[i])
             if story is not None and story.deaths:
                 attributes["DeadLetterQueueSourceArn"] = ask.arn(story.deaths[-1].queue)
             if "All" not in one.system:

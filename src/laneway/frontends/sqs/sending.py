@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -14,7 +14,7 @@ import msgspec
 from laneway.core.message import MAX_ATTRIBUTE_BYTES, Messages, Properties, encode_props
 from laneway.errors import InvalidInput, LanewayError
 from laneway.frontends.sqs.errors import SqsError, invalid, missing, value_invalid
-from laneway.frontends.sqs.message_attributes import has_only_allowed, md5_text, read_attributes
+from laneway.frontends.sqs.message_attributes import NOT_ALLOWED, has_only_allowed, md5_text, read_attributes
 from laneway.frontends.sqs.queue_attributes import View
 from laneway.frontends.sqs.wire import AttributeValues, MessageEntry
 
@@ -33,10 +33,31 @@ class Outgoing:
     """The messages of one request, and the MD5s that their sender is told. A message that AWS would refuse is in
     `refused`; the broker passes it over."""
 
-    __slots__ = ("_sender", "_view", "attribute_md5s", "md5s", "messages", "refused", "size_bytes", "system_md5s")
+    __slots__ = (
+        "_now",
+        "_sender",
+        "_trace",
+        "_view",
+        "attribute_md5s",
+        "md5s",
+        "messages",
+        "refused",
+        "size_bytes",
+        "system_md5s",
+    )
 
-    def __init__(self, entries: Sequence[MessageEntry], view: View, sender: str, *, is_allowed: bool) -> None:
-        """`is_allowed`: the caller knows that all characters are such as AWS lets through."""
+    def __init__(
+        self,
+        entries: Sequence[MessageEntry],
+        view: View,
+        sender: str,
+        trace: str,
+        now: Callable[[], int],
+        *,
+        is_allowed: bool,
+    ) -> None:
+        """`trace`: of those that bring none of their own. `is_allowed`: the caller knows that all characters are such
+        as AWS lets through."""
         count = len(entries)
         bodies = [entry.MessageBody.encode() for entry in entries]
         self.messages = Messages(bodies, [_plain_props(sender)] * count)
@@ -47,6 +68,8 @@ class Outgoing:
         self.refused: dict[int, LanewayError] = {}  # in AWS's words, which the broker does not know
         self._view = view
         self._sender = sender
+        self._trace = trace
+        self._now = now
         for i, entry in enumerate(entries):
             try:
                 self._read(i, entry, bodies[i], is_allowed=is_allowed)
@@ -59,7 +82,7 @@ class Outgoing:
         if not size_bytes:
             raise missing("MessageBody")
         if not is_allowed and not has_only_allowed(entry.MessageBody, body):
-            raise SqsError("InvalidMessageContents", "Invalid characters found in the message body.")
+            raise SqsError("InvalidMessageContents", NOT_ALLOWED)
         view = self._view
         own: dict[str, Any] = {}
         values: dict[str, Any] = {}
@@ -76,6 +99,8 @@ class Outgoing:
             _check_system(entry.MessageSystemAttributes)
             system, _, self.system_md5s[i], _ = read_attributes(entry.MessageSystemAttributes, is_allowed=is_allowed)
             own["trace"] = system[TRACE]
+        elif self._trace:
+            own["trace"] = self._trace
         if size_bytes > view.max_bytes:
             raise invalid(
                 f"One or more parameters are invalid. Reason: Message must be shorter than {view.max_bytes} bytes."
@@ -111,12 +136,9 @@ class Outgoing:
             return encode_props(Properties(TEXT, tenant=group))
         if dedup_id is None:
             if not view.dedups_content:
-                raise invalid(
-                    "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId provided "
-                    "explicitly"
-                )
+                raise no_dedup_id()
             dedup_id = hashlib.sha256(body).hexdigest()
-        if view.dedups_group:
+        if view.dedups_group(self._now()):
             own["dedup_id"] = dedup_id
             dedup_id = group + _BETWEEN + dedup_id
         messages.groups[i], messages.dedup_ids[i] = group, dedup_id
@@ -141,6 +163,12 @@ class Outgoing:
                 reason = f"Give DelaySeconds or {DELIVER_AT}, not both."
                 raise value_invalid(entry.DelaySeconds, "DelaySeconds", reason)
             messages.visible_at_ms = _with(messages.visible_at_ms, i, _deliver_at_ms(attributes), count)
+
+
+def no_dedup_id() -> SqsError:
+    return invalid(
+        "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId provided explicitly"
+    )
 
 
 @lru_cache(maxsize=1024)

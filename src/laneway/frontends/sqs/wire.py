@@ -82,11 +82,11 @@ class ListDeadLetterSourceQueuesResult(msgspec.Struct, kw_only=True, omit_defaul
 
 
 class TagQueue(QueueRequest, kw_only=True):
-    Tags: dict[str, str]
+    Tags: dict[str, str] = {}
 
 
 class UntagQueue(QueueRequest, kw_only=True):
-    TagKeys: list[str]
+    TagKeys: list[str] = []
 
 
 class TagsResult(SqsResult, kw_only=True):
@@ -95,8 +95,8 @@ class TagsResult(SqsResult, kw_only=True):
 
 class AddPermission(QueueRequest, kw_only=True):
     Label: str
-    AWSAccountIds: list[str]
-    Actions: list[str]
+    AWSAccountIds: list[str] = []
+    Actions: list[str] = []
 
 
 class RemovePermission(QueueRequest, kw_only=True):
@@ -135,7 +135,7 @@ class SendMessageBatchEntry(MessageEntry, kw_only=True):
 
 
 class SendMessageBatch(QueueRequest, kw_only=True):
-    Entries: list[SendMessageBatchEntry]
+    Entries: list[SendMessageBatchEntry] = []
 
 
 class BatchResultErrorEntry(msgspec.Struct, kw_only=True):
@@ -184,7 +184,7 @@ class HandleEntry(SqsRequest, kw_only=True):
 
 
 class DeleteMessageBatch(QueueRequest, kw_only=True):
-    Entries: list[HandleEntry]
+    Entries: list[HandleEntry] = []
 
 
 class ChangeMessageVisibility(QueueRequest, kw_only=True):
@@ -197,7 +197,7 @@ class ChangeEntry(HandleEntry, kw_only=True):
 
 
 class ChangeMessageVisibilityBatch(QueueRequest, kw_only=True):
-    Entries: list[ChangeEntry]
+    Entries: list[ChangeEntry] = []
 
 
 class IdEntry(msgspec.Struct, gc=False):
@@ -249,5 +249,5 @@ class MoveTask(SqsResult, kw_only=True):
     StartedTimestamp: int
 
 
-class ListMessageMoveTasksResult(SqsResult, kw_only=True):
-    Results: list[MoveTask] = []
+class ListMessageMoveTasksResult(msgspec.Struct, kw_only=True):
+    Results: list[MoveTask]
