@@ -31,7 +31,7 @@ rabbitmq() {
 }
 
 node_js() {
-    # RabbitMQ's client for Node.js is one of those that AMQP is tested with.
+    # Clients for Node.js are among those that AMQP and SQS are tested with.
     if command -v node >/dev/null && command -v npm >/dev/null; then return; fi
     "$here/debian-packages.sh" nodejs npm
 }

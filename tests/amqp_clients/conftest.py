@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
-import os
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
+
+from tests.installed import from_npm
 
 from . import servers
 from .servers import Broker
@@ -87,20 +85,6 @@ def confirming(connection: pika.BlockingConnection) -> BlockingChannel:
 
 
 @pytest.fixture(scope="session")
-def amqplib(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose node_modules has amqplib; kept in the user's cache, because it never changes."""
-    for program in ("node", "npm"):
-        assert shutil.which(program), f"{program} is missing; tools/services.sh test installs it"
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "laneway" / f"amqplib-{AMQPLIB}"
-    folder.mkdir(parents=True, exist_ok=True)
-    done = folder / "done"
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another test process may be installing it at this moment
-        if not done.exists():
-            command = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", f"amqplib@{AMQPLIB}"]
-            (folder / "package.json").write_text('{"private": true}')
-            found = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
-            assert found.returncode == 0, found.stderr
-            done.touch()
-    return folder
+def amqplib() -> Path:
+    """A folder whose node_modules has amqplib."""
+    return from_npm("amqplib", AMQPLIB)

@@ -68,7 +68,7 @@ class AttributesResult(SqsResult, kw_only=True):
 
 
 class SetQueueAttributes(QueueRequest, kw_only=True):
-    Attributes: dict[str, str]
+    Attributes: dict[str, str] = {}
 
 
 class ListDeadLetterSourceQueues(QueueRequest, kw_only=True):
