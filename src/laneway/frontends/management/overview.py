@@ -65,7 +65,11 @@ class OverviewPart:
         }
         waiting, leased = sum(load.waiting for load in loads), sum(load.leased for load in loads)
         topology = self._broker.topology
-        exchanges = sum(len(topology.exchanges(vhost)) for vhost in self._scope.vhosts(ask))
+        exchanges = queues = 0
+        for vhost in self._scope.vhosts(ask):
+            exchanges += len(topology.exchanges(vhost))
+            queues += topology.queue_count(vhost)
+            await asyncio.sleep(0)
         counts = await self._directory.counts()
         channels, consumers = await self._open()
         told = {
@@ -96,7 +100,7 @@ class OverviewPart:
                 "connections": counts["amqp"],
                 "consumers": consumers,
                 "exchanges": exchanges,
-                "queues": sum(topology.queue_count(vhost) for vhost in self._scope.vhosts(ask)),
+                "queues": queues,
             },
             "statistics_db_event_queue": 0,
         }

@@ -17,7 +17,6 @@ from laneway.frontends.management.listing import Wish, answer
 from laneway.frontends.management.routing import at
 from laneway.frontends.management.scope import Scope
 
-_SLICE = 500
 _ALGORITHM = "rabbit_password_hashing_sha256"
 MAX_BULK = 1_000
 
@@ -36,9 +35,8 @@ class UsersPart:
     @at("GET /users/without-permissions")
     async def list_without_permissions(self, ask: ManagementAsk) -> ManagementReply:
         without = []
-        for at_, account in enumerate(self._accounts(ask)):
-            if at_ % _SLICE == _SLICE - 1:
-                await asyncio.sleep(0)
+        for account in self._accounts(ask):
+            await asyncio.sleep(0)
             if not self._permissions_of(account, most=1):
                 without.append(account)
         return await self._list(ask, without)
@@ -118,9 +116,8 @@ class UsersPart:
     @at("GET /permissions")
     async def list_permissions(self, ask: ManagementAsk) -> ManagementReply:
         found: list[dict[str, Any]] = []
-        for at_, account in enumerate(self._accounts(ask)):
-            if at_ % _SLICE == _SLICE - 1:
-                await asyncio.sleep(0)
+        for account in self._accounts(ask):
+            await asyncio.sleep(0)  # one may have permissions in very many virtual hosts
             found += self._permissions_of(account)
             if len(found) > _MAX_LISTED:
                 raise bad_request(f"there are more than {_MAX_LISTED} permissions: ask for those of a virtual host")
