@@ -130,3 +130,13 @@ def test_passwords_are_not_shown(tmp_path: Path) -> None:
         [sys.executable, "-m", "laneway", "config"], capture_output=True, text=True, env=environment, cwd=tmp_path
     )
     assert shown.returncode == 0 and "ann:***@db" in shown.stdout and "secret" not in shown.stdout, shown.stdout
+
+
+def test_only_a_journal_in_postgresql_needs_the_driver(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['psycopg'] = None; import laneway.node.node, laneway.node.supervisor; "
+        "from laneway.cli import main; main()"
+    )
+    command = [sys.executable, "-c", program, "serve", "--data", str(tmp_path), "--journal", "postgresql://db/queue"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 1 and "not installed: pip install laneway[postgres]" in run.stderr, run.stderr

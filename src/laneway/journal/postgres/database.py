@@ -83,7 +83,7 @@ class Database:
     def __repr__(self) -> str:
         return self.name
 
-    def connect(self, *, acks: Acks | None = None) -> Connection:
+    def connect(self) -> Connection:
         """JournalAway if that cannot be done now."""
         if self._is_abandoned:
             raise JournalAway(f"{self.name} is not waited for any more")
@@ -93,8 +93,7 @@ class Database:
         try:
             connection = psycopg.connect(self._conninfo, autocommit=True, prepare_threshold=1)
             try:
-                level = "on" if (acks or self.acks) == "all" else "local"
-                connection.execute(_SESSION, [level])
+                connection.execute(_SESSION, ["on" if self.acks == "all" else "local"])
             except BaseException:
                 connection.close()
                 raise
