@@ -81,6 +81,7 @@ class ManagementApi:
         return path == _ROOT or path.startswith(_ROOT + "/")
 
     def plan(self, head: Head) -> ManagementPlan:
+        head.is_repeated = False  # those of the frequent requests are better remembered
         return ManagementPlan(head, self._router)
 
     def learn(self, raw: bytes, head: Head) -> None:
