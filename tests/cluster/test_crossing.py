@@ -34,7 +34,7 @@ from laneway.core.invariants import check_invariants
 from laneway.core.message import Messages, Settlement
 from laneway.core.outbox import OutboxEntry, Parcel
 from laneway.core.partitions import local_number
-from laneway.errors import InvalidInput, OutcomeUnknown, Unavailable
+from laneway.errors import InvalidInput, LeaseStale, OutcomeUnknown, Unavailable
 from laneway.journal.segments.journal import SegmentJournal
 from tests.cluster.partitions import SeveralPartitions, declare, name_at, publish, run, until
 
@@ -168,8 +168,8 @@ def test_a_transaction_publishes_and_settles_in_several_partitions(server: Calla
     server(work)
 
 
-def test_a_transaction_settles_what_is_still_held(server: Callable[[Work], None]) -> None:
-    """What went back meanwhile is passed over, and keeps nothing else from being done."""
+def test_a_transaction_that_settles_what_went_back_is_not_done(server: Callable[[Work], None]) -> None:
+    """What it made of those messages would be made again by whoever gets them next."""
 
     async def work(server: SeveralPartitions) -> None:
         edge, count = server.processes[0].edge, server.partition_count
@@ -178,16 +178,35 @@ def test_a_transaction_settles_what_is_still_held(server: Callable[[Work], None]
         pushed: list[Any] = []
         session = edge.open_session(pushed.extend)
         await publish(edge, [held], b"work", b"more")
-        await edge.ask(Subscribe(session, 1, held))
+        await edge.ask(Subscribe(session, 1, held, credit=2))
         await until(lambda: pushed)
         d = pushed[0].deliveries
-        assert len(d) == 2
         settlements = [
             SettleHeld(session, held, d.seqs, d.leases, "ack", 1),
             SettleHeld(session, gone, [77], [d.leases[0]], "ack", 2),
         ]
-        await edge.ask(Transact([(own,)], messages(b"result"), settlements))
-        assert await bodies(server, own) == [b"result"]
+        with pytest.raises(LeaseStale, match="nothing of it was done"):
+            await edge.ask(Transact([(own,)], messages(b"result"), settlements))
+        assert await bodies(server, own) == []
+        await until(lambda: sum(len(push.deliveries) for push in pushed) == 4)  # they went back, and came again
+
+    server(work)
+
+
+def test_acks_of_what_is_held_no_longer_keep_no_others_from_being_done(server: Callable[[Work], None]) -> None:
+    async def work(server: SeveralPartitions) -> None:
+        edge, count = server.processes[0].edge, server.partition_count
+        held, gone = [await declare(edge, name_at(1, count, nth=nth)) for nth in range(2)]
+        pushed: list[Any] = []
+        session = edge.open_session(pushed.extend)
+        await publish(edge, [held], b"work", b"more")
+        await edge.ask(Subscribe(session, 1, held))
+        await until(lambda: pushed)
+        d = pushed[0].deliveries
+        assert len(d) == 2
+        edge.send(SettleHeld(session, held, d.seqs, d.leases, "ack", 1), lambda answer: None)
+        edge.send(SettleHeld(session, gone, [], [], "ack", 2), lambda answer: None)
+        await edge.ask(Sync())
         stats = await edge.ask(DescribeQueue("/", name_at(1, count)))
         assert (stats.ready, stats.leased, stats.totals["acked"]) == (0, 0, 2)
 

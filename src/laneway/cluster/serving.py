@@ -38,8 +38,9 @@ from laneway.cluster.barrier import Barrier
 from laneway.cluster.following import TopologyPart, image_of
 from laneway.cluster.link import Link, LinkOwner, Parcel
 from laneway.cluster.overall import CHANGES
+from laneway.cluster.spreading import NOT_HELD
 from laneway.core.deliveries import NOTHING, Deliveries
-from laneway.errors import DiskFull, LanewayError, Unavailable
+from laneway.errors import DiskFull, LanewayError, LeaseStale, OutcomeUnknown, Unavailable
 
 log = logging.getLogger("laneway.cluster")
 
@@ -305,7 +306,11 @@ class RemoteEdge:
                 return
             done = partial(self._answer_publish, number)
             if not isinstance(request, Publish):
-                request.settlements = [self._settled(s) if s.session else s for s in request.settlements]
+                if any(map(self._is_of_before, request.settlements)):
+                    done(LeaseStale(NOT_HELD))
+                    return
+                for settlement in request.settlements:
+                    self._let_go(settlement)
         elif isinstance(request, Reserve):
             self._let_go(request)
         elif isinstance(request, EndSession):
@@ -330,7 +335,7 @@ class RemoteEdge:
             self._barrier.wait(partial(self._answer, number, answer))
 
     def _answer_publish(self, number: int, answer: Any) -> None:
-        if isinstance(answer, _NOT_NOW):
+        if isinstance(answer, _NOT_NOW) and not isinstance(answer, OutcomeUnknown):
             self._refusal = answer
         self._link.post((p.ANSWER, number, answer))
 
@@ -386,12 +391,20 @@ class RemoteEdge:
         if holdings is not None and len(deliveries):
             holdings.add(deliveries, self._broker.held)
 
+    def _is_of_before(self, request: SettleHeld) -> bool:
+        """Whether it names what was handed out over an earlier link."""
+        if not (request.session and len(request.leases)) or min(request.leases) >= self._first_lease:
+            return False
+        return not all(map(self._is_of_now, request.leases))
+
+    def _is_of_now(self, lease: int) -> bool:
+        return lease >= self._first_lease or self._broker.is_carried(lease)
+
     def _settled(self, request: SettleHeld) -> SettleHeld:
         """Without what was handed out over an earlier link: that went back when it was lost, and no consumer of this
         one was charged for it. What was handed out in another partition is kept."""
-        if len(request.leases) and min(request.leases) < self._first_lease:
-            is_carried = self._broker.is_carried
-            kept = [i for i, one in enumerate(request.leases) if one >= self._first_lease or is_carried(one)]
+        if self._is_of_before(request):
+            kept = [i for i, one in enumerate(request.leases) if self._is_of_now(one)]
             seqs, leases = [request.seqs[i] for i in kept], [request.leases[i] for i in kept]
             request = msgspec.structs.replace(request, seqs=seqs, leases=leases)
         if request.action != "extend":

@@ -21,7 +21,7 @@ from laneway.broker.parts import is_long, parts, placed
 from laneway.broker.values import Arrival
 from laneway.cluster.asking import size_of
 from laneway.core.partitions import local_number, partition_of, queue_id
-from laneway.errors import LanewayError, Unavailable
+from laneway.errors import LanewayError, LeaseStale, Unavailable
 
 if TYPE_CHECKING:
     from laneway.cluster.edge import Done, Edge
@@ -32,6 +32,8 @@ RESERVED_MS = 120_000
 #: With more waiting to leave, nothing more is taken.
 MAX_BYTES = 64 * 1024 * 1024
 MAX_COUNT = 10_000
+#: Were it done without them, what it makes of them would be made again by whoever gets them next.
+NOT_HELD = "messages that this transaction settles went back to their queue meanwhile: nothing of it was done"
 
 
 class _Job:
@@ -203,6 +205,8 @@ class Spreading:
             else:
                 held = [at for at, lease in enumerate(answer) if lease]
                 seqs, leases = [s.seqs[at] for at in held], [answer[at] for at in held]
+                if len(held) < len(answer):
+                    job.refusal = LeaseStale(NOT_HELD)
                 job.reserved.append(i.SettleHeld(0, s.queue, seqs, leases, s.action, 0, s.lease_ms))
             self._probed(job, None)
 

@@ -9,6 +9,7 @@ from laneway.errors import (
     InvalidInput,
     LanewayError,
     NotFound,
+    OutcomeUnknown,
     Refused,
     Unauthenticated,
     Unavailable,
@@ -39,6 +40,13 @@ CONNECTION_CODES = {
 }
 #: The disk is full or does not keep up: clients wait, and are not told off.
 NOT_NOW = (DiskFull, Unavailable)
+
+
+def may_be_sent_again(answer: object) -> bool:
+    """Whether a publish was refused for now. One whose outcome is not known is its client's to repeat: it would be
+    there twice."""
+    return isinstance(answer, NOT_NOW) and not isinstance(answer, OutcomeUnknown)
+
 
 _NAMES = CHANNEL_CODES | CONNECTION_CODES
 

@@ -27,10 +27,10 @@ from laneway.errors import InvalidInput, LanewayError, TooLargeForDisk
 from laneway.frontends.amqp import delivering, replies
 from laneway.frontends.amqp.confirms import Confirms
 from laneway.frontends.amqp.errors import (
-    NOT_NOW,
     AmqpError,
     access_refused,
     amqp_error,
+    may_be_sent_again,
     not_found,
     not_implemented,
     precondition_failed,
@@ -339,7 +339,7 @@ def _published(ch: Channel, batch: Batch, last: int, answer: list[Arrival] | Lan
     if batch.is_held:
         batch.is_held = False
         connection.release()
-    if isinstance(answer, NOT_NOW):
+    if may_be_sent_again(answer):
         connection.block(partial(send, ch, batch, last))
         return
     late = batch.unrouted(answer) if batch.mandatory else ()

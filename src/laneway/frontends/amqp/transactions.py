@@ -12,7 +12,7 @@ from laneway.broker.interface import QueueId, Targets, Transact
 from laneway.broker.values import Arrival
 from laneway.errors import LanewayError
 from laneway.frontends.amqp import publishing
-from laneway.frontends.amqp.errors import NOT_NOW, AmqpError, amqp_error, precondition_failed
+from laneway.frontends.amqp.errors import AmqpError, amqp_error, may_be_sent_again, precondition_failed
 from laneway.frontends.amqp.outbox import Slot
 from laneway.frontends.amqp.settling import Action
 from laneway.frontends.amqp.spec import BY_NAME, Arguments
@@ -96,7 +96,7 @@ class Transaction:
         self, slot: Slot, request: Transact, batch: publishing.Batch, answer: list[Arrival] | LanewayError
     ) -> None:
         ch = self._channel
-        if isinstance(answer, NOT_NOW):
+        if may_be_sent_again(answer):
             slot.fill(b"")
             ch.connection.block(partial(self._send, request, batch))
             return
