@@ -120,8 +120,14 @@ class Connection:
 
     def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """(status, decoded answer)"""
-        payload = None if body is None else json.dumps(body)
-        self._http.request(method, path, payload, self._headers)
+        self.send(method, path, body)
+        return self.answer()
+
+    def send(self, method: str, path: str, body: Any = None) -> None:
+        self._http.request(method, path, None if body is None else json.dumps(body), self._headers)
+
+    def answer(self) -> tuple[int, Any]:
+        """To what was sent."""
         response = self._http.getresponse()
         data = response.read()
         return response.status, json.loads(data) if data else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -53,3 +54,9 @@ class SeveralProcesses(Server):
             if len(found) == len(pids):
                 return {pid: found[pid] for pid in pids}
         raise AssertionError(f"only {list(found)} of {pids} took a connection")
+
+
+def resident_bytes(pid: int) -> int:
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024

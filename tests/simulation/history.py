@@ -14,7 +14,7 @@ from laneway.core import table
 from laneway.core.events import Leased
 from laneway.core.exchanges import Exchange
 from laneway.core.queue import TOTALS, Queue
-from laneway.core.state import LOST_QUEUES, State
+from laneway.core.state import LOST_QUEUES, PARTITION_BIT, State
 from laneway.core.table import DELAYED, FREE, LEASED, STATE_NAMES, TENANTED, Slab
 
 from .loop import Clock
@@ -170,7 +170,8 @@ class History:
             now.rest["tag"] = then.rest["tag"]  # drawn a moment ago
         now.rest["next_queue"] -= LOST_QUEUES if then.epoch else 0
         assert now.epoch == then.epoch + 1, f"epoch {now.epoch} came after {then.epoch}"
-        assert now.next_lease >> 40 == now.epoch, f"lease ids go on with {now.next_lease:x} in epoch {now.epoch}"
+        first_lease = (state.partition << PARTITION_BIT) + (now.epoch << 40) + 1
+        assert now.next_lease == first_lease, f"lease ids go on with {now.next_lease:x} in epoch {now.epoch}"
         differences = then.differences(now, self._clock.latest_ms())
         assert not differences, f"the state after commit {position} was recovered differently: " + "; ".join(
             differences[:5]

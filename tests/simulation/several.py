@@ -70,6 +70,7 @@ class SeveralNode(Node):
             barriers={own: self._server.barrier.wait},
         )
         self.partition.crossing.start(self.edge.to_partition)
+        self.partition.moves.go(own, COUNT)
 
     def _count_links(self, other: int, remote: RemoteBroker) -> None:
         lost = remote.link_lost
