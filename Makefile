@@ -16,7 +16,7 @@ ARGS ?=
 # Two workers suit the two cores that continuous integration has.
 WORKERS ?= 2
 
-.PHONY: help setup run demo test check bench bench-scale clean distclean
+.PHONY: help setup run demo test test-ways check bench bench-scale clean distclean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -35,6 +35,15 @@ test: $(STAMPS)/test check ## everything that must pass: make check, then all te
 	@tools/services.sh test
 	@echo "laneway: pytest with $(WORKERS) workers"
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-ways: $(STAMPS)/test ## all tests of the front ends, in all ways to reach a partition; ARGS="-k name"
+	@tools/services.sh test
+	@for way in local socket edge processes; do \
+		echo "laneway: front ends, $$way"; \
+		files="tests/rest tests/amqp tests/amqp_clients tests/sqs tests/test_protocols_agree.py"; \
+		if [ $$way = processes ]; then files=tests/amqp_clients; fi; \
+		LANEWAY_TEST_BROKER=$$way $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $$files $(ARGS); \
+	done
 
 check: $(STAMPS)/test ## ruff, mypy --strict, the import layers
 	@echo "laneway: ruff check"; $(BIN)/ruff check --quiet .

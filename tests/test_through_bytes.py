@@ -1,6 +1,8 @@
 """Front ends work with a broker that every request and answer reaches as bytes (wire_broker.py): a cross-section of
 their own tests runs a second time with it, and between them they use every kind of request there is. A third run goes
-over a socket, as it would be with the partition in another process (cluster/)."""
+over a socket, as it would be with the partition in another process (cluster/), a fourth one through an edge, with all
+queues in a second partition; and real clients meet a server of two processes. `make test-ways` runs all of their tests
+in all ways."""
 
 from __future__ import annotations
 
@@ -75,6 +77,14 @@ FILES = {
     ],
 }
 
+
+#: Of RabbitMQ's clients against a real server.
+CLIENTS = [
+    "tests/amqp_clients/test_consuming.py",
+    "tests/amqp_clients/test_publishing.py",
+    "tests/amqp_clients/test_dead_letters.py",
+    "tests/amqp_clients/test_exchanges.py",
+]
 
 #: What whoever stands before several partitions asks of each: no front end does.
 BETWEEN_PARTITIONS = {"Quiet", "StartMoves", "Spread", "Reserve", "Receive"}

@@ -46,12 +46,12 @@ def test_a_server_that_answers_before_it_writes_is_found_out(tmp_path: Path) -> 
 )
 def test_the_account_finds_what_is_wrong(queue: str, left: list[str], message: str) -> None:
     account = Account()
-    found: dict[str, list[str]] = {name: [] for name in (*PLAIN, *MOVING, *FIFO, *kills.FANNED, *kills.KEYED)}
+    found: kills.Left = {name: ([], []) for name in kills.QUEUES}
     account.confirm(queue, body="sent")
     account.gone(FIFO[0], "gone")
-    found[queue] = left
+    found[queue] = left, []
     if queue == MOVING[1]:
-        found[MOVING[0]] = ["gone"]
+        found[MOVING[0]] = [], ["gone"]
     with pytest.raises(AssertionError, match=message):
         check(account, found)
 
