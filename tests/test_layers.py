@@ -139,7 +139,7 @@ MAY_USE: dict[str, set[str]] = {
     "client": {"httpx", "msgspec"},
     "config": {"msgspec"},
     "reloading": {"msgspec"},
-    "node": {"msgspec", "uvloop"},
+    "node": {"httpx", "msgspec", "uvloop"},
     "cli": {"click", "httpx", "msgspec", "rich", "uvloop"},
 }
 

@@ -306,6 +306,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="names of queues that always have metrics, with * and ? and commas between, at most 1000"),
     ] = None
 
+    # Alerts
+    alert_webhook: Annotated[
+        Path | None, Meta(description="file with the URL that alerts are sent to when they fire and when they are over")
+    ] = None
+    alert_form: Annotated[Literal["slack", "json"], Meta(description="how alerts are sent there")] = "json"
+
     # Logs
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="the least important lines to log")

@@ -21,6 +21,7 @@ from laneway.frontends.doors.door import Door
 from laneway.frontends.http.server import HttpServer
 from laneway.frontends.management.api import management_api
 from laneway.frontends.management.overview import ServerFacts
+from laneway.frontends.rest.alerts import FindFiring
 from laneway.frontends.rest.api import RestApi
 from laneway.frontends.rest.limits import RestLimits
 from laneway.frontends.rest.live import FindAlarms
@@ -99,6 +100,7 @@ class FrontEnds:
         find_stats: FindStats,
         find_history: FindHistory,
         find_alarms: FindAlarms,
+        find_firing: FindFiring,
         memory_bytes: int,
         turns: LoopTurns,
     ) -> None:
@@ -114,6 +116,7 @@ class FrontEnds:
             find_stats=find_stats,
             find_history=find_history,
             find_alarms=find_alarms,
+            find_firing=find_firing,
             turns=turns,
             metrics=self.metrics,
         )

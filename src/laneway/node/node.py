@@ -31,6 +31,7 @@ from laneway.frontends.doors.directory import Directory, LocalDirectory
 from laneway.frontends.doors.door import Door
 from laneway.frontends.rest.answers import ReloadAnswer
 from laneway.logs import set_up_logging
+from laneway.node.alerting import Alerting
 from laneway.node.doors import FrontEnds, first_account_advice, refuse_open_doors
 from laneway.node.folder import partition_socket
 from laneway.node.leading import build_partition, start_partition, wall_clock_ms
@@ -47,6 +48,7 @@ from laneway.node.storage import storage_of, wanted_count
 from laneway.node.watching import Watching
 from laneway.reloading import Reloading, described
 from laneway.resources.memory import MemoryWatch, resident_bytes
+from laneway.telemetry.alerts import FiringAlert
 from laneway.telemetry.floods import FloodLog
 from laneway.telemetry.history import HistoryRow
 from laneway.telemetry.load import Choice, CpuMeter, Loads, ProcessLoad, QueueLoad, RaisedAlarm, StatsQuery
@@ -126,6 +128,8 @@ class Node:
             )
         self._cpu = CpuMeter()
         self._watching = Watching(lambda: self._load(Choice()))
+        # Of several processes the first does it for all.
+        self._alerting = None if seat.process else Alerting(self._find_loads, config.alert_webhook, config.alert_form)
         self._own_connections = LocalDirectory(wall_clock_ms, process=seat.process, process_count=seat.process_count)
         self._directory: Directory = self._own_connections  # of the whole server
         self._siblings: Siblings | None = None
@@ -225,6 +229,7 @@ class Node:
             find_stats=self._find_stats,
             find_history=self._find_history,
             find_alarms=self._find_alarms,
+            find_firing=self._find_firing,
             memory_bytes=self._shares.memory_bytes * self.seat.process_count,
             turns=self.turns,
         )
@@ -241,6 +246,8 @@ class Node:
         self._memory.start()
         self._cpu.start()
         self._watching.start()
+        if self._alerting is not None:
+            self._alerting.start()
 
     def _keep_history(self, config: Config) -> None:
         for partition in self.partitions.values():
@@ -263,6 +270,7 @@ class Node:
             "stats": self._stats_for_another,
             "history": self._history,
             "alarms": self._alarms,
+            "firing": self._firing,
         }
         seat = self.seat
         self._siblings = Siblings(seat.sockets, seat.process, seat.process_count, answerers)
@@ -344,12 +352,22 @@ class Node:
         theirs = await self._siblings.answers(list[RaisedAlarm], "alarms") if self._siblings is not None else []
         return [*await self._alarms(), *(alarm for some in theirs for alarm in some)]
 
+    async def _firing(self) -> list[FiringAlert]:
+        return self._alerting.firing() if self._alerting is not None else []
+
+    async def _find_firing(self) -> list[FiringAlert]:
+        if self._siblings is None or self._alerting is not None:
+            return await self._firing()
+        return await self._siblings.ask(0, list[FiringAlert], "firing")
+
     async def stop_listening(self) -> None:
         """Take nobody any more, and let those who are there finish."""
         self._watch.stop()
         self._memory.stop()
         self._cpu.stop()
         await self._watching.stop()
+        if self._alerting is not None:
+            await self._alerting.stop()
         await self._front.stop(int(self.config.shutdown_grace_seconds * 1000))
         self.floods.flush(is_last=True)
 

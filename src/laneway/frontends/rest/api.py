@@ -18,6 +18,7 @@ from laneway.frontends.http.protocol import Call
 from laneway.frontends.rest import answers as a
 from laneway.frontends.rest.accounts import Accounts
 from laneway.frontends.rest.admin import Administration
+from laneway.frontends.rest.alerts import AlertsApi, FindFiring, nothing_fires
 from laneway.frontends.rest.bindings import Bindings
 from laneway.frontends.rest.connections import ConnectionsApi
 from laneway.frontends.rest.dequeuing import Dequeuing
@@ -64,6 +65,7 @@ class RestApi:
         find_stats: FindStats = no_stats,
         find_history: FindHistory = no_history,
         find_alarms: FindAlarms = no_alarms,
+        find_firing: FindFiring = nothing_fires,
         metrics: MetricsOptions | None = None,
     ) -> None:
         self._broker = broker
@@ -99,6 +101,7 @@ class RestApi:
             *routes_of(ProcessesApi(access, find_loads)),
             *routes_of(MetricsApi(access, metrics, find_loads)),
             *routes_of(self._live),
+            *routes_of(AlertsApi(access, writer.times, find_firing)),
             *routes_of(StatisticsApi(broker, access, writer.times, find_stats, find_history)),
             *routes_of(self),
         )
