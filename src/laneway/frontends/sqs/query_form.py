@@ -52,8 +52,7 @@ _MEMBERS = {
     "Tags": "Tag",
     "queueUrls": "QueueUrl",
 }
-_MAP_PLURALS = {plural for plural, _ in _MAPS.values()}
-_PLURALS = {*_LISTS.values(), *_MAP_PLURALS}
+_PLURALS = {*_LISTS.values(), *(plural for plural, _ in _MAPS.values())}
 #: What the JSON of the Query form calls otherwise.
 _JSON_NAMES = {"Messages": "messages", "QueueUrls": "queueUrls"}
 _NO_QUEUE = KINDS["QueueDoesNotExist"]
@@ -161,9 +160,9 @@ def _joined(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Numbered members as lists and maps, under the names that the requests have."""
     members: dict[str, Any] = {}
     for name, value in tree.items():
-        if name in _PLURALS and value == "":  # how an empty list is said
-            members[name] = {} if name in _MAP_PLURALS else []
-        elif name in _LISTS and isinstance(value, str):  # one of it, without a number
+        if name in _PLURALS and value == "":  # how an empty list is said, which is what is taken for a missing one
+            continue
+        if name in _LISTS and isinstance(value, str):  # one of it, without a number
             members[_LISTS[name]] = [value] if value else []
         elif name in _MAPS and isinstance(value, dict) and _MAPS[name][1] in value:
             members[_MAPS[name][0]] = {str(value[_MAPS[name][1]]): value.get("Value", "")}
