@@ -135,10 +135,8 @@ def frames(channel: int, parts: Sequence[tuple[Dress, Deliveries]], first_delive
         bodies += deliveries.bodies
         redelivered += map(_ONE.__lt__, deliveries.receives)
     sizes, count = list(map(len, bodies)), len(bodies)
-    lengths = list(map(_PROPERTIES_AT.__add__, map(len, raws)))
+    lengths = map(_PROPERTIES_AT.__add__, map(len, raws))
     most = frame_bytes - FRAME_OVERHEAD_BYTES
-    if max(lengths) > most:
-        raise _too_long(max(lengths), most)
     if min(sizes) == 0 or max(sizes) > most:
         tags = chain.from_iterable([(dress.tag,) * len(deliveries) for dress, deliveries in parts])
         numbered = enumerate(zip(tags, wheres, raws, bodies, redelivered, strict=True), first_delivery)
@@ -159,12 +157,9 @@ def frames(channel: int, parts: Sequence[tuple[Dress, Deliveries]], first_delive
     return b"".join(pieces)
 
 
-def _too_long(size: int, most: int) -> ValueError:
-    return ValueError(f"its properties take {size} bytes, a frame of this connection holds {most}")
-
-
 def content(channel: int, raw: bytes, body: bytes, frame_bytes: int) -> list[bytes]:
-    """Header and body frames."""
+    """Header and body frames. Properties are one frame, however small the frames are that were agreed on: as RabbitMQ
+    does it, because there is no way to cut them."""
     parts = [_CONTENT_HEAD.pack(HEADER, channel, 12 + len(raw), 60, 0, len(body)), raw, b"\xce"]
     most = frame_bytes - FRAME_OVERHEAD_BYTES
     for at in range(0, len(body), most):
@@ -185,8 +180,6 @@ def deliver_frames(
 
 def get_ok_frames(channel: int, delivery: int, deliveries: Deliveries, frame_bytes: int, *, counted: bool) -> bytes:
     where, raw = face_of(deliveries, 0, counted=counted)
-    if 12 + len(raw) > frame_bytes - FRAME_OVERHEAD_BYTES:
-        raise _too_long(12 + len(raw), frame_bytes - FRAME_OVERHEAD_BYTES)
     payload = _TAG.pack(delivery, deliveries.receives[0] > 1) + where + _U32.pack(deliveries.left)
     head = _METHOD_HEAD.pack(METHOD, channel, len(payload) + 4, 60, 71)
     return b"".join([head, payload, b"\xce", *content(channel, raw, bytes(deliveries.bodies[0]), frame_bytes)])

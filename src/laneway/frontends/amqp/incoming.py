@@ -116,7 +116,7 @@ class Incoming:
             data = self._rest + data
             self._rest = b""
         at, size = 0, len(data)
-        most = self.frame_bytes - FRAME_OVERHEAD_BYTES
+        most = self.frame_bytes  # as RabbitMQ: without what frames a payload, which was not to be counted
         end_s = monotonic() + self._turn_s
         try:
             while not self.is_held and size - at >= 7:
@@ -130,7 +130,7 @@ class Incoming:
                         continue
                 kind, channel, length = _unpack_frame(data, at)
                 if length > most:
-                    raise _frame_error(kind, b"", f"{{frame_too_large,{length},{most}}}")
+                    raise _frame_error(kind, b"", f"{{frame_too_large,{length},{most - FRAME_OVERHEAD_BYTES}}}")
                 end = at + 7 + length
                 if end >= size:
                     break
