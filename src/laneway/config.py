@@ -223,7 +223,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     # Limits
     max_message_bytes: Annotated[
         int, Meta(ge=1, le=256 * MIB, description="largest message any queue may be set to take")
-    ] = 16 * MIB
+    ] = 128 * MIB
     max_queues: Annotated[int, Meta(ge=1, le=10_000_000, description="most queues")] = 200_000
     max_connections: Annotated[
         int, Meta(ge=1, le=1_000_000, description="most open connections, over all protocols")

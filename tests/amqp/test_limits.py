@@ -50,9 +50,9 @@ def test_a_body_too_large_ends_the_channel_before_it_is_received(own_serving: Ow
 def test_a_frame_too_large_ends_the_connection(own_serving: OwnServing) -> None:
     serving = own_serving()
     with serving.log_in(frame_max=4096) as wire:
-        wire.send(struct.pack(">BHI", 1, 1, 4089))
+        wire.send(struct.pack(">BHI", 1, 1, 4097))
         close = wire.expect("connection.close")
-        assert close.fields["text"] == "FRAME_ERROR - type 1, all octets = <<>>: {frame_too_large,4089,4088}"
+        assert close.fields["text"] == "FRAME_ERROR - type 1, all octets = <<>>: {frame_too_large,4097,4088}"
 
 
 def test_a_body_longer_than_announced_ends_the_connection(serving: Serving) -> None:

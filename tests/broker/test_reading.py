@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+from laneway.broker import engine, reading, sessions
 from laneway.broker import interface as i
 from laneway.broker.committer import OnWritten, write_or_mark
 from laneway.broker.reading import ReaderThread
 from laneway.broker.values import Draft, Properties, Settlement
 from laneway.core.invariants import check_invariants
+from laneway.core.message import messages_of
 from laneway.errors import JournalDamaged
 from laneway.journal.interface import Commit, Journal
 
@@ -475,5 +478,111 @@ def test_a_wait_that_is_withdrawn_while_its_messages_are_read_is_answered_at_mos
             await settled(b)
             assert [bodies(deliveries) for deliveries in told] == [[b"x"]], "its messages were on their way already"
             await b.settle("ack", list(told[0]))
+
+    run(scenario)
+
+
+# Large messages
+
+
+@pytest.fixture
+def large_is_small(monkeypatch: pytest.MonkeyPatch) -> int:
+    """So many bytes are a large message here."""
+    for module in (engine, reading, sessions):
+        monkeypatch.setattr(module, "LARGE_BYTES", 1000)
+    return 1000
+
+
+def test_a_large_message_is_not_kept_and_is_read_once_for_all_who_get_it(run: Run, large_is_small: int) -> None:
+    async def scenario(b: Bench) -> None:
+        disk, body = SlowDisk(b), b"x" * 5000
+        for name in "abc":
+            await b.queue(name)
+        targets = tuple(b.id(name) for name in "abc")
+        await b.ask(i.Publish(targets, messages_of([Draft(body), Draft(b"small")])))
+        assert b.engine.cache._bytes < 2000
+        consumers = [Consumer(b, name, credit=1) for name in "abc"]
+        reads = []
+        read = b.engine.read_columns
+        b.engine.read_columns = lambda *what: (reads.append(what), read(*what))[1]  # type: ignore[method-assign]
+        await settled(b)
+        while len(disk):
+            await disk.turn()
+        await settled(b)
+        assert [consumer.got for consumer in consumers] == [[body]] * 3
+        assert len(reads) == 1, "all share it"
+        held = {id(consumer.taken[0].bodies[0].obj) for consumer in consumers}  # type: ignore[union-attr]
+        assert len(held) == 1
+
+    run(scenario)
+
+
+def test_large_messages_wait_on_the_disk_for_others_to_leave(run: Run, large_is_small: int) -> None:
+    async def scenario(b: Bench) -> None:
+        disk = SlowDisk(b)
+        b.partition.reader._most_large_bytes = 12_000  # type: ignore[attr-defined]
+        for name in "abc":
+            await b.queue(name)
+            await b.publish(name.encode() * 5000, queue=name)
+        consumers = [Consumer(b, name) for name in "abc"]
+        await settled(b)
+        while len(disk):
+            await disk.turn()
+        await settled(b)
+        assert [len(consumer.got) for consumer in consumers] == [1, 1, 0], "there is no room for a third"
+        consumers[0].taken.clear()  # it has left
+        gc.collect()
+        await settled(b)
+        while len(disk):
+            await disk.turn()
+        await settled(b)
+        assert [len(consumer.got) for consumer in consumers] == [1, 1, 1]
+
+    run(scenario)
+
+
+def test_a_message_larger_than_all_room_is_read_alone(run: Run, large_is_small: int) -> None:
+    async def scenario(b: Bench) -> None:
+        b.partition.reader._most_large_bytes = 2000  # type: ignore[attr-defined]
+        await b.queue()
+        await b.publish(b"x" * 5000)
+        consumer = Consumer(b)
+        await b.turns(6)
+        assert consumer.got == [b"x" * 5000]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("then", ["goes on", "is cancelled", "ends"])
+def test_a_large_message_waits_for_a_session_that_takes_nothing(run: Run, large_is_small: int, then: str) -> None:
+    async def scenario(b: Bench) -> None:
+        disk = SlowDisk(b)
+        for name in "ab":
+            await b.queue(name)
+            await b.publish(name.encode() * 5000, b"small", queue=name)
+        connection = Connection(b)
+        first, second = Consumer(b, "a", on=connection, credit=1), Consumer(b, "b", on=connection)
+        await settled(b)
+        connection.flow(goes_on=False)
+        while len(disk):
+            await disk.turn()
+        await settled(b)
+        assert (first.got, second.got) == ([], [])
+        if then == "goes on":
+            connection.flow(goes_on=True)
+            await settled(b)
+            while len(disk):
+                await disk.turn()
+            await settled(b)
+            assert (first.got, second.got) == ([b"a" * 5000], [b"b" * 5000, b"small"])
+            return
+        if then == "is cancelled":
+            first.cancel()
+            second.cancel()
+        else:
+            connection.end()
+        await settled(b)
+        assert [(await b.stats(name)).leased for name in "ab"] == [0, 0]
+        check_invariants(b.engine.state)
 
     run(scenario)

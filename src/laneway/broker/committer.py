@@ -75,6 +75,7 @@ class WriterThread:
             error = write_or_mark(self._journal, commit)
             if commit.position or error is not None:
                 self._loop.call_soon_threadsafe(self._on_written, commit, error)
+            del commit  # its messages may be large, and the next commit may be long in coming
 
     async def close(self) -> None:
         self._work.put(None)

@@ -32,6 +32,8 @@ Content = tuple[int, bytes, bytes]  # enqueued at, props, body
 Columns = tuple[list[int], list[bytes], list[bytes | memoryview | None]]  # the same of many; None: it is damaged
 
 KEPT_OVERHEAD_BYTES = 100  # what a kept message takes beside its bytes
+#: A body of more is not kept: it is read back once for all who get it at the time (reading.py).
+LARGE_BYTES = 4 * 1024 * 1024
 
 
 class _KeptSlab:
@@ -84,28 +86,34 @@ class ContentCache:
                 slab.props += [None] * gap
                 slab.bodies += [None] * gap
             n = min(count - done, SLAB_ROWS - (seq & SLAB_MASK))
-            kept = bodies if n == count else bodies[done : done + n]
+            some = bodies if n == count else bodies[done : done + n]
+            done += n
+            kept: Sequence[bytes | None] = some
+            size = sum(map(len, some))
             slab.at_ms += [at_ms] * n
-            slab.props += props if n == count else props[done : done + n]
+            slab.props += props if n == count else props[done - n : done]
+            if size > LARGE_BYTES:
+                kept = [body if len(body) <= LARGE_BYTES else None for body in some]
+                n -= kept.count(None)
+                size = sum(len(body) for body in kept if body is not None)
             slab.bodies += kept
             slab.live += n
-            size = KEPT_OVERHEAD_BYTES * n
             if is_shared:
                 self._share(slab, kept)
-            else:
-                size += sum(map(len, kept))
+                size = 0
+            size += KEPT_OVERHEAD_BYTES * n
             slab.byte_count += size
             self._bytes += size
-            done += n
         while self._bytes > self._max_bytes and self._slabs:
             self._drop(next(iter(self._slabs)))
 
-    def _share(self, slab: _KeptSlab, bodies: Sequence[bytes]) -> None:
+    def _share(self, slab: _KeptSlab, bodies: Sequence[bytes | None]) -> None:
         slab.is_shared = True
         for number, body in dict(zip(map(id, bodies), bodies, strict=True)).items():
-            if number not in self._shared:
+            if number not in self._shared and body is not None:
                 self._bytes += len(body)
         self._shared.update(map(id, bodies))
+        self._shared.pop(id(None), None)
 
     def _unshare(self, bodies: Sequence[bytes | None]) -> None:
         shared, gone = self._shared, Counter(map(id, bodies))

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import heapq
 import logging
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from laneway.broker.audiences import Audience, Limit, Subscription
+from laneway.broker.engine import LARGE_BYTES
 from laneway.broker.interface import (
     AMQP,
     ConsumerEnded,
@@ -44,7 +46,7 @@ log = logging.getLogger("laneway.broker")
 
 
 class Session:
-    __slots__ = ("is_paused", "number", "owned", "pools", "push", "subscriptions")
+    __slots__ = ("is_paused", "number", "owned", "pools", "postponed", "push", "subscriptions")
 
     def __init__(self, number: SessionId, push: Callable[[list[Push]], None]) -> None:
         self.number = number
@@ -53,6 +55,7 @@ class Session:
         self.pools: dict[int, Limit] = {}
         self.owned: dict[QueueId, None] = {}  # queues that it has for itself alone
         self.is_paused = False
+        self.postponed: deque[tuple[Subscription, Deliveries]] = deque()  # large ones, until it takes something again
 
     def pool(self, number: int) -> Limit | None:
         if not number:
@@ -155,6 +158,7 @@ class Sessions:
         for subscription in list(session.subscriptions.values()):
             if not subscription.is_cancelled:
                 self._leave(subscription)
+        self._give_back_postponed(session)
         self._partition.in_slices(self._delete_owned(list(session.owned)), lambda _: None)
 
     def _delete_owned(self, numbers: list[QueueId]) -> Generator[None, None, None]:
@@ -316,6 +320,7 @@ class Sessions:
         subscription = found.subscriptions.get(consumer) if found is not None else None
         if found is not None and subscription is not None and not subscription.is_cancelled:
             self._leave(subscription)
+            self._give_back_postponed(found)
             found.forget_if_done(subscription)
 
     def _leave(self, subscription: Subscription) -> None:
@@ -355,6 +360,8 @@ class Sessions:
             found.is_paused = paused
             for subscription in found.subscriptions.values():
                 subscription.pause(paused)
+            if not paused and found.postponed:
+                self._partition.call_later(0, self._push_postponed, session)
 
     # Pushing
 
@@ -494,15 +501,47 @@ class Sessions:
                 return
             acked = self._settled(deliveries, "ack") if subscription.no_ack and len(deliveries) else []
             if must_wait:
-                partition.committer.when_durable(self._deliver, [(subscription, deliveries)])
+                partition.committer.when_durable(self._deliver_read, (subscription, deliveries))
             else:
-                self._deliver([(subscription, deliveries)])
+                self._deliver_read((subscription, deliveries))
             if is_read_later:  # else dispatch() itself goes on
                 partition.after(acked)
 
         subscription.is_reading = True
         partition.reader.read(queue, leased, deliver)
         is_read_later = subscription.is_reading
+
+    def _deliver_read(self, what: tuple[Subscription, Deliveries]) -> None:
+        """A large message is not pushed to a session that takes nothing at the moment: what it has not taken yet would
+        be in memory many times over."""
+        subscription, deliveries = what
+        session = self._sessions.get(subscription.request.session)
+        if session is None or not (session.is_paused or session.postponed) or not _is_large(deliveries):
+            self._deliver([what])
+            return
+        subscription.is_reading = True  # it takes nothing else before this
+        session.postponed.append(what)
+
+    def _push_postponed(self, number: SessionId) -> None:
+        """One in each turn of the loop: each may be as much as the session takes."""
+        session = self._sessions.get(number)
+        if session is None or session.is_paused or not session.postponed:
+            return
+        subscription, deliveries = session.postponed.popleft()
+        subscription.is_reading = False
+        self._deliver([(subscription, deliveries)])
+        subscription.wake()
+        if session.postponed:
+            self._partition.call_later(0, self._push_postponed, number)
+
+    def _give_back_postponed(self, session: Session) -> None:
+        """Those of consumers that are gone."""
+        gone = [what for what in session.postponed if what[0].is_cancelled]
+        if gone:
+            session.postponed = deque(what for what in session.postponed if not what[0].is_cancelled)
+            for subscription, deliveries in gone:
+                subscription.is_reading = False
+                self._give_back(subscription, deliveries)
 
     def _deliver(self, what: list[tuple[Subscription, Deliveries]]) -> None:
         pushes: dict[SessionId, list[Push]] = {}
@@ -600,6 +639,10 @@ class Sessions:
             return []
         partition.committer.touch_later()
         return events
+
+
+def _is_large(deliveries: Deliveries) -> bool:
+    return sum(map(len, deliveries.bodies)) > LARGE_BYTES
 
 
 def _nobody(pushes: list[Push]) -> None:

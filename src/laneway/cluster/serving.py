@@ -381,10 +381,15 @@ class RemoteEdge:
             self._broker.send(Flow(session, True), _ignore)
 
     def _push(self, session: int, pushes: list[Push]) -> None:
+        size_bytes = 0
         for push in pushes:
             if isinstance(push, Delivered):
                 self._note(session, push.deliveries)
-        self._link.post((p.PUSHED, session, pushes))
+                if (
+                    len(push.deliveries.bodies) == 1
+                ):  # as all that are very large: they leave at once, and fill the link
+                    size_bytes += len(push.deliveries.bodies[0])
+        self._link.post((p.PUSHED, session, pushes), size_bytes)
 
     def _note(self, session: int, deliveries: Deliveries) -> None:
         holdings = self._sessions.get(session)
@@ -425,7 +430,8 @@ class RemoteEdge:
         """It does not take what it is sent: give it no more messages; or go on, with those whose clients take them."""
         self._is_full = is_full
         for session in self._sessions:
-            self._broker.send(Flow(session, is_full or session in self._paused), _ignore)
+            # What this lets go may fill the link once more, at once.
+            self._broker.send(Flow(session, self._is_full or session in self._paused), _ignore)
         if is_full:
             for wait in list(self._waits.values()):
                 self._broker.withdraw(wait, answer=True)  # what is answered with nothing is parked

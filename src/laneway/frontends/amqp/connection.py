@@ -25,7 +25,7 @@ from laneway.frontends.amqp.errors import NOT_NOW, AmqpError, amqp_error
 from laneway.frontends.amqp.handshake import Handshake, common_name
 from laneway.frontends.amqp.incoming import Incoming
 from laneway.frontends.amqp.listing import ListedAmqp
-from laneway.frontends.amqp.outbox import Outbox
+from laneway.frontends.amqp.outbox import Data, Outbox
 from laneway.frontends.amqp.shared import AmqpShared
 from laneway.frontends.amqp.spec import (
     BY_NAME,
@@ -92,7 +92,7 @@ class AmqpConnection(asyncio.Protocol):
         self._is_lingering = False  # … and answered; only the socket is still open
         self._holds = 0  # reasons to read nothing more at the moment
         self.method = 0  # the one being carried out, for errors
-        self._out: list[bytes] = []
+        self._out: list[Data] = []
         self._is_flush_planned = False
         self._is_reading = False
         self._blocked: list[Callable[[], None]] = []  # what waits for the disk
@@ -472,7 +472,7 @@ class AmqpConnection(asyncio.Protocol):
 
     # --- writing
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Data) -> None:
         if self.is_gone:
             return
         self._out.append(data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from laneway.frontends.amqp.errors import (
     precondition_failed,
     resource,
 )
-from laneway.frontends.amqp.outbox import Slot
+from laneway.frontends.amqp.outbox import Data, Slot
 from laneway.frontends.amqp.settling import Action
 from laneway.frontends.amqp.spec import BY_NAME, Arguments
 from laneway.frontends.amqp.unacked import Taken
@@ -89,16 +89,17 @@ def deliver(ch: Channel, parts: list[tuple[Consumer, Deliveries]]) -> None:
         if not consumer.no_ack:
             ch.unacked.add(consumer, deliveries.queue, ch.last_delivery + 1, deliveries.seqs, deliveries.leases)
         ch.last_delivery += len(deliveries.seqs)
-    ch.outbox.send(data)
+    for piece in data:
+        ch.outbox.send(piece)
 
 
-def _framed(ch: Channel, parts: list[tuple[Consumer, Deliveries]]) -> bytes:
+def _framed(ch: Channel, parts: list[tuple[Consumer, Deliveries]]) -> Sequence[Data]:
     dressed = [(consumer.dress, deliveries) for consumer, deliveries in parts]
     return frames(ch.number, dressed, ch.last_delivery + 1, ch.connection.frame_bytes)
 
 
 def _deliverable(ch: Channel, consumer: Consumer, deliveries: Deliveries) -> Deliveries:
-    def build(some: Deliveries) -> bytes:
+    def build(some: Deliveries) -> Sequence[Data]:
         return _framed(ch, [(consumer, some)])
 
     return _set_aside(ch, deliveries, build, 0 if consumer.no_ack else consumer.number)
@@ -257,10 +258,10 @@ def _got(ch: Channel, request: Lease, counted: bool, slot: Slot, answer: Deliver
     ch.last_delivery += 1
     if not no_ack:
         ch.unacked.add(None, answer.queue, ch.last_delivery, answer.seqs, answer.leases)
-    slot.fill(frames)
+    slot.fill(*frames)
 
 
-def _set_aside(ch: Channel, deliveries: Deliveries, build: Callable[[Deliveries], bytes], consumer: int) -> Deliveries:
+def _set_aside(ch: Channel, deliveries: Deliveries, build: Callable[[Deliveries], object], consumer: int) -> Deliveries:
     """All but those that cannot be delivered on this connection. These stay leased without being anybody's burden: when
     their leases run out they count as tried, and in the end they are dead letters, as others that nobody acks."""
     broken = deliveries.broken(build)

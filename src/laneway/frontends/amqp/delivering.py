@@ -16,10 +16,10 @@ from laneway.core.message import decode_props, split_amqp_props
 from laneway.core.property_lists import change_headers
 from laneway.frontends.amqp import mapping
 from laneway.frontends.amqp.deaths import with_history
+from laneway.frontends.amqp.outbox import Data
 from laneway.frontends.amqp.spec import BODY, FRAME_OVERHEAD_BYTES, HEADER, METHOD
 
 _METHOD_HEAD = struct.Struct(">BHIHH")
-_FRAME_HEAD = struct.Struct(">BHI")
 _CONTENT_HEAD = struct.Struct(">BHIHHQ")
 _TAG = struct.Struct(">QB")
 _END = b"\xce"
@@ -28,6 +28,8 @@ _PROPERTIES_AT = 12  # in the content header
 _pack_tag, _pack_content = _TAG.pack, _CONTENT_HEAD.pack
 _pack_body = struct.Struct(">BBHI").pack  # the end of the frame before it, and the head of a body frame
 _U32 = struct.Struct(">I")
+
+MAX_JOINED_BYTES = 1024 * 1024  # of a body that is copied into what is sent
 
 MAX_REMEMBERED = 20_000  # exchanges with routing keys, of all connections
 
@@ -120,7 +122,9 @@ class Dress:
             self._known[props[:split]] = where
 
 
-def frames(channel: int, parts: Sequence[tuple[Dress, Deliveries]], first_delivery: int, frame_bytes: int) -> bytes:
+def frames(
+    channel: int, parts: Sequence[tuple[Dress, Deliveries]], first_delivery: int, frame_bytes: int
+) -> Sequence[Data]:
     """What consumers of a channel get. Hot: the parts of all messages stand side by side in columns.
 
     method frame: tag, redelivered, where │ CE │ content header, properties │ CE │ head of body │ body │ CE
@@ -140,12 +144,11 @@ def frames(channel: int, parts: Sequence[tuple[Dress, Deliveries]], first_delive
     if min(sizes) == 0 or max(sizes) > most:
         tags = chain.from_iterable([(dress.tag,) * len(deliveries) for dress, deliveries in parts])
         numbered = enumerate(zip(tags, wheres, raws, bodies, redelivered, strict=True), first_delivery)
-        return b"".join(
-            [
-                deliver_frames(channel, tag, delivery, (where, raw), bytes(body), again, frame_bytes)
-                for delivery, (tag, where, raw, body, again) in numbered
-            ]
-        )
+        found = [
+            deliver_frames(channel, tag, delivery, (where, raw), body, again, frame_bytes)
+            for delivery, (tag, where, raw, body, again) in numbered
+        ]
+        return list(chain.from_iterable(found))
     pieces: list[bytes | memoryview] = [_END] * (9 * count)
     pieces[0::9] = befores
     pieces[1::9] = map(_pack_tag, range(first_delivery, first_delivery + count), redelivered)
@@ -154,32 +157,42 @@ def frames(channel: int, parts: Sequence[tuple[Dress, Deliveries]], first_delive
     pieces[5::9] = raws
     pieces[6::9] = map(_pack_body, repeat(0xCE), repeat(BODY), repeat(channel), sizes)
     pieces[7::9] = bodies
-    return b"".join(pieces)
+    return (b"".join(pieces),)
 
 
-def content(channel: int, raw: bytes, body: bytes, frame_bytes: int) -> list[bytes]:
+def content(channel: int, raw: bytes, body: Data, frame_bytes: int) -> list[Data]:
     """Header and body frames. Properties are one frame, however small the frames are that were agreed on: as RabbitMQ
     does it, because there is no way to cut them."""
-    parts = [_CONTENT_HEAD.pack(HEADER, channel, 12 + len(raw), 60, 0, len(body)), raw, b"\xce"]
-    most = frame_bytes - FRAME_OVERHEAD_BYTES
+    head = _CONTENT_HEAD.pack(HEADER, channel, 12 + len(raw), 60, 0, len(body)) + raw
+    most, whole = frame_bytes - FRAME_OVERHEAD_BYTES, memoryview(body)
+    parts: list[Data] = []
     for at in range(0, len(body), most):
-        part = body[at : at + most] if len(body) > most else body
-        parts += (_FRAME_HEAD.pack(BODY, channel, len(part)), part, b"\xce")
-    return parts
+        part = whole[at : at + most]
+        parts += (head + _pack_body(0xCE, BODY, channel, len(part)), part)
+        head = b""
+    return [*parts, head + _END]
 
 
 def deliver_frames(
-    channel: int, tag: bytes, delivery: int, face: Face, body: bytes, redelivered: bool, frame_bytes: int
-) -> bytes:
+    channel: int, tag: bytes, delivery: int, face: Face, body: Data, redelivered: bool, frame_bytes: int
+) -> Sequence[Data]:
     """One message; `tag` is the consumer's, as a short string."""
     where, raw = face
     payload = tag + _TAG.pack(delivery, redelivered) + where
     head = _METHOD_HEAD.pack(METHOD, channel, len(payload) + 4, 60, 60)
-    return b"".join([head, payload, b"\xce", *content(channel, raw, body, frame_bytes)])
+    return joined([head, payload, _END, *content(channel, raw, body, frame_bytes)], len(body))
 
 
-def get_ok_frames(channel: int, delivery: int, deliveries: Deliveries, frame_bytes: int, *, counted: bool) -> bytes:
+def joined(pieces: list[Data], body_bytes: int) -> Sequence[Data]:
+    """The frames of one message: as one piece if it is small, else as they are, so that no large body is copied."""
+    return (b"".join(pieces),) if body_bytes <= MAX_JOINED_BYTES else pieces
+
+
+def get_ok_frames(
+    channel: int, delivery: int, deliveries: Deliveries, frame_bytes: int, *, counted: bool
+) -> Sequence[Data]:
     where, raw = face_of(deliveries, 0, counted=counted)
     payload = _TAG.pack(delivery, deliveries.receives[0] > 1) + where + _U32.pack(deliveries.left)
     head = _METHOD_HEAD.pack(METHOD, channel, len(payload) + 4, 60, 71)
-    return b"".join([head, payload, b"\xce", *content(channel, raw, bytes(deliveries.bodies[0]), frame_bytes)])
+    body = deliveries.bodies[0]
+    return joined([head, payload, _END, *content(channel, raw, body, frame_bytes)], len(body))

@@ -6,7 +6,10 @@ Deliveries, returns and confirms go through here too: a confirm must not overtak
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+#: What is written; a large body is cut into views of itself, so that it is nowhere copied.
+Data = bytes | memoryview
 
 
 class Slot:
@@ -16,9 +19,9 @@ class Slot:
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
-        self.data: bytes | None = None
+        self.data: Sequence[Data] | None = None
 
-    def fill(self, data: bytes) -> None:
+    def fill(self, *data: Data) -> None:
         self.data = data
         self._outbox.flush()
 
@@ -26,11 +29,11 @@ class Slot:
 class Outbox:
     __slots__ = ("_waiting", "_write")
 
-    def __init__(self, write: Callable[[bytes], None]) -> None:
+    def __init__(self, write: Callable[[Data], None]) -> None:
         self._write = write
-        self._waiting: deque[Slot | bytes] = deque()
+        self._waiting: deque[Slot | Data] = deque()
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: Data) -> None:
         if self._waiting:
             self._waiting.append(data)
         else:
@@ -49,16 +52,17 @@ class Outbox:
         waiting = self._waiting
         while waiting:
             first = waiting[0]
-            data = first.data if isinstance(first, Slot) else first
+            data = first.data if isinstance(first, Slot) else (first,)
             if data is None:
                 return
             waiting.popleft()
-            self._write(data)
+            for piece in data:
+                self._write(piece)
 
     def clear(self) -> None:
         self._waiting.clear()
         self._write = _drop
 
 
-def _drop(data: bytes) -> None:
+def _drop(data: Data) -> None:
     """The channel is gone; so is whom this was for."""

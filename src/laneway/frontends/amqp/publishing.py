@@ -36,6 +36,7 @@ from laneway.frontends.amqp.errors import (
     precondition_failed,
     resource,
 )
+from laneway.frontends.amqp.outbox import Data
 from laneway.frontends.amqp.spec import BY_NAME, Arguments
 
 if TYPE_CHECKING:
@@ -384,7 +385,7 @@ def refusals_of(answer: list[Arrival] | LanewayError, count: int) -> dict[int, L
 
 def returned(ch: Channel, batch: Batch, places: Sequence[int]) -> bytes:
     """basic.return for messages of a batch: they reached no queue, and their publisher wants to know."""
-    parts: list[bytes] = []
+    parts: list[Data] = []
     for i in places:
         there, props = batch.mandatory[i], batch.props[i]
         came = split_amqp_props(props)

@@ -66,5 +66,6 @@ def deliver(ch: Channel, key: str, raw: bytes, body: bytes) -> bool:
     asker.last_delivery += 1
     face = b"\0" + encode_short_text(key), raw
     tag, frame_bytes = encode_short_text(asker.reply_tag), asker.connection.frame_bytes
-    asker.outbox.send(deliver_frames(asker.number, tag, asker.last_delivery, face, body, False, frame_bytes))
+    for piece in deliver_frames(asker.number, tag, asker.last_delivery, face, body, False, frame_bytes):
+        asker.outbox.send(piece)
     return True

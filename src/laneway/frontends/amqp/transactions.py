@@ -63,7 +63,8 @@ class Transaction:
         self._counted += count
         all_of_it.bytes += size_bytes
         all_of_it.count += count
-        if all_of_it.bytes > limits.transaction_bytes or all_of_it.count > limits.transaction_count:
+        is_too_large = all_of_it.bytes > limits.transaction_bytes and all_of_it.count > 1  # any message is taken alone
+        if is_too_large or all_of_it.count > limits.transaction_count:
             raise AmqpError(
                 506,
                 f"the transactions of a connection have at most {limits.transaction_count} publishes and "
