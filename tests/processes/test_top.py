@@ -31,9 +31,20 @@ def test_top_shows_processes_and_busy_queues(tmp_path: Path) -> None:
         eventually("it is busy", is_busy)
         written = top(server, "--times", "2", "--every", "10ms")
         assert written.count("process  pid") == 2 and written.count("busy ") == 2
+        assert written.count("partition  process") == 2
         lines = [json.loads(line) for line in top(server, "--json", "--times", "2", "--every", "10ms").splitlines()]
         assert [[one["pid"] for one in line["processes"]] for line in lines] == [server.children()] * 2
         assert lines[0]["busiest_queues"][0]["queue_name"] == "busy"
+        own = http.must(200, "GET", "/stats?prefix=busy")["queues"][0]
+        partitions = {one["partition"]: one for one in lines[0]["partitions"]}
+        assert {number: one["process"] for number, one in partitions.items()} == {0: 0, 1: 1}
+        assert partitions[own["partition"]]["waiting"] == own["waiting_count"] > 0
+        http.must(201, "PUT", "/queues/deep")
+        http.must(201, "POST", "/queues/deep/messages", [{"payload": "x"}] * 1000)
+        for sort in ("depth", "age"):
+            (line,) = top(server, "--json", "--times", "1", "--sort", sort, "--queues", "1").splitlines()
+            assert json.loads(line)["busiest_queues"][0]["queue_name"] == {"depth": "deep", "age": "busy"}[sort]
+        assert json.loads(line)["alerts"] == []
         assert "busy" not in top(server, "--queues", "0", "--times", "1")
 
 

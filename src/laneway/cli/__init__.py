@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "extend": ("laneway.cli.settle:extend", "Set when the leases of received messages end."),
     "peek": ("laneway.cli.messages:peek", "Look at messages without leasing them."),
     "stats": ("laneway.cli.stats:stats", "Show counts and rates of one queue or of all."),
-    "top": ("laneway.cli.top:top", "Show what each process has to do, and the busiest queues."),
+    "top": ("laneway.cli.top:top", "Show what processes, partitions and the busiest queues have to do."),
     "redrive": ("laneway.cli.dead_letters:redrive", "Move dead letters back to where they came from."),
     "purge": ("laneway.cli.dead_letters:purge", "Delete the waiting messages or the dead letters of a queue."),
     "exchange": ("laneway.cli.exchanges:exchange", "List, create, delete exchanges, and publish to them."),

@@ -537,9 +537,14 @@ class Client:
         """Have the server read its settings again: those that changed, and those that need a restart for it."""
         return dict(self._call("POST", "/config/reload"))
 
-    def processes(self, *, queues: int = 10) -> dict[str, Any]:
-        """What each process of the server has to do, and so many of the busiest queues."""
-        return dict(self._call("GET", "/processes", query={"queues": queues}))
+    def processes(self, *, queues: int = 10, sort: str = "rate") -> dict[str, Any]:
+        """What each process and partition of the server has to do, and so many of the busiest queues; or of the first
+        ones by depth, age or dead_letters."""
+        return dict(self._call("GET", "/processes", query={"queues": queues, "sort": sort}))
+
+    def alerts(self) -> list[dict[str, Any]]:
+        """What fires, and since when."""
+        return list(self._call("GET", "/alerts")["alerts"])
 
     def ready(self) -> dict[str, Any]:
         return dict(self._call("GET", "/readyz"))

@@ -455,12 +455,35 @@ class ProcessAnswer(Answer):
     longest_turn_ms: int
 
 
+class PartitionAnswer(Answer):
+    """A partition: all its queues together. What is not known of one that nobody leads is 0."""
+
+    partition: int
+    process: int
+    state: str
+    queue_count: int
+    waiting: int
+    leased: int
+    delayed: int
+    dead: int
+    oldest_message_age_seconds: float
+    consumer_count: int
+    journal_bytes: int
+    published_per_second: float
+    delivered_per_second: float
+    acked_per_second: float
+
+
 class BusyQueueAnswer(Answer):
     queue_name: str
     vhost: str
     partition: int
     waiting: int
     leased: int
+    delayed: int
+    dead: int
+    oldest_message_age_seconds: float | None
+    consumer_count: int
     published_per_second: float
     delivered_per_second: float
     acked_per_second: float
@@ -468,6 +491,7 @@ class BusyQueueAnswer(Answer):
 
 class ProcessesAnswer(Answer):
     processes: list[ProcessAnswer]
+    partitions: list[PartitionAnswer]
     busiest_queues: list[BusyQueueAnswer]
 
 

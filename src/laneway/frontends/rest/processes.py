@@ -11,9 +11,11 @@ from laneway.frontends.http.protocol import Call
 from laneway.frontends.rest import answers as a
 from laneway.frontends.rest import wire as w
 from laneway.frontends.rest.routing import ApiRoute, Reply
-from laneway.telemetry.load import Choice, Loads, ProcessLoad, QueueLoad
+from laneway.telemetry.load import Choice, Loads, PartitionSurvey, ProcessLoad, QueueLoad, Ranking
 
 _QUEUES = 10
+
+RANKINGS: dict[str, Ranking] = {"depth": "depth", "age": "age", "rate": "rate", "dead_letters": "dead"}
 
 #: Of the whole server, with the queues that are chosen.
 FindLoads = Callable[[Choice], Awaitable[Loads]]
@@ -31,15 +33,19 @@ class ProcessesApi:
 
     @ApiRoute("GET", "/processes", options=w.ProcessOptions, answers={200: a.ProcessesAnswer})
     async def list_processes(self, call: Call) -> Reply:
-        """The processes of the server, what each has to do, and the busiest queues.
+        """The processes of the server and its partitions, what each has to do, and the busiest queues.
 
         Takes the role monitor or operator."""
         self._access.check_role(call.account, MONITOR, OPERATOR)
         options: w.ProcessOptions = call.head.plan.options(w.ProcessOptions)
         most = _QUEUES if options.queues is UNSET else options.queues
-        loads = await self._find_loads(Choice(rankings={"rate": most}))
+        ranking = RANKINGS[options.sort or "rate"]
+        loads = await self._find_loads(Choice(rankings={ranking: most}))
+        leaders = {number: one.process for one in loads.processes for number in one.partitions}
         answer = a.ProcessesAnswer(
-            processes=list(map(_process, loads.processes)), busiest_queues=list(map(_queue, loads.queues))
+            processes=list(map(_process, loads.processes)),
+            partitions=[_partition(one, leaders.get(one.partition, 0)) for one in loads.partitions],
+            busiest_queues=[_queue(one) for one in sorted(loads.queues, key=lambda one: one.place(ranking))],
         )
         return Reply(200, a.encode(answer))
 
@@ -62,6 +68,26 @@ def _process(load: ProcessLoad) -> a.ProcessAnswer:
     )
 
 
+def _partition(load: PartitionSurvey, process: int) -> a.PartitionAnswer:
+    published, delivered, acked = load.rates
+    return a.PartitionAnswer(
+        partition=load.partition,
+        process=process,
+        state=load.state,
+        queue_count=load.queue_count,
+        waiting=load.waiting,
+        leased=load.leased,
+        delayed=load.delayed,
+        dead=load.dead,
+        oldest_message_age_seconds=load.oldest_age_s,
+        consumer_count=load.consumers + load.consumers_waiting,
+        journal_bytes=load.journal_bytes,
+        published_per_second=published,
+        delivered_per_second=delivered,
+        acked_per_second=acked,
+    )
+
+
 def _queue(load: QueueLoad) -> a.BusyQueueAnswer:
     return a.BusyQueueAnswer(
         queue_name=load.name,
@@ -69,6 +95,10 @@ def _queue(load: QueueLoad) -> a.BusyQueueAnswer:
         partition=load.partition,
         waiting=load.waiting,
         leased=load.leased,
+        delayed=load.delayed,
+        dead=load.dead,
+        oldest_message_age_seconds=load.oldest_age_s,
+        consumer_count=load.consumers + load.consumers_waiting,
         published_per_second=load.published_per_second,
         delivered_per_second=load.delivered_per_second,
         acked_per_second=load.acked_per_second,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -13,17 +13,16 @@ from laneway.broker.interface import Broker
 from laneway.frontends.http.protocol import Call
 from laneway.frontends.rest.answers import Answer, Time, encode
 from laneway.frontends.rest.cursors import decode_cursor, encode_cursor
+from laneway.frontends.rest.processes import RANKINGS
 from laneway.frontends.rest.routing import ApiRoute, Reply
 from laneway.frontends.rest.times import Timestamps
-from laneway.frontends.rest.wire import PageOptions
+from laneway.frontends.rest.wire import PageOptions, QueueRanking
 from laneway.telemetry.history import FIGURES, STEP_S, HistoryRow
-from laneway.telemetry.load import QueueLoad, Ranking, StatsQuery
+from laneway.telemetry.load import QueueLoad, StatsQuery
 
 _PAGE = 100
 _LOOKED_AT = 1_000  # queues at once, for an account that may not see all of them
 _MOST_LOOKS = 10  # for one answer
-
-_RANKINGS: dict[str, Ranking] = {"depth": "depth", "age": "age", "rate": "rate", "dead_letters": "dead"}
 
 FindStats = Callable[[StatsQuery], Awaitable[list[QueueLoad]]]
 FindHistory = Callable[[], Awaitable[list[HistoryRow]]]
@@ -39,7 +38,7 @@ async def no_history() -> list[HistoryRow]:
 
 
 class StatsOptions(PageOptions, forbid_unknown_fields=True, kw_only=True):
-    sort: Literal["depth", "age", "rate", "dead_letters"] | UnsetType = UNSET
+    sort: QueueRanking | UnsetType = UNSET
     vhost: Annotated[str, Meta(max_length=255)] | UnsetType = UNSET
     prefix: Annotated[str, Meta(max_length=255)] | UnsetType = UNSET
 
@@ -99,7 +98,7 @@ class StatisticsApi:
             self._broker.topology.check_vhost(options.vhost)
         limit = options.limit or _PAGE
         query = StatsQuery(
-            ranking=_RANKINGS[options.sort or "depth"],
+            ranking=RANKINGS[options.sort or "depth"],
             limit=limit + 1,
             vhost=options.vhost or None,
             prefix=options.prefix or "",

@@ -146,8 +146,13 @@ class PageOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     cursor: Annotated[str, Meta(max_length=4096)] | UnsetType = UNSET
 
 
+#: What queues are ranked by.
+QueueRanking = Literal["depth", "age", "rate", "dead_letters"]
+
+
 class ProcessOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    queues: Annotated[int, Meta(ge=0, le=100)] | UnsetType = UNSET  # how many of the busiest
+    queues: Annotated[int, Meta(ge=0, le=100)] | UnsetType = UNSET  # how many are shown
+    sort: QueueRanking | UnsetType = UNSET
 
 
 class ConnectionOptions(PageOptions, forbid_unknown_fields=True, kw_only=True):
