@@ -21,7 +21,7 @@ from laneway.broker.parts import is_long, parts, placed
 from laneway.broker.values import Arrival
 from laneway.cluster.asking import size_of
 from laneway.core.partitions import local_number, partition_of, queue_id
-from laneway.errors import LanewayError, LeaseStale, Unavailable
+from laneway.errors import JournalFailed, LanewayError, LeaseStale, OutcomeUnknown, Unavailable
 
 if TYPE_CHECKING:
     from laneway.cluster.edge import Done, Edge
@@ -224,7 +224,9 @@ class Spreading:
             self._edge.to_partition(self._at, job.spread, partial(self._answered, job))
 
     def _answered(self, job: _Job, answer: Any) -> None:
-        if isinstance(answer, LanewayError):
+        # What may have been done needs them: if it was not, they come back in time.
+        may_be_done = isinstance(answer, OutcomeUnknown | JournalFailed) and job.refusal is None
+        if isinstance(answer, LanewayError) and not may_be_done:
             for s in job.reserved:
                 back = i.SettleHeld(0, local_number(s.queue), s.seqs, s.leases, "release")
                 self._edge.to_partition(partition_of(s.queue), back, _not_answered)
