@@ -18,7 +18,7 @@ import pytest
 from botocore.config import Config
 
 from laneway.core.partitions import home
-from tests.crash.server import Server, eventually
+from tests.crash.server import BROKEN, Server, eventually
 from tests.processes.several import SeveralProcesses
 
 QUEUES = [f"queue-{number}" for number in range(12)]
@@ -177,10 +177,10 @@ class HttpLoad(Load):
             asked = {"max_messages": 10, "wait_seconds": 1}
             found = connection.must(200, "POST", f"{path}/dequeue", asked)["messages"]
             if found:
+                self.received += [one["payload"] for one in found]  # the answer to the ack may get lost
                 handles = [{"receipt_handle": one["receipt_handle"]} for one in found]
                 results = connection.must(200, "POST", f"{path}/ack", handles)
                 assert all("error" not in one for one in results), results
-                self.received += [one["payload"] for one in found]
 
 
 class AmqpLoad(Load):
@@ -240,8 +240,8 @@ class SqsLoad(Load):
         while not self.is_done():
             found = client.receive_message(QueueUrl=url, MaxNumberOfMessages=10, WaitTimeSeconds=1).get("Messages", [])
             for one in found:
-                client.delete_message(QueueUrl=url, ReceiptHandle=one["ReceiptHandle"])
                 self.received.append(one["Body"])
+                client.delete_message(QueueUrl=url, ReceiptHandle=one["ReceiptHandle"])
 
 
 def loads(server: SeveralProcesses, *, survives: bool = False) -> list[Load]:
@@ -288,3 +288,61 @@ def _have_gone_on(working: list[Load], seen: list[int]) -> bool:
 
 def _broken(working: list[Load]) -> bool:
     return any(load.errors for load in working)
+
+
+@pytest.mark.parametrize("victim", ["the first process", "the second process", "both"])
+def test_a_kill_in_the_middle_loses_nothing(server: SeveralProcesses, victim: str) -> None:
+    clear(server, visibility_timeout=3)  # what was leased for an answer that got lost comes again
+    working = loads(server, survives=True)
+    deep = AWAY[6]
+    connection = server.connect()
+    for at in range(0, 4_000, 500):
+        connection.must(201, "POST", f"/queues/{deep}/messages", [{"payload": n} for n in range(at, at + 500)])
+    for load in working:
+        load.start()
+    try:
+        eventually("all work", lambda: all(load.received for load in working))
+        rebalance(server, "--no-wait")
+        eventually("some have moved", lambda: 0 < _moved(server))
+        for at in {"the first process": [0], "the second process": [1], "both": [0, 1]}[victim]:
+            server.kill_child(at)
+        eventually("they are there again", server.whole)
+        eventually("all are home", lambda: _quietly(lambda: homes(server) == {}) and not _is_running(server))
+        seen = [len(load.received) for load in working]
+        eventually("they go on", lambda: _have_gone_on(working, seen))
+    finally:
+        for load in working:
+            load.stop()
+    for load in working:
+        load.check()
+    connection = server.connect()
+    found: list[int] = []
+    while some := connection.must(200, "POST", f"/queues/{deep}/dequeue", {"max_messages": 1000})["messages"]:
+        found += [one["payload"] for one in some]
+    assert found == list(range(4_000))
+    connection.close()
+
+
+def _moved(server: Server) -> int:
+    return _quietly(lambda: int(_status(server)["moved_queues"]))
+
+
+def _is_running(server: Server) -> bool:
+    return bool(_quietly(lambda: _status(server)["is_running"]))
+
+
+def _status(server: Server) -> dict[str, Any]:
+    connection = server.connect()
+    try:
+        found: dict[str, Any] = connection.must(200, "GET", "/rebalance")
+        return found
+    finally:
+        connection.close()
+
+
+def _quietly(look: Callable[[], Any]) -> Any:
+    """0 while processes are away."""
+    try:
+        return look()
+    except (*BROKEN, AssertionError):
+        return 0

@@ -2,7 +2,8 @@
 without a Python loop. What does not fit in a row (records, names, documents) stands in blobs beside it.
 
     row         0 u8  kind          events.Kind
-                1 u8  cause         events.Cause: why it was released, dead-lettered, moved, copied or removed
+                1 u8  cause         events.Cause: why it was released, dead-lettered, moved, copied or removed, arrived
+                                    or resumed
                 2 u8  priority      published · that it was published with (arrived; moved and copied, with flag 16) ·
                                     its state, as in table.py (resumed)
                 3 u8  flags         1 continues the event of the row before · 2 has a group · 4 has a dedup id
@@ -386,7 +387,7 @@ def _encode_arrived(e: Arrived, offset: int) -> tuple[bytes, Sequence[bytes]]:
 
 def _encode_resumed(e: Resumed, offset: int) -> tuple[bytes, Sequence[bytes]]:
     numbers = (e.queue, e.seq, e.at_ms, e.due_ms, e.lease, e.expires_ms, e.receives, 0, offset, len(e.story))
-    return _pack(e.kind, 0, e.state, 0, *numbers), (e.story,)
+    return _pack(e.kind, Cause.REBALANCED, e.state, 0, *numbers), (e.story,)
 
 
 def _encode_queue_departed(e: QueueDeparted, offset: int) -> tuple[bytes, Sequence[bytes]]:

@@ -20,6 +20,7 @@ from laneway.core.events import Cause, Kind
 from laneway.core.message import message_id_prefix
 from laneway.core.partitions import NUMBER_BITS
 from laneway.core.rows import BORN_ELSEWHERE, HAS_NUMBER, HAS_PRIORITY, HAS_ROUTE, TIME_BITS
+from laneway.core.table import DELAYED, READY
 from laneway.pipeline import commits, records
 from laneway.pipeline.commits import Chunk, Ints, SegmentBytes, Span
 from laneway.pipeline.schema import arrow_schema
@@ -41,13 +42,14 @@ PUBLISHED = _kinds(Kind.PUBLISHED)
 ARRIVED = _kinds(Kind.ARRIVED)
 RELOCATED = _kinds(Kind.RELOCATED)
 LEASED = _kinds(Kind.LEASED)
+RESUMED = _kinds(Kind.RESUMED)
 MOVED = _kinds(Kind.MOVED, Kind.COPIED)
 DETAILED = _kinds(Kind.DEAD_LETTERED, Kind.MOVED, Kind.COPIED, Kind.REMOVED)
 #: Rows which say in expires_ms when their message was first published.
 BORN = RELOCATED | _kinds(
     Kind.LEASED, Kind.ACKED, Kind.RELEASED, Kind.EXTENDED, Kind.RESERVED, Kind.DEAD_LETTERED, Kind.REMOVED
 )
-NUMBERED = RECORDED | MOVED | BORN | _kinds(Kind.TOLD, Kind.QUEUE_PURGED, Kind.RECEIVED)
+NUMBERED = RECORDED | MOVED | BORN | _kinds(Kind.TOLD, Kind.RESUMED, Kind.QUEUE_PURGED, Kind.RECEIVED)
 
 #: The kinds of rows whose blob a column needs.
 BLOBS: dict[str, Bools] = {
@@ -334,7 +336,18 @@ def _message_id(e: Events) -> pa.Array:
 
 def _visible_at(e: Events) -> pa.Array:
     due_ms = np.where(ARRIVED[e.kind], 0, e.due_ms)
-    return _time(np.where(due_ms != 0, due_ms, e.time_ms), (RECORDED | _kinds(Kind.RELEASED))[e.kind])
+    waits = RESUMED[e.kind] & np.isin(e.rows["priority"], (READY, DELAYED))
+    return _time(np.where(due_ms != 0, due_ms, e.time_ms), (RECORDED | _kinds(Kind.RELEASED))[e.kind] | waits)
+
+
+def _lease(e: Events) -> pa.Array:
+    is_leased = RESUMED[e.kind] & (e.rows["lease"] != 0)
+    return _bigint(e.rows["lease"], _kinds(Kind.LEASED, Kind.ACKED, Kind.RESERVED)[e.kind] | is_leased)
+
+
+def _deadline(e: Events) -> pa.Array:
+    is_leased = RESUMED[e.kind] & (e.rows["lease"] != 0)
+    return _time(e.due_ms, _kinds(Kind.LEASED, Kind.EXTENDED, Kind.RESERVED)[e.kind] | is_leased)
 
 
 def _priority(e: Events) -> pa.Array:
@@ -382,14 +395,14 @@ COLUMNS: dict[str, Callable[[Events], pa.Array]] = {
     "exchange": _of_message_or_route("exchange"),
     "routing_key": _of_message_or_route("routing_key"),
     "size": lambda e: _int(e.rows["blob_size"], RECORDED[e.kind]),
-    "lease": lambda e: _bigint(e.rows["lease"], _kinds(Kind.LEASED, Kind.ACKED, Kind.RESERVED)[e.kind]),
+    "lease": _lease,
     "consumer": lambda e: e.blobs.shared_texts(LEASED[e.kind]),
-    "receive_count": lambda e: _int(e.rows["receives"], LEASED[e.kind]),
+    "receive_count": lambda e: _int(e.rows["receives"], (LEASED | RESUMED)[e.kind]),
     "reason": lambda e: _CAUSES.take(pa.array(e.rows["cause"])),
     "detail": lambda e: e.routes.texts("detail"),
     "enqueued_at": lambda e: _time(e.birth[0], e.birth[2]),
     "visible_at": _visible_at,
-    "deadline": lambda e: _time(e.due_ms, _kinds(Kind.LEASED, Kind.EXTENDED, Kind.RESERVED)[e.kind]),
+    "deadline": _deadline,
     "expires_at": _expires_at,
     "target_vhost": lambda e: e.target_names(0),
     "target_queue": lambda e: e.target_names(1),

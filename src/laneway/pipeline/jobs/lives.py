@@ -51,6 +51,8 @@ _OF_ONE_MESSAGE = {
     "removed": REMOVED,
     "moved": MOVED,
 }
+#: The reason of a message that goes on as it was in another partition.
+GOES_ON = "rebalanced"
 _OF_A_QUEUE = {"queue_purged": QUEUE_PURGED, "queue_deleted": QUEUE_DELETED}
 
 #: Where in history a row stands, as one number: the position of its commit, then its place in there.
@@ -72,8 +74,12 @@ def steps(events: DataFrame) -> DataFrame:
     kind = F.col("kind")
     known = {**_OF_ONE_MESSAGE, **_OF_A_QUEUE}
     step_of = F.coalesce(F.create_map(*[F.lit(x) for pair in known.items() for x in pair])[kind], F.lit(OTHER))
+    # One that came with its whole queue goes on as it was: leased, dead, or it waits.
+    is_held, waits = F.col("lease").isNotNull(), F.col("visible_at").isNotNull()
+    goes_on = F.when(is_held, LEASED).when(waits, RELEASED).otherwise(DEAD)
+    step_of = F.when(kind == "resumed", goes_on).when(kind == "arrived", MOVED_IN).otherwise(step_of)
     at = F.shiftleft("position", INDEX_BITS) + F.col("index")
-    is_step = kind.isin(*_OF_ONE_MESSAGE, "copied")
+    is_step = kind.isin(*_OF_ONE_MESSAGE, "copied", "arrived", "resumed")
 
     def row(step: Column, message: Column, prefix: str, is_event: Column) -> Column:
         names = (F.col(f"{prefix}{name}").alias(name) for name in ("queue_number", "vhost", "queue"))
@@ -88,9 +94,17 @@ def steps(events: DataFrame) -> DataFrame:
     old = row(step_of, F.col("message"), "", F.lit(True))
     new_step = F.when(kind == "moved", MOVED_IN).otherwise(COPIED_IN)
     new = row(new_step, F.col("target_message"), "target_", kind == "copied")
-    of = F.when(kind == "moved", F.array(old, new)).when(kind == "copied", F.array(new)).otherwise(F.array(old))
+    dead = row(F.lit(DEAD), F.col("message"), "", F.lit(False))  # one that came back from another partition
+    of = (
+        F.when(kind == "moved", F.array(old, new))
+        .when(kind == "copied", F.array(new))
+        .when((kind == "arrived") & (F.col("reason") == "returned"), F.array(old, dead))
+        .otherwise(F.array(old))
+    )
     # An id ends with the number that its message was published under, whatever number it has by now.
-    born = F.conv(F.substring("message_id", -12, 12), 16, 10).cast("bigint")
+    # That of one from another partition says nothing here.
+    own_number = F.conv(F.substring("message_id", -12, 12), 16, 10).cast("bigint")
+    born = F.when(kind == "arrived", F.col("message")).otherwise(own_number)
     return events.withColumn("of", F.explode(of)).select(
         F.coalesce("partition", F.lit(0)).alias("partition"),
         "of.*",
@@ -124,7 +138,10 @@ def lives(events: DataFrame) -> DataFrame:
     so_far = life.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     before = life.rowsBetween(Window.unboundedPreceding, -1)
     step = F.col("step")
-    batch = F.when(step == LEASED, F.col("at") - F.col("lease"))  # both go up by one from message to message
+    goes_on = F.coalesce(F.col("reason") == GOES_ON, F.lit(False))
+    batch = F.when(
+        (step == LEASED) & ~goes_on, F.col("at") - F.col("lease")
+    )  # both go up by one from message to message
     is_ready, visible_before = F.col("visible_ms") <= F.col("ms"), F.lag("visible_ms").over(life)
     known = steps(events).withColumns(
         {
@@ -151,7 +168,7 @@ def lives(events: DataFrame) -> DataFrame:
     of_group = F.col("group").isNotNull() | F.col("born").isNotNull()
     is_stale = (step == ACKED) & _is_held(F.col("previous")) & (F.col("lease") != F.col("last_lease"))
     last_count = F.coalesce("last_count", F.when(F.col("first") <= COPIED_IN, F.lit(0)))
-    is_miscounted = (step == LEASED) & (F.col("receive_count") != last_count + 1)
+    is_miscounted = (step == LEASED) & ~goes_on & (F.col("receive_count") != last_count + 1)
     return known.withColumns(
         {
             **{name: F.coalesce(F.col(name) & of_no_group, F.lit(False)) for name in ("is_plain", "was_plain")},
@@ -242,7 +259,11 @@ def impossible_steps(lives: DataFrame, whole: Sequence[int], *, has_ends: bool) 
         ("delivered_dead", (step == LEASED) & (previous == DEAD), F.lit("it was dead")),
         (
             "not_leased",
-            (step.isin(ACKED, RELEASED) & (_waits(previous) | (previous == DEAD)))
+            (
+                step.isin(ACKED, RELEASED)
+                & (_waits(previous) | (previous == DEAD))
+                & F.coalesce(F.col("reason") != GOES_ON, F.lit(True))
+            )
             | ((step == EXTENDED) & (previous.isin(PUBLISHED, MOVED_IN, COPIED_IN, DEAD))),
             F.lit("nobody held it"),
         ),
