@@ -107,13 +107,14 @@ from laneway.core.events import (
 )
 from laneway.core.message import RECORD_PREFIX_BYTES, decode_record, places, record_pieces
 from laneway.core.runs import as_array
-from laneway.core.table import column
+from laneway.core.table import DELAYED, READY, column
 
 ROW = struct.Struct("<BBBBIQQQQQIIII")
 ROW_BYTES = ROW.size
 CONTINUES, HAS_GROUP, HAS_DEDUP, HAS_ROUTE, HAS_PRIORITY, HAS_NUMBER, HAS_TENANT = 1, 2, 4, 8, 16, 32, 64
 BORN_ELSEWHERE = 64
 NAMES_TIME = 128
+WAITING = (READY, DELAYED)  # in the priority of a resumed row: it can be leased, now or later
 TIME_BITS = 48  # of expires_ms, where it holds when a message was first published
 _TIME_MASK = (1 << TIME_BITS) - 1
 
@@ -558,7 +559,7 @@ def _decode_moved(rows: list[Row], blob: Blob, location: Location) -> Event:
     moved = kind(f[4], f[6], _seqs(rows), Cause(f[1]), f[11], f[8], detail, exchange, key, priorities)
     moved.tenants, moved.bound_for = tuple(tenants), bound_for
     if isinstance(moved, Moved):
-        moved.expires_at, moved.holders = said
+        moved.expires_at, moved.holders = map(tuple, said)
     return moved
 
 

@@ -19,8 +19,7 @@ import pyarrow.compute as pc
 from laneway.core.events import Cause, Kind
 from laneway.core.message import message_id_prefix
 from laneway.core.partitions import NUMBER_BITS
-from laneway.core.rows import BORN_ELSEWHERE, HAS_NUMBER, HAS_PRIORITY, HAS_ROUTE, TIME_BITS
-from laneway.core.table import DELAYED, READY
+from laneway.core.rows import BORN_ELSEWHERE, HAS_NUMBER, HAS_PRIORITY, HAS_ROUTE, TIME_BITS, WAITING
 from laneway.pipeline import commits, records
 from laneway.pipeline.commits import Chunk, Ints, SegmentBytes, Span
 from laneway.pipeline.schema import arrow_schema
@@ -336,7 +335,7 @@ def _message_id(e: Events) -> pa.Array:
 
 def _visible_at(e: Events) -> pa.Array:
     due_ms = np.where(ARRIVED[e.kind], 0, e.due_ms)
-    waits = RESUMED[e.kind] & np.isin(e.rows["priority"], (READY, DELAYED))
+    waits = RESUMED[e.kind] & np.isin(e.rows["priority"], WAITING)
     return _time(np.where(due_ms != 0, due_ms, e.time_ms), (RECORDED | _kinds(Kind.RELEASED))[e.kind] | waits)
 
 

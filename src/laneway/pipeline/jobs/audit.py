@@ -20,7 +20,7 @@ from laneway.pipeline.jobs import groups, order
 from laneway.pipeline.jobs import lives as lives_
 from laneway.pipeline.jobs.lives import FATES, INDEX_BITS, READ
 from laneway.pipeline.options import read_options
-from laneway.pipeline.runner import Options, Result
+from laneway.pipeline.runner import HIDDEN, Options, Result
 
 
 @dataclass(frozen=True)
@@ -169,6 +169,7 @@ def _by_queue(fates: DataFrame, queues: DataFrame) -> DataFrame:
     began = ["published", "moved_in", "copied_in", "from_before"]
     return (
         _with_names(fates, queues)
+        .where(F.coalesce(F.col("vhost") != HIDDEN, F.lit(True)))  # what waited for other partitions is no user's
         .select("partition", "vhost", "queue", "queue_number", *began, *FATES)
         .orderBy("partition", "vhost", "queue", "queue_number")
     )

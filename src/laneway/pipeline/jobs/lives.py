@@ -23,6 +23,8 @@ from operator import or_
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from laneway.pipeline.runner import HIDDEN
+
 #: Steps of a life; the order matters to the comparisons below.
 PUBLISHED, MOVED_IN, COPIED_IN, RELEASED, LEASED, EXTENDED, DEAD, ACKED, REMOVED, MOVED = range(1, 11)
 
@@ -62,7 +64,7 @@ LATER = 1 << 62  # than everything
 #: What is taken from the events table. All the rest is worked out from these.
 READ = (
     "partition position index time kind vhost queue queue_number message priority tenant group lease receive_count "
-    "reason visible_at target_vhost target_queue target_queue_number target_message message_id"
+    "reason visible_at target_vhost target_queue target_queue_number target_message target_partition message_id"
 ).split()
 
 VIOLATION = "partition int, at bigint, type string, queue_number int, message bigint, words string"
@@ -95,6 +97,11 @@ def steps(events: DataFrame) -> DataFrame:
     new_step = F.when(kind == "moved", MOVED_IN).otherwise(COPIED_IN)
     new = row(new_step, F.col("target_message"), "target_", kind == "copied")
     dead = row(F.lit(DEAD), F.col("message"), "", F.lit(False))  # one that came back from another partition
+    # The target of one that departs is the queue that it is bound for, and it waits in a hidden one until it has left.
+    departs = F.coalesce(F.col("target_partition") != F.coalesce("partition", F.lit(0)), F.lit(False))
+    new = F.when(
+        departs, new.withField("vhost", F.lit(HIDDEN)).withField("queue", F.lit(None).cast("string"))
+    ).otherwise(new)
     of = (
         F.when(kind == "moved", F.array(old, new))
         .when(kind == "copied", F.array(new))
