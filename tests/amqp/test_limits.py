@@ -55,6 +55,37 @@ def test_a_frame_too_large_ends_the_connection(own_serving: OwnServing) -> None:
         assert close.fields["text"] == "FRAME_ERROR - type 1, all octets = <<>>: {frame_too_large,4097,4088}"
 
 
+def test_properties_may_fill_a_frame_as_rabbitmq_counts_it(serving: Serving, queue: str) -> None:
+    """A payload of as many bytes as frames were agreed to have: what frames it is not counted."""
+    with serving.log_in(frame_max=4096) as wire:
+        for size, is_taken in ((4096 - 8, True), (4096, True), (4097, False)):
+            text = "x" * (size - 14 - 4 - 2 - 5)
+            header = content(1, b"b", headers={"h": text})
+            assert struct.unpack_from(">I", header, 3) == (size,)
+            wire.send(method(1, "basic.publish", key=queue) + header)
+            if is_taken:
+                assert wire.ask(1, "basic.get", queue=queue, no_ack=1).name == "basic.get-ok"
+                assert (wire.read().fields["headers"], wire.read().payload) == ({"h": text}, b"b")
+            else:
+                assert wire.expect("connection.close").fields["code"] == 501
+
+
+def test_a_message_that_is_rejected_waits_as_its_quorum_queue_says(own_serving: OwnServing) -> None:
+    serving = own_serving()
+    with serving.log_in() as wire:
+        arguments = {"x-queue-type": "quorum", "x-delayed-retry-type": "failed", "x-delayed-retry-min": 60_000}
+        wire.ask(1, "queue.declare", queue="retried", durable=1, arguments=arguments)
+        wire.send(publish(1, "retried", b"x"))
+        for delivery, (answer, waits_s) in enumerate((("nack", 0), ("reject", 120)), 1):
+            assert wire.ask(1, "basic.get", queue="retried").name == "basic.get-ok"
+            assert [wire.read().payload for _ in range(2)][1] == b"x"
+            wire.send(method(1, f"basic.{answer}", delivery=delivery, requeue=1))
+            count = wire.ask(1, "queue.declare", queue="retried", passive=1).fields.get("messages", 0)
+            assert count == (0 if waits_s else 1)
+            serving.pass_time(waits_s)
+        assert wire.ask(1, "queue.declare", queue="retried", passive=1).fields["messages"] == 1
+
+
 def test_a_body_longer_than_announced_ends_the_connection(serving: Serving) -> None:
     with serving.log_in() as wire:
         wire.send(method(1, "basic.publish", key="x") + content(1, b"1234")[:-9] + frame(3, 1, b"12345"))
