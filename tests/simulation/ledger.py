@@ -208,7 +208,7 @@ class Ledger:
         self.holds: dict[tuple[int, str], Held] = {}  # by partition and token, as long as it is of interest
         self.held: dict[bytes, Held] = {}  # by body: the newest token of each message
         self.lease_ids: set[tuple[int, int]] = set()  # partition and lease
-        self.dedups: dict[tuple[int, str], tuple[str, int]] = {}  # (queue number, dedup id) -> (message id, when)
+        self.dedups: dict[tuple[int, str], tuple[str, int]] = {}  # (queue number, dedup id) -> (message id, when, as Clock.running_ms)
         self.keys: dict[tuple[int, str], tuple[bytes, list[str]]] = {}
         self.incarnations: Counter[int] = Counter()  # of each partition
         self.forgiven = 0  # how often the end of history was lost
@@ -288,11 +288,11 @@ class Ledger:
         if dedup_id:
             before = self.dedups.get((sent.batch.queue_number, dedup_id))
             fresh = before is None or before[0] == receipt.message_id
-            assert fresh or before[1] + window_ms <= self._clock.latest_ms(), (
-                f"dedup id {dedup_id} in {sent.queue} was stored again {receipt.enqueued_at_ms - before[1]} ms after "
-                f"{before}"
+            at_ms = receipt.enqueued_at_ms + self._clock.set_back_ms
+            assert fresh or before[1] + window_ms <= at_ms, (
+                f"dedup id {dedup_id} in {sent.queue} was stored again {at_ms - before[1]} ms after {before}"
             )
-            self.dedups[sent.batch.queue_number, dedup_id] = (receipt.message_id, receipt.enqueued_at_ms)
+            self.dedups[sent.batch.queue_number, dedup_id] = (receipt.message_id, at_ms)
 
     def _repeated(self, batch: Batch, sent: Sent, receipt: Receipt, by_key: bool, window_ms: int) -> None:
         first = self.by_id.get(receipt.message_id)
@@ -306,8 +306,8 @@ class Ledger:
             assert first.draft.properties.dedup_id == dedup_id, f"{sent} is said to repeat {first}"
             key = (sent.batch.queue_number, dedup_id)
             before = self.dedups.get(key)
-            if before is None or before[1] + window_ms <= self._clock.latest_ms():
-                self.dedups[key] = (receipt.message_id, receipt.enqueued_at_ms)
+            if before is None or before[1] + window_ms <= self._clock.running_ms():
+                self.dedups[key] = (receipt.message_id, receipt.enqueued_at_ms + self._clock.set_back_ms)
             else:
                 assert before[0] == receipt.message_id, f"{sent} is said to repeat {first}, not {before}"
 

@@ -41,6 +41,10 @@ class Clock:
         """The latest the wall clock ever showed."""
         return max(self._latest_ms, self.wall_ms())
 
+    def running_ms(self) -> int:
+        """The time of day if nobody had set the clock back: durations go by this."""
+        return self.wall_ms() + self.set_back_ms
+
     def advance(self, ms: int) -> None:
         self.us += ms * 1000
 
