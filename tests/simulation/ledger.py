@@ -8,8 +8,9 @@ After a restart whatever was in doubt is looked up once, and from then on it is 
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -208,7 +209,9 @@ class Ledger:
         self.holds: dict[tuple[int, str], Held] = {}  # by partition and token, as long as it is of interest
         self.held: dict[bytes, Held] = {}  # by body: the newest token of each message
         self.lease_ids: set[tuple[int, int]] = set()  # partition and lease
-        self.dedups: dict[tuple[int, str], tuple[str, int]] = {}  # (queue number, dedup id) -> (message id, when, as Clock.running_ms)
+        self._forgetting: list[int] = []  # queue numbers
+        #: (queue number, dedup id) -> (message id, when, by Clock.running_ms)
+        self.dedups: dict[tuple[int, str], tuple[str, int]] = {}
         self.keys: dict[tuple[int, str], tuple[bytes, list[str]]] = {}
         self.incarnations: Counter[int] = Counter()  # of each partition
         self.forgiven = 0  # how often the end of history was lost
@@ -292,7 +295,25 @@ class Ledger:
             assert fresh or before[1] + window_ms <= at_ms, (
                 f"dedup id {dedup_id} in {sent.queue} was stored again {at_ms - before[1]} ms after {before}"
             )
-            self.dedups[sent.batch.queue_number, dedup_id] = (receipt.message_id, at_ms)
+            self._remember_dedup((sent.batch.queue_number, dedup_id), (receipt.message_id, at_ms))
+
+    def _remember_dedup(self, key: tuple[int, str], known: tuple[str, int]) -> None:
+        if key[0] not in self._forgetting:
+            self.dedups[key] = known
+
+    @contextlib.contextmanager
+    def forgetting(self, queue_number: int) -> Iterator[None]:
+        """At some moment within, the queue forgets its dedup ids. If that is refused in the middle, publishes before it
+        are answered later: then nothing is known of its ids until the next life."""
+        self._forgetting.append(queue_number)
+        self._forget_dedups(queue_number)
+        yield
+        if queue_number in self._forgetting:  # else that life is over
+            self._forgetting.remove(queue_number)
+        self._forget_dedups(queue_number)
+
+    def _forget_dedups(self, queue_number: int) -> None:
+        self.dedups = {key: known for key, known in self.dedups.items() if key[0] != queue_number}
 
     def _repeated(self, batch: Batch, sent: Sent, receipt: Receipt, by_key: bool, window_ms: int) -> None:
         first = self.by_id.get(receipt.message_id)
@@ -307,7 +328,7 @@ class Ledger:
             key = (sent.batch.queue_number, dedup_id)
             before = self.dedups.get(key)
             if before is None or before[1] + window_ms <= self._clock.running_ms():
-                self.dedups[key] = (receipt.message_id, receipt.enqueued_at_ms + self._clock.set_back_ms)
+                self._remember_dedup(key, (receipt.message_id, receipt.enqueued_at_ms + self._clock.set_back_ms))
             else:
                 assert before[0] == receipt.message_id, f"{sent} is said to repeat {first}, not {before}"
 
@@ -391,6 +412,7 @@ class Ledger:
     def crash(self, partition: int) -> None:
         """What was under way there will not be answered."""
         self.incarnations[partition] += 1
+        self._forgetting.clear()
         for hold in self.holds.values():
             if hold.partition == partition:
                 hold.settling = 0

@@ -157,10 +157,10 @@ def stale_token_taken() -> Plant:
     """A token is looked at for its message alone."""
     original = lease_commands._held
 
-    def held(state: Any, queue: Any, s: Any, now_ms: int) -> tuple[int, int]:
+    def held(state: Any, queue: Any, s: Any, now_ms: int) -> tuple[int, int, bool]:
         seq = int(s.token[16:], 16)
         if state.table.state(seq) == 2 and state.table.owned(seq).queue[seq & table.SLAB_MASK] == queue.number:
-            return seq, state.table.owned(seq).lease[seq & table.SLAB_MASK]
+            return seq, state.table.owned(seq).lease[seq & table.SLAB_MASK], True
         return original(state, queue, s, now_ms)
 
     return mock.patch.multiple(lease_commands, _held=held, _ack_plain=lambda state, queue, rest, *_: rest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from random import Random
 from typing import Any
 
@@ -648,8 +649,10 @@ class Workload:
             goes_in_slices = len(node.seqs(queue)) > purging.SLICE
             # Meanwhile some that wait are leased, and stay; some that are leased come back, and go.
             doomed = self._leaving(node, lambda: node.seqs(queue, *(() if goes_in_slices else states)))
+            forgetting = self.ledger.forgetting(node.id(queue)) if leased else nullcontext()
             try:
-                count = await node.broker.ask(i.PurgeQueue("/", queue, leased=leased))
+                with forgetting:
+                    count = await node.broker.ask(i.PurgeQueue("/", queue, leased=leased))
             except (DiskFull, TooLargeForDisk):
                 return self._spared(doomed)
             if goes_in_slices:
@@ -692,7 +695,8 @@ class Workload:
                 self.ledger.unacked.update((queue, *letters))
             ticket = self.registers.queues.ask(queue, None)
             try:
-                await node.broker.ask(i.DeleteQueue("/", queue))
+                with self.ledger.forgetting(node.id(queue)):
+                    await node.broker.ask(i.DeleteQueue("/", queue))
             except (DiskFull, TooLargeForDisk, QueueInUse):
                 self._spared(doomed)
                 self.registers.queues.withdraw(queue, ticket)
