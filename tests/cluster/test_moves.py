@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from laneway.broker import moves
 from laneway.broker.interface import (
     Ack,
     Bind,
@@ -243,6 +244,79 @@ def test_a_queue_goes_on_and_comes_back(server: Callable[[Work], None]) -> None:
         consumer.settle(0)
         await until(lambda: consumer.bodies == [b"2", b"3"])
         assert (await stats(server, name)).totals["acked"] == 2
+
+    server(work)
+
+
+def test_groups_keep_their_places_in_line(server: Callable[[Work], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that came back stands behind what was published before, and in front of what came since: as in a queue
+    that stays. Here there is more to say of such places than one turn of the loop is for."""
+    monkeypatch.setattr(moves, "SLICE", 4)
+
+    async def fill(server: SeveralPartitions, queue: int) -> None:
+        edge = server.edge
+        for again in range(4):
+            for group in range(6):
+                name = f"{again} {group}"
+                await edge.ask(Publish((queue,), of_group(name, f"{name} a".encode(), f"{name} b".encode())))
+            await edge.ask(Publish((queue,), messages(b"plain %d" % again)))
+            for count in (3, 5):
+                taken = await edge.ask(Lease(queue, count))
+                await edge.ask(Settle(queue, [Settlement("release", token) for token in taken.tokens()]))
+                await edge.ask(Publish((queue,), messages(b"plain %d %d" % (again, count))))
+
+    async def drained(server: SeveralPartitions, queue: int) -> list[bytes]:
+        found: list[bytes] = []
+        while some := await bodies(server, queue, 1):
+            found += some
+        return found
+
+    async def work(server: SeveralPartitions) -> None:
+        stays, goes = (name_at(0, server.partition_count, nth=nth) for nth in range(2))
+        for name in (stays, goes):
+            await fill(server, await declare(server.edge, name, max_receives=None))
+        for to in (1, 0, server.partition_count - 1):
+            if partition_of(id_of(server, goes)) != to:
+                await move(server, goes, to)
+                check(server)
+        expected = await drained(server, id_of(server, stays))
+        assert len(expected) == 60 and expected != sorted(expected)
+        assert await drained(server, id_of(server, goes)) == expected
+
+    server(work)
+
+
+def test_what_came_back_before_can_be_settled_late_afterwards(server: Callable[[Work], None]) -> None:
+    """By who had it last, as long as nobody else got it: whether its lease ended before the move, or after."""
+
+    async def work(server: SeveralPartitions) -> None:
+        edge, name = server.edge, name_at(0, server.partition_count)
+        queue = await declare(edge, name, lease_ms=5_000)
+        await publish(edge, [queue], *(b"%d" % n for n in range(8)))
+        before = (await edge.ask(Lease(queue, 6))).tokens()
+        await edge.ask(
+            Settle(queue, [Settlement("release", before[0]), Settlement("release", before[1], delay_ms=60_000)])
+        )
+        await edge.ask(Settle(queue, [Settlement("release", before[2]), Settlement("release", before[3])]))
+        for to in (1, 0, server.partition_count - 1):
+            if partition_of(id_of(server, name)) != to:
+                await move(server, name, to)
+                check(server)
+        now = id_of(server, name)
+        assert await edge.ask(Ack(now, before[:2], late=True)) == [0, 0]
+        extended = await edge.ask(Settle(queue, [Settlement("extend", before[2], lease_ms=60_000, late=True)]))
+        assert extended == [server.now_ms + 60_000]
+        server.now_ms += 6_000
+        await until(lambda: state_at(server, now).by_name["/", name].leased == 1)
+        assert isinstance((await edge.ask(Ack(now, before[4:5])))[0], LeaseStale)
+        assert await edge.ask(Ack(now, before[4:5], late=True)) == [0]
+        again = await edge.ask(Lease(now, 10))
+        assert list(map(bytes, again.bodies)) == [b"3", b"5", b"6", b"7"]
+        for token in (before[3], before[5]):
+            assert isinstance((await edge.ask(Ack(now, [token], late=True)))[0], LeaseStale)
+        assert await edge.ask(Ack(now, [before[2], *again.tokens()])) == [0] * 5
+        assert (await stats(server, name)).totals["acked"] == 8
+        assert state_at(server, now).carried == {}
 
     server(work)
 

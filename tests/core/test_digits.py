@@ -10,6 +10,7 @@ from laneway.core.digits import (
     BLOCK,
     SECRET_LEASE,
     SEQ_DIGITS,
+    SESSION_LEASE,
     SHORT_RUN,
     Tokens,
     by_block,
@@ -24,7 +25,6 @@ from laneway.core.digits import (
     tokens_in,
     tokens_text,
 )
-from laneway.core.state import SESSION_LEASE
 
 BETWEEN = b'"},{"receipt_handle":"'
 EDGE = st.integers(1, 4 * BLOCK)  # near the borders of blocks and slabs

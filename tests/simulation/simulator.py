@@ -24,9 +24,9 @@ import msgspec
 from laneway.broker.cursors import COLLECTION as CURSORS
 from laneway.broker.cursors import Cursor
 from laneway.broker.interface import Lease
+from laneway.core.digits import SESSION_LEASE
 from laneway.core.invariants import check_invariants
 from laneway.core.message import Glimpse
-from laneway.core.state import SESSION_LEASE
 from laneway.core.table import LEASED
 from laneway.errors import JournalFailed
 

@@ -18,9 +18,8 @@ from laneway.broker.values import Arrival, BatchOutcome, HistoryInfo, PlannedMov
 from laneway.core import lease_commands
 from laneway.core.deliveries import Deliveries
 from laneway.core.departing import current_tokens
-from laneway.core.digits import own_tokens
+from laneway.core.digits import SESSION_LEASE, own_tokens
 from laneway.core.partitions import partition_of
-from laneway.core.state import SESSION_LEASE
 from laneway.errors import InvalidInput, LanewayError, LimitExceeded
 
 MAX_BATCH = 10_000

@@ -20,7 +20,7 @@ from laneway.broker.inbox import Entry
 from laneway.broker.interface import SettleHeld, StartMoves
 from laneway.broker.values import FailedMove, MoveProgress, MovesInfo, QueueMove
 from laneway.core import purging
-from laneway.core.departing import depart, held_by, some_alive, some_dead, times_to_live
+from laneway.core.departing import Line, depart, held_by, some_alive, some_dead, times_to_live
 from laneway.core.events import (
     DocumentPut,
     DocumentRemoved,
@@ -331,9 +331,10 @@ class Moves:
             await self._room()
             partition.run_now(self._step(move.to, step, _not_answered))
             await partition.durable()
+        line = Line(queue)
         while state.queues.get(number) is queue:
             if purging.weight(queue):
-                await self._copy_all(queue, there)
+                await self._copy_all(queue, there, line)
                 continue
             await self._room()
             if state.queues.get(number) is queue and not purging.weight(queue):
@@ -356,7 +357,7 @@ class Moves:
         if keys:
             yield MoveStep("tell", queue.number, keys=keys)
 
-    async def _copy_all(self, queue: Queue, there: int) -> None:
+    async def _copy_all(self, queue: Queue, there: int, line: Line) -> None:
         """In the order of numbers, so that the new ones stand in the same order; dead letters last."""
         state, number = self._partition.engine.state, queue.number
         expires_at: dict[int, int] = {}
@@ -367,25 +368,53 @@ class Moves:
         reached: int | None = 0
         while state.queues.get(number) is queue and reached is not None:
             found, reached = some_alive(state, queue, after, SLICE)
-            after = after if reached is None else reached
             if found and found[-1] >= known_below:
                 return  # it came meanwhile: look once more when it expires
-            await self._send(queue, found, there, expires_at)
+            left = self._send_in_line(queue, found, there, expires_at, line)
+            if left:
+                reached = left[0] - 1
+            after = after if reached is None else reached
+            await self._pace(there)
+        while state.queues.get(number) is queue and self._tell_line(queue, there, line, state.table.next_seq):
+            await self._pace(there)
         while state.queues.get(number) is queue and queue.dead:
-            await self._send(queue, some_dead(queue, SLICE), there, expires_at)
+            self._send(queue, some_dead(queue, SLICE), there, expires_at)
+            await self._pace(there)
 
-    async def _send(self, queue: Queue, seqs: Sequence[int], there: int, expires_at: dict[int, int]) -> None:
+    def _send_in_line(
+        self, queue: Queue, seqs: Sequence[int], there: int, expires_at: dict[int, int], line: Line
+    ) -> Sequence[int]:
+        """What is left of these, if there is more to say in between than one turn is for."""
+        line.note(seqs)
+        told = 0
+        while seqs and told < SLICE:
+            told += self._tell_line(queue, there, line, seqs[0])
+            some = line.up_to(seqs)
+            if some:
+                self._send(queue, some, there, expires_at)
+            seqs = seqs[len(some) :]
+        return seqs
+
+    def _tell_line(self, queue: Queue, there: int, line: Line, seq: int) -> int:
+        names = line.due(seq, SLICE)
+        if names:
+            step = MoveStep("tell", queue.number, baggage=QueueBaggage(turns=names))
+            self._partition.run_now(self._step(there >> 32, step, _not_answered))
+        return len(names)
+
+    def _send(self, queue: Queue, seqs: Sequence[int], there: int, expires_at: dict[int, int]) -> None:
         partition, state, progress = self._partition, self._partition.engine.state, self._progress
         assert progress is not None
-        if seqs:
-            command = depart(state, queue, seqs, there, expires_at, self._holders, self._process + 1, partition.now())
-            partition.run_now(command)
-            progress.moved += len(seqs)
-            progress.total = max(progress.total, progress.moved)
-            await partition.durable()
-        else:
-            await asyncio.sleep(0)
-        outbox = state.outboxes[there >> 32]
+        command = depart(state, queue, seqs, there, expires_at, self._holders, self._process + 1, partition.now())
+        partition.run_now(command)
+        progress.moved += len(seqs)
+        progress.total = max(progress.total, progress.moved)
+
+    async def _pace(self, there: int) -> None:
+        partition = self._partition
+        await partition.durable()
+        await asyncio.sleep(0)  # others have their turn, also where there was nothing to write
+        outbox = partition.engine.state.outboxes[there >> 32]
         while outbox.ready > WINDOW or not partition.has_room():
             await asyncio.sleep(LOOK_S)
 
@@ -444,7 +473,7 @@ class Moves:
 
     def _told(self, queue: Queue, step: MoveStep) -> Iterator[Event]:
         state, now_ms = self._partition.engine.state, self._partition.now()
-        if step.baggage.dedups or any(step.baggage.totals) or step.baggage.rates:
+        if step.baggage.dedups or any(step.baggage.totals) or step.baggage.rates or step.baggage.turns:
             yield QueueTold(queue.number, now_ms, msgspec.msgpack.encode(step.baggage))
         most = self._partition.limits.max_idempotency_keys
         for key, fingerprint, ids, expires_ms in step.keys:

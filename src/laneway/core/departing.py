@@ -4,16 +4,18 @@ what goes with them, and leases that were given where the queue was before."""
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from heapq import heappop, heappush
 from itertools import islice
 
 from laneway.core.deadlines import TTL
-from laneway.core.digits import SEQ_MASK, TOKEN_CHARS, token
+from laneway.core.digits import SEQ_MASK, SESSION_LEASE, TOKEN_CHARS, token
 from laneway.core.events import Cause, Event, Moved
 from laneway.core.outbox import put_outbox
 from laneway.core.partitions import partition_of
 from laneway.core.queue import Queue
-from laneway.core.state import SESSION_LEASE, State
+from laneway.core.state import State
 from laneway.core.stories import Carried
 from laneway.core.table import DEAD, FREE, LEASED, SLAB_BITS, SLAB_MASK
 
@@ -79,6 +81,38 @@ def _holder(state: State, seq: int, holders: Mapping[int, int], usual: int) -> i
     slab, i = state.table.slabs[seq >> SLAB_BITS], seq & SLAB_MASK
     lease = slab.lease[i] if slab.state[i] == LEASED else 0
     return holders.get(lease, usual) if lease & SESSION_LEASE else 0
+
+
+class Line:
+    """Where groups stand in line that came back (Group.turn), while their queue leaves in the order of numbers. Such a
+    place is a number of this partition; there it is the next number after all that stands before it."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._known: dict[str, int] = {}  # by group some of which has left, its place
+        self._due: list[tuple[int, str]] = []  # a heap; those that are not as in _known no longer hold
+
+    def note(self, seqs: Sequence[int]) -> None:
+        """These are about to leave."""
+        for seq in seqs if self._queue.group_of else ():
+            group = self._queue.group_of.get(seq)
+            if group is not None and group.turn > seq and self._known.get(group.name) != group.turn:
+                self._known[group.name] = group.turn
+                heappush(self._due, (group.turn, group.name))
+
+    def due(self, seq: int, limit: int) -> list[str]:
+        """Groups of which some has left, and whose places are before this message."""
+        found: list[str] = []
+        while self._due and self._due[0][0] <= seq and len(found) < limit:
+            turn, name = heappop(self._due)
+            if self._known.get(name) == turn:
+                del self._known[name]
+                found.append(name)
+        return found
+
+    def up_to(self, seqs: Sequence[int]) -> Sequence[int]:
+        """Those before the next place of a group."""
+        return seqs[: bisect_left(seqs, self._due[0][0])] if self._due else seqs
 
 
 # Leases that were given elsewhere

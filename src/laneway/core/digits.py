@@ -37,6 +37,8 @@ SEQ_MASK = (1 << 48) - 1
 #: The others are counted: bit 62 is clear, the partition stands from bit 52 on, the epoch from bit 40 on, and bit 39 is
 #: set in those of sessions.
 SECRET_LEASE = 1 << 62
+#: Set in those of sessions: connections, which end with the process. Above it is the epoch.
+SESSION_LEASE = 1 << 39
 _MARK_BITS = 0x3FFF
 _CHANCE = 0xFF << 40 | (1 << 38) - 1
 

@@ -12,6 +12,7 @@ import msgspec
 
 from laneway.core import queue as q_
 from laneway.core.deadlines import LEASE, TTL, coarse
+from laneway.core.digits import SESSION_LEASE
 from laneway.core.events import Arrived, Cause, Copied, DeadLettered, Moved, Removed, Resumed, Told
 from laneway.core.partitions import queue_id
 from laneway.core.stories import REASONS, Baggage, Carried, Story, died
@@ -48,6 +49,7 @@ def dead_lettered(state: State, e: DeadLettered) -> None:
         group = queue.group_of[seq].name if slab.flags[i] & GROUPED else ""
         state.leave_group(queue, slab, seq)
         state.leave_tenant(queue, slab, seq)
+        state.forget_carried(slab, i)
         slab.state[i] = DEAD
         slab.flags[i] = slab.flags[i] & ~OVERDUE | STORIED
         # A dead letter of another queue that dies here stays that queue's: it is counted and redriven there.
@@ -128,15 +130,16 @@ def _baggage(state: State, slab: Slab, seq: int, expires_ms: int, holder: int) -
     i = seq & SLAB_MASK
     found, flags = slab.state[i], slab.flags[i] & (OVERDUE | SCHEDULED | NAMED_TIME)
     about = found, flags, slab.receives[i], slab.since_ms[i]
-    if found == DELAYED:
-        return Baggage(*about, slab.due_ms[i], expires_ms)
-    if found != LEASED:
-        return Baggage(*about, 0, expires_ms)
-    lease = slab.lease[i]
+    lease = slab.lease[i] if slab.lease and found != DEAD else 0
+    if found != LEASED and lease & SESSION_LEASE:
+        lease = 0
+    due_ms = slab.due_ms[i] if found in (DELAYED, LEASED) else 0
+    if not lease:
+        return Baggage(*about, due_ms, expires_ms)
     known = state.carried.get(lease)
     given = seq if known is None else known.given_seq
     holder = holder if known is None else known.holder
-    return Baggage(*about, slab.due_ms[i], expires_ms, lease, given, holder, state.consumers.get(seq, ""))
+    return Baggage(*about, due_ms, expires_ms, lease, given, holder, state.consumers.get(seq, ""))
 
 
 def removed(state: State, e: Removed) -> None:
@@ -180,6 +183,11 @@ def resumed(state: State, e: Resumed) -> None:
     until_ms = queue.keeps_until(said.since_ms)
     if not queue.retention_armed_ms or until_ms < queue.retention_armed_ms:
         state.arm_retention(queue, until_ms)
+    if said.lease:
+        if not slab.lease:
+            slab.widen()
+        slab.lease[i] = said.lease
+        state.carried[said.lease] = Carried(said.seq, e.seq, said.holder)
     if e.state == DEAD:
         slab.state[i] = DEAD
         queue.dead[e.seq] = None
@@ -195,9 +203,7 @@ def resumed(state: State, e: Resumed) -> None:
 
 def _lease_goes_on(state: State, queue: Queue, slab: Slab, e: Resumed, said: Baggage) -> None:
     i = e.seq & SLAB_MASK
-    if not slab.lease:
-        slab.widen()
-    slab.state[i], slab.lease[i], slab.due_ms[i] = LEASED, e.lease, e.due_ms
+    slab.state[i], slab.due_ms[i] = LEASED, e.due_ms
     queue.leased += 1
     if slab.flags[i] & TENANTED:
         assert queue.tenants is not None
@@ -206,7 +212,6 @@ def _lease_goes_on(state: State, queue: Queue, slab: Slab, e: Resumed, said: Bag
         state.consumers[e.seq] = said.consumer
         slab.flags[i] |= HAS_CONSUMER
     state.deadlines.add(e.due_ms, LEASE, 0, (e.seq,))
-    state.carried[e.lease] = Carried(said.seq, e.seq, said.holder)
 
 
 def told(state: State, e: Told) -> None:

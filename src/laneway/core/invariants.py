@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from laneway.core.digits import SESSION_LEASE
 from laneway.core.exchanges import BUILT_IN
 from laneway.core.outbox import outbox_name
 from laneway.core.partitions import partition_of, queue_id
@@ -91,7 +92,8 @@ def _check_crossing(state: State) -> None:
         assert number not in state.queues, f"queue {number} has left, and is there"
     for lease, carried in state.carried.items():
         slab, i = state.table.slabs[carried.seq >> SLAB_BITS], carried.seq & SLAB_MASK
-        assert slab.state[i] == LEASED and slab.lease[i] == lease, f"lease {lease:#x} has ended, and is carried"
+        may_hold = (LEASED,) if lease & SESSION_LEASE else (LEASED, READY, DELAYED)
+        assert slab.state[i] in may_hold and slab.lease[i] == lease, f"lease {lease:#x} is of nobody, and is carried"
     assert state.partition not in state.received and state.partition not in state.outboxes
 
 

@@ -15,7 +15,7 @@ from typing import cast
 
 from laneway.core.burial import bury, shed
 from laneway.core.deadlines import coarse
-from laneway.core.digits import LEASE_DIGITS, SEQ_MASK, TOKEN_CHARS, Tokens
+from laneway.core.digits import LEASE_DIGITS, SEQ_MASK, SESSION_LEASE, TOKEN_CHARS, Tokens
 from laneway.core.events import (
     Acked,
     Cause,
@@ -29,7 +29,7 @@ from laneway.core.message import Settlement
 from laneway.core.queue import Queue
 from laneway.core.runs import Seqs, as_array, joined, runs
 from laneway.core.settings import RANGES, SECOND_MS
-from laneway.core.state import SESSION_LEASE, State
+from laneway.core.state import State
 from laneway.core.table import DELAYED, LEASED, OVERDUE, READY, SLAB_BITS, SLAB_MASK
 from laneway.errors import (
     InvalidInput,

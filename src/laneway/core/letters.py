@@ -20,7 +20,7 @@ from laneway.core.partitions import local_number, partition_of, queue_id
 from laneway.core.queue import Queue
 from laneway.core.state import HIDDEN, State
 from laneway.core.stories import REASONS, Baggage, Story
-from laneway.core.table import DEAD, SLAB_BITS, SLAB_MASK
+from laneway.core.table import DEAD, LEASED, SLAB_BITS, SLAB_MASK
 
 _CAUSES = {reason: cause for cause, reason in REASONS.items()}
 _encode = msgspec.msgpack.Encoder().encode
@@ -120,7 +120,7 @@ def _resume(state: State, queue: Queue, sender: int, given: Letter, said: Baggag
         arrived.seq,
         said.state,
         said.receives,
-        said.lease,
+        said.lease if said.state == LEASED else 0,
         said.due_ms,
         said.expires_ms,
         _encode(story),

@@ -28,7 +28,7 @@ from laneway.core import graves, stepping
 from laneway.core import queue as q_
 from laneway.core.deadlines import DEDUP, DELAY, KEYS, LEASE, RETENTION, TTL, Deadlines, coarse
 from laneway.core.dedups import dedup_key
-from laneway.core.digits import SECRET_LEASE
+from laneway.core.digits import SECRET_LEASE, SESSION_LEASE
 from laneway.core.events import (
     Acked,
     Bound,
@@ -85,9 +85,7 @@ from laneway.core.table import (
 from laneway.core.tenants import Tenants
 from laneway.core.world import DEFAULT_VHOST, VHOSTS, World
 
-#: Set in the lease ids of sessions: connections, which end with the process. Above it is the epoch.
-SESSION_LEASE = 1 << 39
-#: … and above that the partition.
+#: Of lease ids: above it is the partition, below it the epoch.
 PARTITION_BIT = 52
 
 #: Queues that a crash may have taken before they were durable. Other partitions may have heard of them, and have
@@ -160,7 +158,7 @@ class State:
         self.received: dict[int, int] = {}  # other partition -> number of the last entry of its outbox that was done
         self.forwards: dict[int, int] = {}  # number of a queue that left for another partition -> its id there
         self.arriving: dict[tuple[int, int], Queue] = {}  # (partition, number there) -> a queue on its way here
-        self.carried: dict[int, Carried] = {}  # by lease id: those that were given elsewhere
+        self.carried: dict[int, Carried] = {}  # by lease id: the last ones of messages, where given elsewhere
         self.dead_of_others: dict[int, int] = {}  # id of a queue of another partition -> its dead letters that are here
         self.next_queue = 1
         self.next_lease = 1
@@ -348,6 +346,9 @@ class State:
         before = len(queue.dedup)
         queue.dedup.update((key, (message, at_ms)) for key, message, at_ms in brought.dedups)
         self.dedup_count += len(queue.dedup) - before
+        for group in [queue.groups[name] for name in brought.turns if name in queue.groups]:
+            group.turn, group.offered = self.table.next_seq, 0
+            queue.offer(group, self.table)
 
     def _queue_purged(self, e: QueuePurged) -> None:
         queue = self.queues[e.queue]
@@ -583,6 +584,7 @@ class State:
         slab, i = self.table.owned(seq), seq & SLAB_MASK
         if not slab.lease:
             slab.widen()
+        self.forget_carried(slab, i)
         if slab.flags[i] & GROUPED:
             group = queue.group_of[seq]
             if group.offered == seq:
@@ -782,10 +784,15 @@ class State:
         if flags & HAS_CONSUMER:
             del self.consumers[seq]
             slab.flags[i] = flags & ~HAS_CONSUMER
-        if self.carried:
-            self.carried.pop(slab.lease[i], None)
+        if self.carried and slab.lease[i] & SESSION_LEASE:
+            self.forget_carried(slab, i)
         if flags & TENANTED:
             _tenants(queue).unlease(slab.tenant[i])
+
+    def forget_carried(self, slab: Slab, i: int) -> None:
+        """Nobody can settle by the last lease of a message any more: it is leased anew, or gone, or dead."""
+        if self.carried and slab.lease:
+            self.carried.pop(slab.lease[i], None)
 
     def leave_group(self, queue: Queue, slab: Slab, seq: int) -> None:
         i = seq & SLAB_MASK
@@ -823,6 +830,7 @@ class State:
             story = self.stories.pop(seq)
             graves.forget_number(self, story.identity, seq)
             self.count_origin(story.origin, -1)
+        self.forget_carried(slab, i)
         self._extent_loses(slab.location[i] >> 32, 1)
         self.table.free(seq)
 

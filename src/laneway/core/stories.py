@@ -36,14 +36,15 @@ class Baggage(msgspec.Struct, frozen=True, array_like=True):
     since_ms: int
     due_ms: int = 0
     expires_ms: int = 0
-    lease: int = 0
+    lease: int = 0  # the last one, also if it has ended: who had it may still settle late. 0: none, or a session's
     seq: int = 0  # the number that its lease was given with
     holder: int = 0  # the process whose session holds it, and 1; 0: it is leased by a token
     consumer: str = ""
 
 
 class Carried(msgspec.Struct, frozen=True, array_like=True):
-    """A lease that was given in the partition that the queue came from."""
+    """A lease that was given in the partition that the queue came from: until the message is leased anew or is gone, a
+    session's until it ends."""
 
     given_seq: int  # the number that the message had then
     seq: int  # … and has now
@@ -56,6 +57,7 @@ class QueueBaggage(msgspec.Struct, frozen=True, array_like=True):
     totals: list[int] = []
     rates: list[list[int]] = []
     dedups: list[tuple[str, str, int]] = []  # as remembered, the message's id, and when
+    turns: list[str] = []  # groups that stand in line behind all that has come so far
 
 
 class Story(msgspec.Struct, frozen=True, array_like=True):
