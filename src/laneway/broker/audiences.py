@@ -67,6 +67,7 @@ class Subscription:
         "is_cancelled",
         "is_paused",
         "is_reading",
+        "is_told_of_its_end",
         "lease_ms",
         "limits",
         "no_ack",
@@ -96,6 +97,7 @@ class Subscription:
         self.is_paused = False
         self.is_reading = False  # messages for it are read back from the journal; until then it takes no more
         self.is_cancelled = False
+        self.is_told_of_its_end = False  # because its queue goes: nothing may follow
         self.on_its_way = 0  # leased, and pushed as soon as the messages are durable and read
         self.held = 0  # leased and not settled; if it does not acknowledge, it holds nothing
         self.gives_way = False  # gets nothing more: another takes over once it holds nothing

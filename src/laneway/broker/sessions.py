@@ -257,6 +257,8 @@ class Sessions:
             subscription.leave_limits()
             session = self._sessions.get(subscription.request.session)
             if session is not None:
+                subscription.is_told_of_its_end = True
+                self._give_back_postponed(session)
                 session.forget_if_done(subscription)
                 ended: list[Push] = [ConsumerEnded(subscription.number)]
                 self._partition.hand_over(session.push, ended, True)
@@ -548,7 +550,7 @@ class Sessions:
         queues = self._partition.engine.state.queues
         for subscription, deliveries in what:
             session = subscription.request.session
-            if session not in self._sessions or deliveries.queue not in queues:
+            if session not in self._sessions or deliveries.queue not in queues or subscription.is_told_of_its_end:
                 self._give_back(subscription, deliveries)
                 continue
             subscription.on_its_way -= len(deliveries)
