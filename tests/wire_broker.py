@@ -234,13 +234,13 @@ async def beside_another(broker: LocalBroker) -> Edge:
     shutil.rmtree(folder)  # who is connected stays so
     stop_first, time_passed = first.stop, first._on_timer
 
-    async def stop() -> None:
+    async def stop(*patience_s: float) -> None:
         for remote in remotes:
             await remote.stop()
         for server in servers:
             await server.stop()
-        await second.stop()
-        await stop_first()
+        await second.stop(*patience_s)
+        await stop_first(*patience_s)
 
     def on_timer() -> None:
         time_passed()

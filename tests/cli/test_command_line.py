@@ -296,7 +296,7 @@ def complete(words: str, position: int) -> list[str]:
 
 
 def test_commands_and_options_are_completed() -> None:
-    assert complete("laneway re", 1) == ["receive", "release", "reject", "redrive", "rebalancing"]
+    assert complete("laneway re", 1) == ["receive", "release", "reject", "redrive", "rebalance", "rebalancing"]
     assert complete("laneway queue de", 2) == ["delete", "describe"]
     assert "--priority" in complete("laneway send q --pri", 3)
 

@@ -44,7 +44,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cursor": ("laneway.cli.cursors:cursor", "List, set and delete cursors of readers of the history."),
     "account": ("laneway.cli.accounts:account", "List, create, change and delete accounts."),
     "key": ("laneway.cli.accounts:key", "Create, list and delete API keys."),
-    "journal": ("laneway.cli.journal:journal", "Look into the journal in a data folder."),
+    "journal": ("laneway.cli.journal:journal", "Look into a journal, or copy it."),
     "rebalance": ("laneway.cli.rebalance:rebalance", "Move queues to the partitions where they belong."),
     "rebalancing": ("laneway.cli.rebalancing:rebalancing", "Keep, show and clear the rebalancing plan."),
     "pipeline": ("laneway.cli.pipeline:pipeline", "Run jobs over the history of a queue, on Spark."),
