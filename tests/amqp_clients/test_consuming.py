@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 
@@ -506,10 +505,6 @@ def test_a_call_is_answered_without_a_reply_queue(connect: Connect, queue: str) 
     assert answer.method.routing_key == address
 
 
-@pytest.mark.skipif(
-    os.environ.get("LANEWAY_TEST_BROKER") == "processes",
-    reason="a direct reply reaches callers of the same process (docs/amqp.md)",
-)
 def test_two_callers_get_their_own_answers(connect: Connect, queue: str) -> None:
     server, callers = connect().channel(), [connect().channel() for _ in range(2)]
     server.queue_declare(queue)

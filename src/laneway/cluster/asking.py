@@ -7,6 +7,7 @@ them: it is what makes room.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,8 @@ from laneway.broker.interface import (
 )
 from laneway.core.outbox import Letter, OutboxEntry
 from laneway.errors import Unavailable
+
+log = logging.getLogger("laneway.cluster")
 
 Done = Callable[[Any], None]
 
@@ -182,3 +185,11 @@ class Asking:
 
     def __getitem__(self, number: int) -> Asked:
         return self._all[number]
+
+
+def tell(done: Done, answer: Any) -> None:
+    """One that fails to take its answer keeps nobody else from theirs."""
+    try:
+        done(answer)
+    except Exception:
+        log.exception("a caller failed to take its answer")

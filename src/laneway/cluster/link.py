@@ -101,6 +101,10 @@ class Link(asyncio.BufferedProtocol):
         return self._transport is not None and not self._transport.is_closing()
 
     @property
+    def unsent_bytes(self) -> int:
+        return self._posted_bytes + (self._transport.get_write_buffer_size() if self._transport is not None else 0)
+
+    @property
     def peer(self) -> str:
         """Where the other end is, for people."""
         assert self._transport is not None

@@ -37,7 +37,7 @@ from laneway.broker.topology import Change, TopologyView
 from laneway.broker.values import BrokerLimits
 from laneway.cluster import parcels as p
 from laneway.cluster.addresses import check_secret, connect, is_path
-from laneway.cluster.asking import Asked, Asking, Done
+from laneway.cluster.asking import Asked, Asking, Done, tell
 from laneway.cluster.following import Feed, FollowedTopology
 from laneway.cluster.link import Link, LinkOwner, Parcel
 from laneway.core.deliveries import NOTHING, Deliveries
@@ -270,7 +270,7 @@ class RemoteBroker(LinkOwner):
         if number in self._asking:  # else somebody who was told before has withdrawn it
             asked = self._asking.end(number)
             self._note_refusal(asked.request)
-            _tell(asked.done, error)
+            tell(asked.done, error)
 
     def _note_refusal(self, request: Request) -> None:
         """Who was told that it is no consumer is not made one behind its back."""
@@ -293,7 +293,7 @@ class RemoteBroker(LinkOwner):
             self._withdrawn.discard(number)
             if not isinstance(answer, Deliveries) or not len(answer):
                 return  # as it was asked for; else there are messages, which whoever asked has to give back
-        _tell(asked.done, answer)
+        tell(asked.done, answer)
 
     def _pushed(self, number: SessionId, pushes: list[Push]) -> None:
         session = self._sessions.get(number)
@@ -333,12 +333,12 @@ class RemoteBroker(LinkOwner):
                 self._link.post((p.ASK, 0, request))
             return 0
         if self._is_away and not _may_be_repeated(request):
-            _tell(done, _gone())
+            tell(done, _gone())
             return 0
         try:
             number = self._asking.ask(request, done)
         except Unavailable as refusal:
-            _tell(done, refusal)
+            tell(done, refusal)
             return 0
         may_be_overtaken = isinstance(request, Publish) and is_long(request.targets, len(request.messages.bodies))
         return number if may_be_overtaken or isinstance(request, Lease) else 0
@@ -372,7 +372,7 @@ class RemoteBroker(LinkOwner):
             return
         asked = self._asking.end(number)
         if answer:
-            _tell(asked.done, NOTHING)
+            tell(asked.done, NOTHING)
 
     def open_session(self, push: Callable[[list[Push]], None], number: SessionId = 0) -> SessionId:
         """`number`: that it has already, where it is known in other partitions."""
@@ -398,11 +398,3 @@ def _gone() -> Unavailable:
 def _may_be_repeated(request: Request) -> bool:
     """Whether it does no harm to ask for it again from a leader that may have done it."""
     return isinstance(request, Lease) and not request.session
-
-
-def _tell(done: Done, answer: Any) -> None:
-    """One that fails to take its answer keeps nobody else from theirs."""
-    try:
-        done(answer)
-    except Exception:
-        log.exception("a caller failed to take its answer")

@@ -15,6 +15,7 @@ from laneway.config import Address, Config
 from laneway.errors import ConfigInvalid, StartError
 from laneway.first_admin import PASSWORD, USER
 from laneway.frontends.amqp.limits import AmqpLimits
+from laneway.frontends.amqp.replies import ReplyPost
 from laneway.frontends.amqp.server import AmqpServer
 from laneway.frontends.doors.directory import Directory, LocalDirectory
 from laneway.frontends.doors.door import Door
@@ -103,6 +104,7 @@ class FrontEnds:
         find_firing: FindFiring,
         memory_bytes: int,
         turns: LoopTurns,
+        reply_post: ReplyPost | None,
     ) -> None:
         """`own` has the connections of this process, `directory` those of the whole server."""
         limits = _rest_limits(self._config)
@@ -134,7 +136,9 @@ class FrontEnds:
         self.http = HttpServer([SqsApi(broker, access, self.sqs), management, rest], limits, **in_common)
         access.on_change(self.http.recheck)
         amqp_limits = AmqpLimits(body_bytes=self._config.max_message_bytes)
-        self.amqp = AmqpServer(broker, access, amqp_limits, version=self._config.amqp_version, **in_common)
+        self.amqp = AmqpServer(
+            broker, access, amqp_limits, version=self._config.amqp_version, reply_post=reply_post, **in_common
+        )
 
     @property
     def channel_count(self) -> int:

@@ -170,5 +170,9 @@ def partition_socket(folder: Path, partition: int) -> str:
     return str(folder / f"partition-{partition}.sock")
 
 
+def replies_socket(folder: Path, process: int) -> str:
+    return str(folder / f"replies-{process}.sock")
+
+
 def process_socket(folder: Path, process: int) -> str:
     return str(folder / f"process-{process}.sock")

@@ -22,6 +22,7 @@ from laneway.broker.survey import ranked, survey
 from laneway.cluster.edge import Edge, PartitionBroker
 from laneway.cluster.following import FollowedTopology, image_of
 from laneway.cluster.remote import RemoteBroker
+from laneway.cluster.replies import ReplyLinks
 from laneway.cluster.serving import PartitionServer
 from laneway.cluster.tidying import Tidying
 from laneway.config import Address, Config
@@ -33,7 +34,7 @@ from laneway.frontends.rest.answers import ReloadAnswer
 from laneway.logs import set_up_logging
 from laneway.node.alerting import Alerting
 from laneway.node.doors import FrontEnds, first_account_advice, refuse_open_doors
-from laneway.node.folder import partition_socket
+from laneway.node.folder import partition_socket, replies_socket
 from laneway.node.leading import build_partition, start_partition, wall_clock_ms
 from laneway.node.shares import broker_limits, history_limits, shares_of
 from laneway.node.siblings import (
@@ -133,6 +134,7 @@ class Node:
         self._own_connections = LocalDirectory(wall_clock_ms, process=seat.process, process_count=seat.process_count)
         self._directory: Directory = self._own_connections  # of the whole server
         self._siblings: Siblings | None = None
+        self._replies: ReplyLinks | None = None
         if not seat.is_alone:
             self._join()
         self._servers: dict[int, PartitionServer] = {}
@@ -191,7 +193,10 @@ class Node:
             if number not in led:
                 path = partition_socket(self.seat.sockets, number)
                 self._remotes[number] = RemoteBroker(path, self.seat.process, wall_clock_ms, model.feeds[number])
-        await asyncio.gather(*(remote.start() for remote in self._remotes.values()))
+        others = [remote.start() for remote in self._remotes.values()]
+        if self._replies is not None:
+            others.append(self._replies.start())
+        await asyncio.gather(*others)
         brokers: dict[int, PartitionBroker] = {**led, **self._remotes}
         edge = Edge(
             [brokers[number] for number in range(self.partition_count)],
@@ -232,6 +237,7 @@ class Node:
             find_firing=self._find_firing,
             memory_bytes=self._shares.memory_bytes * self.seat.process_count,
             turns=self.turns,
+            reply_post=self._replies,
         )
         await self._front.listen(self.seat.ports, is_shared=not self.seat.is_alone)
         self._front.follow(self.reloading)
@@ -275,6 +281,8 @@ class Node:
         seat = self.seat
         self._siblings = Siblings(seat.sockets, seat.process, seat.process_count, answerers)
         self._directory = ServerDirectory(own, self._siblings)
+        addresses = [replies_socket(seat.sockets, number) for number in range(seat.process_count)]
+        self._replies = ReplyLinks(seat.process, addresses)
 
     async def _reload_here(self) -> ReloadAnswer:
         done = self.reloading.reload()
@@ -375,6 +383,8 @@ class Node:
         """No process asks any more: make everything durable."""
         if self._siblings is not None:
             await self._siblings.stop()
+        if self._replies is not None:
+            await self._replies.stop()
         for remote in self._remotes.values():
             await remote.stop()
         for server in self._servers.values():

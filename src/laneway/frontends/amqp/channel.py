@@ -99,9 +99,20 @@ class Channel:
         *,
         waits: bool = True,
     ) -> None:
-        """Have the broker do something, then send the reply to its answer. The connection reads nothing more until the
-        answer is there: what the client sends next may rest on it. A refusal ends the channel; `refused` puts it into
-        RabbitMQ's words. `waits`: while the disk takes nothing, try again later instead."""
+        """Have the broker do something, then send the reply to its answer."""
+        self.wait_for(partial(self.broker.send, request), reply, refused, waits=waits)
+
+    def wait_for(
+        self,
+        begin: Callable[[Callable[[Any], None]], object],
+        reply: Callable[[Any], bytes],
+        refused: Callable[[LanewayError], AmqpError],
+        *,
+        waits: bool = True,
+    ) -> None:
+        """Begin something that is answered now or later, then send the reply to the answer. Until then the connection
+        reads nothing more: what the client sends next may rest on it. A refusal ends the channel; `refused` puts it
+        into RabbitMQ's words. `waits`: while the disk takes nothing, try again later instead."""
         connection, method = self.connection, self.connection.method
         is_answered = is_held = False
         slot = self.outbox.hold()
@@ -112,7 +123,7 @@ class Channel:
             if isinstance(answer, LanewayError):
                 slot.fill(b"")
                 if waits and isinstance(answer, NOT_NOW):
-                    connection.block(lambda: self.ask(request, reply, refused))
+                    connection.block(lambda: self.wait_for(begin, reply, refused))
                 else:
                     connection.fail_channel(self, refused(answer), method)
             else:
@@ -120,7 +131,7 @@ class Channel:
             if is_held:
                 connection.release()
 
-        self.broker.send(request, done)
+        begin(done)
         if not is_answered:
             is_held = True
             connection.hold()

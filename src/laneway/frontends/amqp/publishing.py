@@ -9,7 +9,7 @@ an exchange that looks at headers has them decoded for each message.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -125,6 +125,7 @@ class Batch:
     """Publishes of one channel on their way to the broker, in columns."""
 
     __slots__ = (
+        "awaited",
         "bodies",
         "delays_ms",
         "is_held",
@@ -135,6 +136,7 @@ class Batch:
         "size_bytes",
         "targets",
         "ttls_ms",
+        "when_heard",
     )
 
     def __init__(self) -> None:
@@ -146,6 +148,8 @@ class Batch:
         self.delays_ms: dict[int, int] = {}
         self.mandatory: dict[int, Destination] = {}  # what to return if its queues are gone when it comes there
         self.returns: list[int] = []  # mandatory ones that have no queue to go to
+        self.awaited = 0  # mandatory direct replies to callers at other processes, who may have taken them or not
+        self.when_heard: Callable[[], None] | None = None  # called when none is left
         self.size_bytes = 0
         self.is_held = False  # the connection reads nothing more until this is answered
 
@@ -257,7 +261,7 @@ def _add_unusual(ch: Channel, batch: Batch, there: Destination, raw: bytes, body
             ch.check_topic(there.exchange, key, "write")
     ttl_ms = _ttl_ms(given["expiration"]) if "expiration" in given else None
     i = len(batch.bodies)
-    targets, is_taken = there.targets, False
+    targets, is_taken, is_awaited = there.targets, False, False
     if there.asks_headers or copies:
         route = ch.broker.topology.route
         targets = route(ch.vhost, there.exchange, there.routing_key, headers, more=copies)
@@ -265,12 +269,10 @@ def _add_unusual(ch: Channel, batch: Batch, there: Destination, raw: bytes, body
         _extend(ch, headers)
         targets, is_taken = (), True
     elif not there.exchange:
-        names = {key for key in (there.routing_key, *copies) if key.startswith(replies.PREFIX)}
-        for name in sorted(names):
-            is_taken = replies.deliver(ch, name, raw, body) or is_taken
+        is_taken, is_awaited = _reply(ch, batch, there, copies, raw, body)
     if there.mandatory and not is_taken:
         batch.mandatory[i] = there
-        if not targets:
+        if not targets and not is_awaited:
             batch.returns.append(i)
     if ttl_ms is not None:
         batch.ttls_ms[i] = ttl_ms
@@ -285,6 +287,27 @@ def _add_unusual(ch: Channel, batch: Batch, there: Destination, raw: bytes, body
     batch.bodies.append(body)
     batch.priorities.append(given.get("priority"))
     return len(body) + len(raw)
+
+
+def _reply(
+    ch: Channel, batch: Batch, there: Destination, copies: list[str], raw: bytes, body: bytes
+) -> tuple[bool, bool]:
+    """Deliver a message to the callers that it names, if any. Whether one took it, and whether one is at another
+    process: whether that one takes it is known later, and the batch waits for it if the message is mandatory."""
+    heard = partial(_heard, batch, len(batch.bodies)) if there.mandatory else None
+    names = {key for key in (there.routing_key, *copies) if key.startswith(replies.PREFIX)}
+    outcomes = [replies.deliver(ch.shared, name, (raw, body), heard) for name in sorted(names)]
+    if heard is not None:
+        batch.awaited += outcomes.count(None)
+    return True in outcomes, None in outcomes
+
+
+def _heard(batch: Batch, i: int, is_taken: bool) -> None:
+    batch.awaited -= 1
+    if is_taken:
+        batch.mandatory.pop(i, None)
+    if not batch.awaited and batch.when_heard is not None:
+        batch.when_heard()
 
 
 def _copies(headers: dict[str, Any], name: str, raw: bytes) -> list[str]:
@@ -343,7 +366,13 @@ def _published(ch: Channel, batch: Batch, last: int, answer: list[Arrival] | Lan
     if may_be_sent_again(answer):
         connection.block(partial(send, ch, batch, last))
         return
-    late = batch.unrouted(answer) if batch.mandatory else ()
+    late: list[int] = []
+    if batch.mandatory:
+        if batch.awaited:
+            connection.writing(batch.size_bytes)  # it is kept until then
+            batch.when_heard = partial(_all_heard, ch, batch, last, answer)
+            return
+        late = batch.unrouted(answer)
     if len(late) > len(batch.returns):  # those have been returned
         ch.outbox.send(returned(ch, batch, sorted({*late}.difference(batch.returns))))
     refusals = refusals_of(answer, count)
@@ -363,6 +392,13 @@ def _published(ch: Channel, batch: Batch, last: int, answer: list[Arrival] | Lan
         if isinstance(refusal, InvalidInput | TooLargeForDisk):
             connection.fail_channel(ch, amqp_error(refusal), _PUBLISH.number)
             return
+
+
+def _all_heard(ch: Channel, batch: Batch, last: int, answer: list[Arrival] | LanewayError) -> None:
+    if ch.is_closing:  # its number may be that of another channel already
+        ch.connection.written(batch.size_bytes)
+    else:
+        _published(ch, batch, last, answer)
 
 
 def refusals_of(answer: list[Arrival] | LanewayError, count: int) -> dict[int, LanewayError]:

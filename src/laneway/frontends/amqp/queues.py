@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from laneway.broker.arguments import ArgumentInvalid, agrees, arguments_now, settings_from_arguments
@@ -11,7 +12,14 @@ from laneway.core.field_tables import table_types
 from laneway.errors import Conflict, LanewayError, QueueInUse
 from laneway.frontends.amqp import exchanges, replies
 from laneway.frontends.amqp.equivalence import check_argument, check_field
-from laneway.frontends.amqp.errors import AmqpError, access_refused, amqp_error, precondition_failed, resource
+from laneway.frontends.amqp.errors import (
+    AmqpError,
+    access_refused,
+    amqp_error,
+    not_found,
+    precondition_failed,
+    resource,
+)
 from laneway.frontends.amqp.spec import Arguments, without_line_ends
 
 if TYPE_CHECKING:
@@ -66,14 +74,17 @@ def declare(ch: Channel, a: Arguments) -> None:
 
 def _declare_passive(ch: Channel, a: Arguments) -> None:
     if replies.is_reply_name(a.queue):
-        replies.check_exists(ch, a.queue)
-        ch.last_queue = a.queue
-        if not a.nowait:
-            ch.send("queue.declare-ok", a.queue, 0, 1)
+        missing = not_found("queue", a.queue, ch.vhost)
+        ch.wait_for(partial(replies.find, ch, a.queue), lambda _: _reply_name_found(ch, a), lambda _: missing)
         return
     ch.check_may_see("queue", a.queue)
     ch.queue(a.queue)
     ch.ask(DeclareQueue(ch.vhost, a.queue, None), lambda declared: _reply(ch, a, declared))
+
+
+def _reply_name_found(ch: Channel, a: Arguments) -> bytes:
+    ch.last_queue = a.queue
+    return ch.frame("queue.declare-ok", a.queue, 0, 1, nowait=a.nowait)
 
 
 def _reply(ch: Channel, a: Arguments, declared: QueueDeclared) -> bytes:

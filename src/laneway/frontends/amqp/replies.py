@@ -2,22 +2,41 @@
 
 A channel that consumes from amq.rabbitmq.reply-to gets a name of its own. It stands in for that word in the reply-to of
 what the channel publishes; what others publish to that name over the default exchange is delivered to the channel.
+
+    amq.rabbitmq.reply-to.N.TOKEN    N: the process that the caller is connected to; TOKEN: nobody can guess it
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from laneway.core.field_tables import encode_short_text
+from laneway.errors import QueueNotFound
 from laneway.frontends.amqp.delivering import deliver_frames
-from laneway.frontends.amqp.errors import AmqpError, not_found, precondition_failed
+from laneway.frontends.amqp.errors import AmqpError, precondition_failed
 from laneway.frontends.amqp.spec import Arguments
 
 if TYPE_CHECKING:
     from laneway.frontends.amqp.channel import Channel
+    from laneway.frontends.amqp.shared import AmqpShared
 
 REPLY_TO = "amq.rabbitmq.reply-to"
 PREFIX = REPLY_TO + "."
+
+Heard = Callable[[bool], None]  # told whether a caller is there, and reads
+Reply = tuple[bytes, bytes]  # properties and body
+
+
+class ReplyPost(Protocol):
+    """Takes replies to callers at other processes of the server, and brings theirs here."""
+
+    process: int  # this one
+    deliver: Callable[[str, Reply | None], bool]
+
+    def send(self, process: int, name: str, what: Reply | None, heard: Heard | None = None) -> bool:
+        """Whether it is on its way. Then `heard` is called later, with whether the caller takes it. Without a reply
+        this only asks whether the caller is there."""
 
 
 def is_reply_name(name: str) -> bool:
@@ -33,7 +52,8 @@ def consume(ch: Channel, a: Arguments) -> None:
     if tag in ch.consumers:
         raise AmqpError(530, f"attempt to reuse consumer tag '{tag}'")
     ch.reply_tag = tag
-    ch.reply_name = PREFIX + ch.shared.random_name()
+    post = ch.shared.reply_post
+    ch.reply_name = f"{PREFIX}{post.process if post is not None else 0}.{ch.shared.random_name()}"
     ch.shared.reply_channels[ch.reply_name] = ch
     if not a.nowait:
         ch.send("basic.consume-ok", tag)
@@ -53,18 +73,38 @@ def own_name(ch: Channel) -> str:
     return ch.reply_name
 
 
-def check_exists(ch: Channel, name: str) -> None:
-    if name != REPLY_TO and name not in ch.shared.reply_channels:
-        raise not_found("queue", name, ch.vhost)
+def find(ch: Channel, name: str, done: Callable[[Any], None]) -> None:
+    """Answer whether somebody waits under this name."""
+
+    def heard(is_there: bool) -> None:
+        done(None if is_there else QueueNotFound(f"nobody waits for replies under {name!r}"))
+
+    is_there = name == REPLY_TO or deliver(ch.shared, name, None, heard)
+    if is_there is not None:
+        heard(is_there)
 
 
-def deliver(ch: Channel, key: str, raw: bytes, body: bytes) -> bool:
-    """Whether somebody waits under this name, and reads."""
-    asker = ch.shared.reply_channels.get(key)
-    if asker is None or asker.reply_tag is None or asker.connection.is_choked():
+def deliver(shared: AmqpShared, name: str, what: Reply | None, heard: Heard | None) -> bool | None:
+    """Whether somebody waits under this name, and reads. None: that is known to another process, and `heard` later."""
+    if name in shared.reply_channels:
+        return deliver_here(shared, name, what)
+    number, _, token = name.removeprefix(PREFIX).partition(".")
+    if shared.reply_post is None or not token or not (number.isascii() and number.isdigit()):
         return False
+    return None if shared.reply_post.send(int(number), name, what, heard) else False
+
+
+def deliver_here(shared: AmqpShared, name: str, what: Reply | None) -> bool:
+    asker = shared.reply_channels.get(name)
+    if asker is None or asker.reply_tag is None:
+        return False
+    if what is None:
+        return True
+    if asker.connection.is_choked():
+        return False
+    raw, body = what
     asker.last_delivery += 1
-    face = b"\0" + encode_short_text(key), raw
+    face = b"\0" + encode_short_text(name), raw
     tag, frame_bytes = encode_short_text(asker.reply_tag), asker.connection.frame_bytes
     for piece in deliver_frames(asker.number, tag, asker.last_delivery, face, body, False, frame_bytes):
         asker.outbox.send(piece)

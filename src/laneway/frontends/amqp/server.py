@@ -12,6 +12,7 @@ from laneway.broker.arguments import Version
 from laneway.broker.interface import Broker
 from laneway.frontends.amqp.connection import AmqpConnection
 from laneway.frontends.amqp.limits import AmqpLimits
+from laneway.frontends.amqp.replies import ReplyPost, deliver_here
 from laneway.frontends.amqp.shared import LOW_ON, AmqpShared
 from laneway.frontends.doors.directory import LocalDirectory
 from laneway.frontends.doors.door import Door
@@ -39,6 +40,7 @@ class AmqpServer:
         proxies: TrustedProxies | None = None,
         directory: LocalDirectory | None = None,
         errors: ErrorCounts | None = None,
+        reply_post: ReplyPost | None = None,
     ) -> None:
         self._broker = broker
         limits = limits or AmqpLimits()
@@ -48,7 +50,11 @@ class AmqpServer:
         proxies = proxies or TrustedProxies()
         directory, floods = directory or LocalDirectory(), floods or FloodLog()
         names = partial(secrets.token_urlsafe, 16)
-        self.shared = AmqpShared(broker, access, limits, intake, names, proxies, floods, directory, version, errors)
+        self.shared = AmqpShared(
+            broker, access, limits, intake, names, proxies, floods, directory, version, errors, reply_post
+        )
+        if reply_post is not None:
+            reply_post.deliver = partial(deliver_here, self.shared)
         self.shared.on_connection = self._sweep_later
         broker.topology.on_vhost_deleted(self._leave)
         access.on_change(self._recheck)

@@ -23,6 +23,7 @@ from laneway.telemetry.meter import ErrorCounts
 if TYPE_CHECKING:
     from laneway.frontends.amqp.channel import Channel
     from laneway.frontends.amqp.connection import AmqpConnection
+    from laneway.frontends.amqp.replies import ReplyPost
 
 log = logging.getLogger("laneway.amqp")
 
@@ -49,6 +50,7 @@ class AmqpShared:
         directory: LocalDirectory,
         version: Version = "4.0",
         errors: ErrorCounts | None = None,
+        reply_post: ReplyPost | None = None,
     ) -> None:
         self.errors = errors or ErrorCounts()
         self.broker = broker
@@ -65,6 +67,7 @@ class AmqpShared:
         self.destinations = Destinations(limits.remembered_destinations)
         self.wheres: Wheres = {}
         self.reply_channels: dict[str, Channel] = {}  # by the name their replies are published to
+        self.reply_post = reply_post  # where a server has several processes
         self.is_stopping = False
         self.blocked_by = ""  # what is low: publishers wait
         self.on_connection: Callable[[], None] = lambda: None

@@ -101,6 +101,9 @@ class Transaction:
             slot.fill(b"")
             ch.connection.block(partial(self._send, request, batch))
             return
+        if batch.awaited:
+            batch.when_heard = partial(self._committed, slot, request, batch, answer)
+            return
         returned = publishing.returned(ch, batch, sorted({*batch.returns, *batch.unrouted(answer)}))
         if publishing.refusals_of(answer, len(batch.bodies)):
             slot.fill(returned)
