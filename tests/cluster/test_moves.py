@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from laneway.broker import moves
+from laneway.broker.crossing import Crossing
 from laneway.broker.interface import (
     Ack,
     Bind,
@@ -634,6 +635,77 @@ def test_a_process_dies_in_the_middle(tmp_path: Path, lost: int) -> None:
         while some := await bodies(server, now):
             found += some
         assert found == [b"%d" % n for n in range(1, 3_000)]
+        check(server)
+
+    run(tmp_path, work, partitions=3, processes=3)
+
+
+class Held:
+    """What partition 1 is sent waits while this is closed, from the first message of a queue on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_closed = False
+        self._waiting: list[tuple[Crossing, Any]] = []
+        self._receive = receive = Crossing.receive
+
+        def wait(crossing: Crossing, entries: Any) -> None:
+            state = crossing._partition.engine.state
+            if self.is_closed and state.partition == 1 and state.arriving:
+                self._waiting.append((crossing, entries))
+            else:
+                receive(crossing, entries)
+
+        monkeypatch.setattr(Crossing, "receive", wait)
+
+    def open(self, *, lost: bool = False) -> None:
+        self.is_closed = False
+        for crossing, entries in self._waiting if not lost else ():
+            self._receive(crossing, entries)
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["it is told", "it hears so itself"])
+def test_what_a_process_held_that_died_on_the_way_goes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told: bool
+) -> None:
+    """The partition that a queue goes to hears that a process is gone before it gets what that had leased: when all has
+    left that it comes from, or it was away, and that partition tells it."""
+    monkeypatch.setattr(moves, "SLICE", 20)
+    held, may_go_on, pace = Held(monkeypatch), asyncio.Event(), moves.Moves._pace
+
+    async def paced(self: moves.Moves, there: int) -> None:
+        await may_go_on.wait()
+        await pace(self, there)
+
+    async def work(server: SeveralPartitions) -> None:
+        name = name_at(0, 3)
+        queue = await declare(server.edge, name)
+        await publish(server.edge, [queue], *(b"%d" % n for n in range(30)))
+        doomed = Consumer(server, 2)
+        await doomed.subscribe(queue, credit=4)
+        await until(lambda: len(doomed.bodies) == 4)
+        held.is_closed = True
+        monkeypatch.setattr(moves.Moves, "_pace", paced)
+        here, there = (server.partitions[number] for number in (0, 1))
+        its = here.engine.state.queues[local_number(queue)]
+        await server.edge.ask(StartMoves([QueueMove("/", name, 1)]))
+        await until(lambda: its.ready == 10)  # the first twenty have left
+        if is_told:
+            await server.lose(2)
+            await until(lambda: 2 in here.moves._gone)
+            await server.start_again(2)
+            await server.lose(1)
+            held.open(lost=True)
+            await server.start_again(1)
+            may_go_on.set()
+            there = server.partitions[1]
+        else:
+            may_go_on.set()
+            await until(lambda: local_number(queue) not in here.engine.state.queues)
+            await server.lose(2)
+            await until(lambda: 2 in there.moves._gone)
+            held.open()
+        await until(lambda: ("/", name) in there.engine.state.by_name)
+        await until(lambda: there.engine.state.by_name["/", name].ready == 30)
         check(server)
 
     run(tmp_path, work, partitions=3, processes=3)

@@ -381,11 +381,15 @@ def declare(server: Server) -> None:
     amqp.close()
 
 
-def run(server: Killed, seed: int, kills: int) -> Account:
+def run(server: Killed, seed: int, kills: int, *, keeps_history: bool = False) -> Account:
     """Leaves the server stopped."""
     random, account = Random(seed), Account()
     with server:
         declare(server)
+        if keeps_history:
+            connection = server.connect()
+            connection.must(201, "PUT", "/journal/cursors/kept", {"positions": {"0": 1, "1": 1}})
+            connection.close()
         load = Load(server, account)
         load.start()
         try:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,21 @@ AWAY = [name for name in QUEUES if home("/", name, 4)]
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[SeveralProcesses]:
-    """Of four partitions in two processes, on a folder that had one, with queues in it."""
-    with Server(tmp_path / "data") as one:
+    with grown(tmp_path / "data") as several:
+        yield several
+
+
+@contextmanager
+def grown(folder: Path) -> Iterator[SeveralProcesses]:
+    """Four partitions in two processes, on a folder that had one, with queues in it."""
+    with Server(folder) as one:
         connection = one.connect()
         for name in QUEUES:
             connection.must(201, "PUT", f"/queues/{name}", {"visibility_timeout": 300})
             connection.must(201, "POST", f"/queues/{name}/messages", {"payload": f"before {name}"})
         connection.close()
         one.stop()
-    with SeveralProcesses(tmp_path / "data", processes=2, partitions=4) as several:
+    with SeveralProcesses(folder, processes=2, partitions=4) as several:
         yield several
 
 
@@ -290,8 +297,13 @@ def _broken(working: list[Load]) -> bool:
     return any(load.errors for load in working)
 
 
-@pytest.mark.parametrize("victim", ["the first process", "the second process", "both"])
-def test_a_kill_in_the_middle_loses_nothing(server: SeveralProcesses, victim: str) -> None:
+@pytest.mark.parametrize("victim", [0, 1], ids=["the first process", "the second process"])
+def test_a_kill_in_the_middle_loses_nothing(server: SeveralProcesses, victim: int) -> None:
+    kill_in_the_middle(server, victim)
+
+
+def kill_in_the_middle(server: SeveralProcesses, *victims: int) -> None:
+    """tests/pipeline/test_audit_of_kills.py kills both, and looks at the history afterwards."""
     clear(server, visibility_timeout=3)  # what was leased for an answer that got lost comes again
     working = loads(server, survives=True)
     deep = AWAY[6]
@@ -304,7 +316,7 @@ def test_a_kill_in_the_middle_loses_nothing(server: SeveralProcesses, victim: st
         eventually("all work", lambda: all(load.received for load in working))
         rebalance(server, "--no-wait")
         eventually("some have moved", lambda: 0 < _moved(server))
-        for at in {"the first process": [0], "the second process": [1], "both": [0, 1]}[victim]:
+        for at in victims:
             server.kill_child(at)
         eventually("they are there again", server.whole)
         eventually("all are home", lambda: _quietly(lambda: homes(server) == {}) and not _is_running(server))

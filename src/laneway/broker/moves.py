@@ -88,6 +88,8 @@ class Moves:
         self._progress: MoveProgress | None = None
         self._quiet: set[int] = set()  # processes that hold back what is asked of the queue that goes
         self._gone: set[int] = set()  # processes that have ended since it stands still
+        #: The same by queue that comes: what they held may arrive after they ended.
+        self._gone_from: dict[tuple[int, int], set[int]] = {}
         self._process = 0
         self._process_count = 0  # 0: the other partitions have not been reached
         self._task: asyncio.Task[None] | None = None
@@ -96,6 +98,7 @@ class Moves:
 
     def start(self) -> None:
         """What the journal has. A queue that was under way stands still from the beginning."""
+        self._gone_from = {key: set() for key in self._partition.engine.state.arriving}
         for key, document in self._partition.documents(COLLECTION).items():
             if key == SUMMARY:
                 self._summary = msgspec.json.decode(document, type=MovesSummary)
@@ -111,6 +114,8 @@ class Moves:
     def go(self, process: int, process_count: int) -> None:
         """The other partitions can be reached; there are so many processes, and this is one of them."""
         self._process, self._process_count = process, process_count
+        for gone in self._gone_from.values():
+            gone.add(process)
         self._begin()
 
     async def stop(self) -> None:
@@ -177,7 +182,8 @@ class Moves:
 
     def process_gone(self, process: int) -> None:
         """What sessions of a process held goes back, wherever it was leased."""
-        self._gone.add(process)
+        for gone in (self._gone, *self._gone_from.values()):
+            gone.add(process)
         for number, held in held_by(self._partition.engine.state, process + 1).items():
             self._give_back(number, held)
 
@@ -460,10 +466,13 @@ class Moves:
                 document.arriving = key
                 put = QueuePut(state.next_queue, partition.now(), msgspec.json.encode(document))
                 partition.run_now(iter([put]))
+                self._gone_from[key] = set()
             return state.arriving[key].number
-        if queue is None:
-            return 0  # it went with its virtual host, or this is done
+        if queue is None:  # it went with its virtual host, or this is done
+            self._gone_from.pop(key, None)
+            return 0
         if step.step == "drop":
+            self._gone_from.pop(key, None)
             partition.in_slices(self._drop(queue), _not_answered)
         elif step.step == "tell":
             partition.run_now(self._told(queue, step))
@@ -486,7 +495,8 @@ class Moves:
     def _land(self, queue: Queue, step: MoveStep) -> None:
         """It has its name from now on."""
         partition, state = self._partition, self._partition.engine.state
-        document = _document(queue, queue.placed)
+        document, key = _document(queue, queue.placed), queue.arriving
+        assert key is not None
 
         def command() -> Iterator[Event]:
             yield from self._told(queue, step)
@@ -505,7 +515,7 @@ class Moves:
         partition.sessions.used(queue)
         if step.is_watched and queue.settings.auto_delete:
             partition.call_later(UNWATCHED_MS, partition.sessions.expire, queue.number)
-        for process in step.gone:
+        for process in self._gone_from.pop(key, set()).union(step.gone):
             self._give_back(queue.number, held_by(state, process + 1).get(queue.number, []))
 
     def _drop(self, queue: Queue) -> Generator[None, None, None]:
