@@ -584,7 +584,8 @@ class State:
         slab, i = self.table.owned(seq), seq & SLAB_MASK
         if not slab.lease:
             slab.widen()
-        self.forget_carried(slab, i)
+        if self.carried:
+            self.forget_carried(slab, i)
         if slab.flags[i] & GROUPED:
             group = queue.group_of[seq]
             if group.offered == seq:
@@ -791,7 +792,7 @@ class State:
 
     def forget_carried(self, slab: Slab, i: int) -> None:
         """Nobody can settle by the last lease of a message any more: it is leased anew, or gone, or dead."""
-        if self.carried and slab.lease:
+        if slab.lease:
             self.carried.pop(slab.lease[i], None)
 
     def leave_group(self, queue: Queue, slab: Slab, seq: int) -> None:
@@ -830,7 +831,8 @@ class State:
             story = self.stories.pop(seq)
             graves.forget_number(self, story.identity, seq)
             self.count_origin(story.origin, -1)
-        self.forget_carried(slab, i)
+        if self.carried:
+            self.forget_carried(slab, i)
         self._extent_loses(slab.location[i] >> 32, 1)
         self.table.free(seq)
 
