@@ -67,6 +67,7 @@ FILES = {
         "tests/rest/test_journal.py",
         "tests/rest/test_access_over_http.py",
         "tests/rest/test_rebalancing.py",
+        "tests/rest/test_moves.py",
         "tests/doors/test_connections.py",
     ],
     "sqs": [

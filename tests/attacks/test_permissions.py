@@ -330,7 +330,7 @@ def test_the_table_has_every_kind_there_is(node: WholeNode) -> None:
 
 #: For everybody, or about what is one's own: tested below, and where these are.
 _FOR_ALL = re.compile(
-    r"/(healthz|readyz|ready.*|openapi\.json|whoami)?|/vhosts|/tasks/.*|/producers.*|/connections.*|/(queues|exchanges|bindings)/.*|/queues"
+    r"/(healthz|readyz|ready.*|openapi\.json|whoami|stats)?|/vhosts|/tasks/.*|/producers.*|/connections.*|/(queues|exchanges|bindings)/.*|/queues"
     r"|/vhosts/\{vhost\}/(queues|exchanges|bindings).*"
 )
 
@@ -360,6 +360,7 @@ def test_lists_pass_over_what_one_may_not_see(node: WholeNode) -> None:
         root.post("/bindings/%2F/e/bus/e/elsewhere", json={"routing_key": "e"})
         root.post("/bindings/%2F/e/elsewhere/q/work", json={"routing_key": "e"})
         assert [one["queue_name"] for one in ann.get("/queues").json()["queues"]] == ["elsewhere"]
+        assert ann.get("/stats").json()["queues"] == []  # counts take the permission to read
         assert [one["destination"] for one in ann.get("/bindings/%2F").json()["bindings"]] == ["elsewhere"]
         names = [one["exchange_name"] for one in ann.get("/exchanges/%2F").json()["exchanges"]]
         assert names == ["bus", "elsewhere"]
